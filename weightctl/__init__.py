@@ -1,0 +1,59 @@
+"""Open, list and convert model checkpoints: GGUF and safetensors as one tree of weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.errors import WeightctlError
+    from weightctl.plan import Plan
+    from weightctl.shape import Shape
+    from weightctl.store import open_weights, save
+    from weightctl.weights.buffer import Buffer
+    from weightctl.weights.data import WeightData
+    from weightctl.weights.tree import Weights
+
+__all__ = [
+    "Buffer",
+    "DType",
+    "DeviceRef",
+    "Plan",
+    "QuantizationEncoding",
+    "Shape",
+    "WeightData",
+    "WeightctlError",
+    "Weights",
+    "open_weights",
+    "save",
+]
+
+__version__ = "0.1.0"
+
+# Loaded when they are first used, so that the command line starts quickly.
+_NAMES = {
+    "Buffer": "weightctl.weights.buffer:Buffer",
+    "DType": "weightctl.dtype:DType",
+    "DeviceRef": "weightctl.device:DeviceRef",
+    "Plan": "weightctl.plan:Plan",
+    "QuantizationEncoding": "weightctl.dtype:QuantizationEncoding",
+    "Shape": "weightctl.shape:Shape",
+    "WeightData": "weightctl.weights.data:WeightData",
+    "WeightctlError": "weightctl.errors:WeightctlError",
+    "Weights": "weightctl.weights.tree:Weights",
+    "open_weights": "weightctl.store:open_weights",
+    "save": "weightctl.store:save",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'weightctl' has no attribute {name!r}")
+    return load(_NAMES[name])
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})

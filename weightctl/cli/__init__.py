@@ -1,0 +1,101 @@
+"""The command line: one module and one line in `COMMANDS` for each command."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+import typer.core
+from typer.main import get_command
+
+from weightctl.errors import WeightctlError
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["COMMANDS", "app", "main"]
+
+# Each refers to a Typer application of one command, imported when it is called.
+COMMANDS: dict[str, str] = {
+    "ls": "weightctl.cli.ls:app",
+    "convert": "weightctl.cli.convert:app",
+}
+
+
+class _Commands(typer.core.TyperGroup):
+    """The table above, as the group that Typer asks for commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # Typer's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # Typer's signature
+        if cmd_name not in COMMANDS:
+            return None
+        command = get_command(load(COMMANDS[cmd_name]))
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from weightctl import __version__
+
+        typer.echo(f"weightctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _weightctl(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Open, list and convert model checkpoints: GGUF and safetensors."""
+    del version  # its callback has done the work
+
+
+def main() -> NoReturn:
+    """Run the command line; exit with 0 when fine, 1 for findings, 2 for errors, 130 on Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name that the terminal's encoding lacks is shown escaped, not as a traceback.
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    try:
+        app(prog_name="weightctl")
+    except WeightctlError as error:
+        _complain(error)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    # An exception, so that temporary files are removed on the way out.
+    sys.exit(128 + number)
+
+
+def _complain(error: WeightctlError) -> None:
+    from weightctl.cli.render import printable
+
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(printable(error.message), err=True)
+    if error.hint:
+        typer.secho("hint: ", fg="cyan", err=True, nl=False)
+        typer.echo(printable(error.hint), err=True)

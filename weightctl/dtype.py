@@ -1,0 +1,274 @@
+"""What numbers are made of: `DType`, `QuantizationEncoding`, and the one table of `Encoding`s."""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import EncodingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "ENCODINGS",
+    "DType",
+    "Encoding",
+    "QuantizationEncoding",
+    "encoding_by_id",
+    "parse_encoding",
+    "unknown_encoding",
+]
+
+
+class DType(Enum):
+    """The type of one number."""
+
+    bool = "bool"
+    int8 = "int8"
+    int16 = "int16"
+    int32 = "int32"
+    int64 = "int64"
+    uint8 = "uint8"
+    uint16 = "uint16"
+    uint32 = "uint32"
+    uint64 = "uint64"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+    float64 = "float64"
+    complex64 = "complex64"
+    float8_e4m3fn = "float8_e4m3fn"
+    float8_e5m2 = "float8_e5m2"
+    float8_e4m3fnuz = "float8_e4m3fnuz"
+    float8_e5m2fnuz = "float8_e5m2fnuz"
+    float8_e8m0fnu = "float8_e8m0fnu"
+    float4_e2m1fn = "float4_e2m1fn"
+
+    def __repr__(self) -> str:
+        return f"DType.{self.name}"
+
+    __str__ = __repr__
+
+    @property
+    def encoding(self) -> Encoding:
+        """The encoding that stores plain numbers of this type."""
+        return _BY_DTYPE[self]
+
+    @property
+    def is_float(self) -> _bool:
+        """Whether the numbers are real floating-point numbers."""
+        return self.value.startswith(("float", "bfloat"))
+
+    @property
+    def is_integer(self) -> _bool:
+        """Whether the numbers are integers."""
+        return self.value.startswith(("int", "uint"))
+
+
+# Inside the class body above, `bool` is a member, so the type needs another name there.
+_bool = bool
+
+
+class QuantizationEncoding(Enum):
+    """A way ggml packs blocks of numbers; one member for each block type of ggml."""
+
+    Q1_0 = "Q1_0"
+    Q2_0 = "Q2_0"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    Q5_0 = "Q5_0"
+    Q5_1 = "Q5_1"
+    Q8_0 = "Q8_0"
+    Q8_1 = "Q8_1"
+    Q2_K = "Q2_K"
+    Q3_K = "Q3_K"
+    Q4_K = "Q4_K"
+    Q5_K = "Q5_K"
+    Q6_K = "Q6_K"
+    Q8_K = "Q8_K"
+    IQ1_S = "IQ1_S"
+    IQ1_M = "IQ1_M"
+    IQ2_XXS = "IQ2_XXS"
+    IQ2_XS = "IQ2_XS"
+    IQ2_S = "IQ2_S"
+    IQ3_XXS = "IQ3_XXS"
+    IQ3_S = "IQ3_S"
+    IQ4_NL = "IQ4_NL"
+    IQ4_XS = "IQ4_XS"
+    TQ1_0 = "TQ1_0"
+    TQ2_0 = "TQ2_0"
+    MXFP4 = "MXFP4"
+    NVFP4 = "NVFP4"
+
+    def __repr__(self) -> str:
+        return f"QuantizationEncoding.{self.name}"
+
+    __str__ = __repr__
+
+    @property
+    def encoding(self) -> Encoding:
+        """The line of the table for this encoding."""
+        return ENCODINGS[self.name]
+
+
+class Encoding(NamedTuple):
+    """Every `block` elements of a row fill `size` bytes.
+
+    `gguf`, `safetensors` and `torch` are what each format calls it, None where it has no name.
+    `layout` is the `struct` format of one block, which says what a change of byte order swaps.
+    `codec` is the module for its blocks; empty where none of ours does them.
+    """
+
+    name: str
+    block: int
+    size: int
+    layout: str
+    gguf: int | None = None
+    safetensors: str | None = None
+    torch: str | None = None
+    codec: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def dtype(self) -> DType | None:
+        """The type of its numbers when each is stored by itself, None for blocks."""
+        return _DTYPES.get(self.name)
+
+    @property
+    def quantization(self) -> QuantizationEncoding | None:
+        """The block type, None for plain numbers."""
+        return QuantizationEncoding.__members__.get(self.name)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the table has this encoding; the data of any other cannot be interpreted."""
+        return ENCODINGS.get(self.name) is self
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a tensor of this shape (outermost first).
+
+        Raises `EncodingError` where the elements do not fill whole blocks.
+        """
+        if not self.fits(shape):
+            raise EncodingError(f"shape {tuple(shape)} is no whole number of {self.name} blocks")
+        return prod(shape) // self.block * self.size
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether this shape is a whole number of blocks; ggml's blocks never cross rows."""
+        if self.quantization is None:
+            return prod(shape) % self.block == 0
+        return bool(shape) and shape[-1] % self.block == 0
+
+
+_CODECS = "weightctl.codecs."
+
+# name, block, size, layout of one block, GGUF id, safetensors name, torch name, codec
+_TABLE = (
+    Encoding("F64", 1, 8, "Q", 28, "F64", "float64"),
+    Encoding("F32", 1, 4, "I", 0, "F32", "float32"),
+    Encoding("F16", 1, 2, "H", 1, "F16", "float16"),
+    Encoding("BF16", 1, 2, "H", 30, "BF16", "bfloat16"),
+    Encoding("F8_E4M3", 1, 1, "B", None, "F8_E4M3", "float8_e4m3fn"),
+    Encoding("F8_E5M2", 1, 1, "B", None, "F8_E5M2", "float8_e5m2"),
+    Encoding("F8_E4M3FNUZ", 1, 1, "B", None, "F8_E4M3FNUZ", "float8_e4m3fnuz"),
+    Encoding("F8_E5M2FNUZ", 1, 1, "B", None, "F8_E5M2FNUZ", "float8_e5m2fnuz"),
+    Encoding("F8_E8M0", 1, 1, "B", None, "F8_E8M0", "float8_e8m0fnu"),
+    Encoding("F4", 2, 1, "B", None, "F4", "float4_e2m1fn_x2"),
+    Encoding("F6_E2M3", 4, 3, "3B", None, "F6_E2M3"),
+    Encoding("F6_E3M2", 4, 3, "3B", None, "F6_E3M2"),
+    Encoding("I8", 1, 1, "B", 24, "I8", "int8"),
+    Encoding("I16", 1, 2, "H", 25, "I16", "int16"),
+    Encoding("I32", 1, 4, "I", 26, "I32", "int32"),
+    Encoding("I64", 1, 8, "Q", 27, "I64", "int64"),
+    Encoding("U8", 1, 1, "B", None, "U8", "uint8"),
+    Encoding("U16", 1, 2, "H", None, "U16", "uint16"),
+    Encoding("U32", 1, 4, "I", None, "U32", "uint32"),
+    Encoding("U64", 1, 8, "Q", None, "U64", "uint64"),
+    Encoding("BOOL", 1, 1, "B", None, "BOOL", "bool"),
+    Encoding("C64", 1, 8, "2I", None, "C64", "complex64"),
+    Encoding("Q1_0", 128, 18, "H16B", 41),
+    Encoding("Q2_0", 64, 18, "H16B", 42),
+    Encoding("Q4_0", 32, 18, "H16B", 2),
+    Encoding("Q4_1", 32, 20, "2H16B", 3),
+    Encoding("Q5_0", 32, 22, "HI16B", 6, codec=_CODECS + "q5_0"),
+    Encoding("Q5_1", 32, 24, "2HI16B", 7),
+    Encoding("Q8_0", 32, 34, "H32B", 8, codec=_CODECS + "q8_0"),
+    Encoding("Q8_1", 32, 36, "2H32B", 9),
+    Encoding("Q2_K", 256, 84, "80B2H", 10),
+    Encoding("Q3_K", 256, 110, "108BH", 11),
+    Encoding("Q4_K", 256, 144, "2H140B", 12, codec=_CODECS + "q4_k"),
+    Encoding("Q5_K", 256, 176, "2H172B", 13),
+    Encoding("Q6_K", 256, 210, "208BH", 14),
+    Encoding("Q8_K", 256, 292, "I256B16H", 15),
+    Encoding("IQ1_S", 256, 50, "H32B8H", 19),
+    Encoding("IQ1_M", 256, 56, "56B", 29),
+    Encoding("IQ2_XXS", 256, 66, "33H", 16),
+    Encoding("IQ2_XS", 256, 74, "33H8B", 17),
+    Encoding("IQ2_S", 256, 82, "H80B", 22),
+    Encoding("IQ3_XXS", 256, 98, "H96B", 18),
+    Encoding("IQ3_S", 256, 110, "H108B", 21),
+    Encoding("IQ4_NL", 32, 18, "H16B", 20),
+    Encoding("IQ4_XS", 256, 136, "2H132B", 23),
+    Encoding("TQ1_0", 256, 54, "52BH", 34),
+    Encoding("TQ2_0", 256, 66, "64BH", 35),
+    Encoding("MXFP4", 32, 17, "17B", 39),
+    Encoding("NVFP4", 64, 36, "36B", 40),
+)
+
+ENCODINGS: dict[str, Encoding] = {encoding.name: encoding for encoding in _TABLE}
+
+_DTYPES: dict[str, DType] = {
+    encoding.name: DType(encoding.torch.removesuffix("_x2"))
+    for encoding in _TABLE
+    if encoding.torch is not None
+}
+_BY_DTYPE = {dtype: ENCODINGS[name] for name, dtype in _DTYPES.items()}
+_BY_ID: dict[str, dict[int | str, Encoding]] = {
+    "gguf": {e.gguf: e for e in _TABLE if e.gguf is not None},
+    "safetensors": {e.safetensors: e for e in _TABLE if e.safetensors is not None},
+    "torch": {e.torch: e for e in _TABLE if e.torch is not None},
+}
+
+
+def encoding_by_id(format_name: str, identifier: int | str) -> Encoding | None:
+    """The encoding that a format calls `identifier`, None where the table lacks it."""
+    return _BY_ID[format_name].get(identifier)
+
+
+def unknown_encoding(format_name: str, identifier: int | str, count: int, nbytes: int) -> Encoding:
+    """An encoding that the table lacks, for one tensor of `count` elements in `nbytes` bytes."""
+    return Encoding(f"{format_name} type {identifier}", max(count, 1), nbytes, f"{nbytes}B")
+
+
+def parse_encoding(text: str) -> Encoding:
+    """The encoding a person means by `bf16`, `bfloat16`, `BF16`, `q4_k`, `f8_e4m3fn`, ...
+
+    Raises `EncodingError` for an unknown name, with the nearest known ones.
+    """
+    wanted = text.strip().lower().replace("-", "_")
+    found = _spellings().get(wanted)
+    if found is None:
+        import difflib  # only on an error
+
+        near = difflib.get_close_matches(wanted, _spellings(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "examples: f32, bf16, q8_0, q4_k"
+        raise EncodingError(f"`{text}` is no type that weightctl knows", hint=hint)
+    return found
+
+
+def _spellings() -> dict[str, Encoding]:
+    spellings: dict[str, Encoding] = {}
+    for encoding in _TABLE:
+        spellings[encoding.name.lower()] = encoding
+        if encoding.torch is not None:
+            spellings[encoding.torch.removesuffix("_x2")] = encoding
+    short = {
+        "fp64": "F64", "double": "F64", "fp32": "F32", "float": "F32", "single": "F32",
+        "fp16": "F16", "half": "F16", "f8_e4m3fn": "F8_E4M3", "fp8": "F8_E4M3", "fp4": "F4",
+        "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "float8_e4m3": "F8_E4M3",
+    }  # fmt: skip
+    return spellings | {spelling: ENCODINGS[name] for spelling, name in short.items()}

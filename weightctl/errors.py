@@ -1,0 +1,69 @@
+"""Every error that weightctl raises on purpose; each says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConversionError",
+    "EncodingError",
+    "FormatError",
+    "MissingTensorError",
+    "NonFiniteError",
+    "OutputError",
+    "WeightctlError",
+]
+
+
+class WeightctlError(Exception):
+    """The root of weightctl's own errors; `hint` says what to do next, or is empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class FormatError(WeightctlError, ValueError):
+    """A file is not what it should be; names the path and, where there is one, the byte offset."""
+
+    def __init__(self, path: str, offset: int | None, message: str, *, hint: str = "") -> None:
+        where = path if offset is None else f"{path}, byte {offset}"
+        super().__init__(f"{where}: {message}", hint=hint)
+        self.path = path
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[object, ...]:
+        text = self.message.split(": ", 1)[1]
+        return (_format_error, (self.path, self.offset, text, self.hint))
+
+
+def _format_error(path: str, offset: int | None, message: str, hint: str) -> FormatError:
+    return FormatError(path, offset, message, hint=hint)
+
+
+class MissingTensorError(WeightctlError, KeyError):
+    """No tensor has this name."""
+
+
+class EncodingError(WeightctlError, ValueError):
+    """An encoding cannot hold, or cannot be made from, what it was asked to."""
+
+
+class NonFiniteError(EncodingError):
+    """A block encoding was asked to hold a NaN or an infinity, at flat `index` of its rows."""
+
+    def __init__(self, index: int, value: float, encoding: str) -> None:
+        super().__init__(f"element {index} is {value}, which {encoding} cannot hold")
+        self.index = index
+        self.value = value
+        self.encoding = encoding
+
+
+class ConversionError(WeightctlError, ValueError):
+    """A conversion cannot be carried out as asked; said before anything is written."""
+
+
+class OutputError(WeightctlError, OSError):
+    """The target cannot be written, or must not be."""

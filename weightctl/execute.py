@@ -1,0 +1,124 @@
+"""Carries out a plan: the bytes of its tensors, in order, a few rows at a time, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import lcm
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError, NonFiniteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.formats.base import Bytes
+    from weightctl.plan import Item, Plan
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["DEFAULT_MEMORY", "Losses", "execute"]
+
+DEFAULT_MEMORY = 256 << 20
+# Enough to keep every core busy while the oldest piece is written.
+_AHEAD = 2
+# Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
+_WORKING = 64
+_MAX_ELEMENTS = 1 << 18
+_MAX_COPY = 8 << 20
+
+
+@dataclass(slots=True)
+class Losses:
+    """The numbers that were too large for their new encoding, by tensor."""
+
+    overflows: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A run of whole blocks of a tensor: where it starts and ends in the source, in bytes."""
+
+    item: Item
+    start: int
+    stop: int
+
+
+def execute(
+    plan: Plan,
+    order: tuple[TensorInfo, ...],
+    *,
+    threads: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    losses: Losses | None = None,
+) -> Iterator[tuple[TensorInfo, Bytes]]:
+    """Yield the output's tensors in `order`, each in pieces that follow one another.
+
+    The pieces are computed side by side, and no more than `memory` bytes are in use at a time;
+    neither changes what they are. Raises `ConversionError` that names the tensor and the element
+    where a block encoding would have to hold a NaN or an infinity.
+    """
+    workers = threads or len(os.sched_getaffinity(0))
+    by_name = {item.info.name: item for item in plan.items}
+    room = memory // (workers + _AHEAD)
+    running: deque[tuple[TensorInfo, Future[tuple[Bytes, int]]]] = deque()
+
+    def finish_oldest() -> tuple[TensorInfo, Bytes]:
+        info, future = running.popleft()
+        made, overflows = future.result()
+        if overflows and losses is not None:
+            counts = losses.overflows
+            counts[info.name] = counts.get(info.name, 0) + overflows
+        return info, made
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="weightctl") as pool:
+        try:
+            for info in order:
+                for piece in _pieces(by_name[info.name], room):
+                    running.append((info, pool.submit(_made, plan, piece)))
+                    if len(running) >= workers + _AHEAD:
+                        yield finish_oldest()
+            while running:
+                yield finish_oldest()
+        finally:
+            for _, future in running:
+                future.cancel()
+
+
+def _pieces(item: Item, room: int) -> Iterator[_Piece]:
+    """Cut a tensor into runs of whole blocks of both encodings, each within `room` bytes."""
+    source, target = item.source.encoding, item.info.encoding
+    total = item.source.nbytes
+    if item.is_copy:
+        # A change of byte order needs whole blocks; where blocks are unknown there is none.
+        block = source.size if source.is_known else 1
+        step = max(min(_MAX_COPY, room) // block, 1) * block
+    else:
+        unit = lcm(source.block, target.block)
+        elements = max(min(_MAX_ELEMENTS, room // _WORKING) // unit, 1) * unit
+        step = elements // source.block * source.size
+    for start in range(0, total, step):
+        yield _Piece(item, start, min(start + step, total))
+
+
+def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
+    raw = bytearray(piece.stop - piece.start)
+    item = piece.item
+    plan.source.read_into(item.source.name, piece.start, memoryview(raw))
+    if item.is_copy:
+        return raw, 0
+    import numpy as np  # copies need none of it
+
+    from weightctl.codecs import transcode
+
+    source, target = item.source.encoding, item.info.encoding
+    try:
+        made, overflows = transcode(np.frombuffer(raw, np.uint8)[None], source, target)
+    except NonFiniteError as error:
+        index = piece.start // source.size * source.block + error.index
+        raise ConversionError(
+            f"`{item.source.name}` has {error.value} at element {index}, which {target} cannot "
+            "hold", hint="a checkpoint with such a number is damaged; a float dtype keeps it",
+        ) from error  # fmt: skip
+    return made.reshape(-1).data, overflows

@@ -1,0 +1,89 @@
+"""What every container format offers, and what they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from weightctl.weights.info import Header, TensorInfo
+    from weightctl.weights.mapping import MappedFile
+    from weightctl.weights.metadata import Value
+
+__all__ = ["Bytes", "Format", "Layout", "Sink", "is_text", "pad", "write_in_order"]
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: Bytes, /) -> object:
+        """Append `data`."""
+        ...
+
+
+class Layout(NamedTuple):
+    """A file that is known but for its tensors' bytes: what stands where.
+
+    `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
+    the file; `nbytes` is the length of the whole file.
+    """
+
+    header: bytes
+    tensors: tuple[TensorInfo, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+class Format(Protocol):
+    """A container format; each is one module and one line in `weightctl.formats.FORMATS`."""
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file that starts with these bytes is of this format."""
+        ...
+
+    def read(self, file: MappedFile) -> Header:
+        """Parse the header of one file; `FormatError` where it is not sound."""
+        ...
+
+    def unfit(self, tensors: Sequence[TensorInfo]) -> list[str]:
+        """What of these tensors the format cannot hold, a sentence each."""
+        ...
+
+    def layout(
+        self, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
+    ) -> Layout:
+        """Describe the file that holds these tensors, before a byte of them is read."""
+        ...
+
+
+def pad(offset: int, alignment: int) -> int:
+    """Return the bytes from `offset` to the next multiple of `alignment`."""
+    return -offset % alignment
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8: whether it has no lone surrogates."""
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def write_in_order(
+    layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes]]
+) -> None:
+    """Write a file front to back; `pull` gives a tensor's bytes in pieces."""
+    sink.write(layout.header)
+    position = len(layout.header)
+    for info, offset in zip(layout.tensors, layout.offsets, strict=True):
+        sink.write(bytes(offset - position))
+        for piece in pull(info):
+            sink.write(piece)
+        position = offset + info.nbytes
+    sink.write(bytes(layout.nbytes - position))

@@ -1,0 +1,270 @@
+"""GGUF: versions 1 to 3, either byte order, as the specification beside ggml describes it."""
+
+from __future__ import annotations
+
+import struct
+from itertools import zip_longest
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
+from weightctl.errors import ConversionError, FormatError
+from weightctl.formats.base import Layout, is_text, pad
+from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
+from weightctl.weights.info import Extent, Header, TensorInfo
+from weightctl.weights.metadata import TEXT, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.weights.mapping import MappedFile
+
+__all__ = ["layout", "read", "sniff", "unfit"]
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32
+_ALIGNMENT_KEY = "general.alignment"
+# Plain strings of a safetensors header are kept in GGUF under this prefix.
+_TEXT_PREFIX = "safetensors."
+# Every safetensors file says this, and one written without it says it again.
+_FRAMEWORK = ("format", Value(TEXT, "pt"))
+_MAX_DIMENSIONS = 4
+_MAX_NAME = 63
+
+
+class _Entry:
+    """A line of the tensor table: what it says, and at which byte of the file."""
+
+    __slots__ = ("at", "name", "offset", "shape", "type")
+
+    def __init__(self, at: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> None:
+        self.at = at
+        self.name = name
+        self.shape = shape
+        self.type = kind
+        self.offset = offset
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that starts with these bytes is GGUF."""
+    return head.startswith(MAGIC)
+
+
+def read(file: MappedFile) -> Header:
+    """Parse the header of a GGUF file; `FormatError` with the byte offset where it is not sound."""
+    cursor = _start(file)
+    tensor_count, value_count = cursor.count(), cursor.count()
+    left = file.size - cursor.offset
+    # The smallest value takes a key's length, a type and one byte; the smallest tensor a name's
+    # length, the number of dimensions, a type and an offset.
+    if value_count * 9 + tensor_count * 20 > left:
+        raise cursor.fail(f"the header claims {tensor_count} tensors and {value_count} metadata "
+                          f"values; the {left} bytes behind it cannot hold them")  # fmt: skip
+    metadata = _metadata(cursor, value_count)
+    alignment = _alignment(cursor, metadata)
+    entries = _entries(cursor, tensor_count)
+    start = cursor.offset + pad(cursor.offset, alignment)
+    tensors, extents, notes = _place(file, entries, start, alignment)
+    return Header(
+        format="gguf",
+        files=(file.path,),
+        tensors=tensors,
+        extents=extents,
+        metadata=_unprefixed(metadata),
+        alignment=alignment,
+        big_endian=cursor.order == ">",
+        notes=notes,
+    )
+
+
+def _start(file: MappedFile) -> Cursor:
+    if file.size < 24:
+        raise FormatError(
+            file.path, file.size, "the file ends inside the GGUF header",
+            hint="is the download complete?",
+        )  # fmt: skip
+    version = int.from_bytes(file.whole[4:8], "little")
+    order = "<"
+    if version & 0xFFFF == 0:
+        version, order = int.from_bytes(file.whole[4:8], "big"), ">"
+    if version not in {1, 2, 3}:
+        raise FormatError(
+            file.path, 4, f"GGUF version {version} is not known", hint="versions 1 to 3 are"
+        )
+    return Cursor(file, version, order, 8)
+
+
+def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
+    metadata: dict[str, Value] = {}
+    for _ in range(count):
+        at = cursor.offset
+        key = cursor.string("a metadata key")
+        problem = (
+            "a metadata key is empty" if not key
+            else f"the metadata key {key!r} is no UTF-8" if not is_text(key)
+            else f"the metadata key `{key}` stands twice" if key in metadata
+            else ""
+        )  # fmt: skip
+        if problem:
+            raise FormatError(cursor.file.path, at, problem, hint="the file is damaged")
+        metadata[key] = cursor.value(key)
+    return metadata
+
+
+def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
+    value = metadata.get(_ALIGNMENT_KEY)
+    if value is None:
+        return ALIGNMENT
+    if value.type != "u32" or not _is_power_of_two(value.content):
+        raise cursor.fail(
+            f"`{_ALIGNMENT_KEY}` is {value.content!r} ({value.type}); it must be a u32 power of "
+            "two", hint="the file was written by a faulty tool",
+        )  # fmt: skip
+    return int(value.content)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _entries(cursor: Cursor, count: int) -> list[_Entry]:
+    entries: list[_Entry] = []
+    names: set[str] = set()
+    dimension = cursor.count if cursor.version == 1 else lambda: cursor.number("u64")
+    for _ in range(count):
+        at = cursor.offset
+        name = cursor.string("a tensor name")
+        rank = cursor.number("u32")
+        if rank > _MAX_DIMENSIONS:
+            raise FormatError(
+                cursor.file.path, at, f"`{name}` has {rank} dimensions; GGUF allows 4",
+                hint="the file is damaged",
+            )  # fmt: skip
+        shape = tuple(dimension() for _ in range(rank))[::-1]
+        kind, offset = cursor.number("u32"), cursor.number("u64")
+        problem = (
+            f"the tensor name {name!r} is no UTF-8" if not is_text(name)
+            else f"two tensors are called `{name}`" if name in names
+            else f"`{name}` has more elements than fit any file: {shape}"
+            if prod(shape) >= 1 << 63
+            else ""
+        )  # fmt: skip
+        if problem:
+            raise FormatError(cursor.file.path, at, problem, hint="the file is damaged")
+        names.add(name)
+        entries.append(_Entry(at, name, shape, kind, offset))
+    return entries
+
+
+def _place(
+    file: MappedFile, entries: list[_Entry], start: int, alignment: int
+) -> tuple[dict[str, TensorInfo], dict[str, Extent], tuple[str, ...]]:
+    """Give each tensor its extent; refuse overlaps, gaps and what ends past the file."""
+    found: dict[str, tuple[TensorInfo, Extent]] = {}
+    expected = 0
+    ordered = sorted(entries, key=lambda entry: entry.offset)
+    for entry, after in zip_longest(ordered, ordered[1:]):
+        if entry.offset != expected:
+            relation = "overlaps the one before" if entry.offset < expected else "leaves a gap"
+            raise FormatError(
+                file.path, entry.at,
+                f"`{entry.name}` starts at {entry.offset} of the tensor data, where {expected} "
+                f"is next: it {relation}", hint="the file is damaged or was written by a faulty "
+                "tool; llama.cpp refuses it too",
+            )  # fmt: skip
+        encoding = encoding_by_id("gguf", entry.type)
+        if encoding is None:
+            # Nothing says how large an unknown type is, but the next tensor starts behind it.
+            following = file.size - start if after is None else after.offset
+            nbytes = max(following - entry.offset, 0)
+            encoding = unknown_encoding("gguf", entry.type, prod(entry.shape), nbytes)
+        else:
+            nbytes = _nbytes(file, entry, encoding)
+        if start + entry.offset + nbytes > file.size:
+            missing = start + entry.offset + nbytes - file.size
+            raise FormatError(
+                file.path, entry.at, f"`{entry.name}` ends {missing} bytes past the file",
+                hint="is the download complete?",
+            )  # fmt: skip
+        info = TensorInfo(entry.name, entry.shape, encoding)
+        found[entry.name] = (info, Extent(0, start + entry.offset, nbytes))
+        expected = entry.offset + nbytes + pad(nbytes, alignment)
+    surplus = file.size - start - expected
+    notes = (f"{surplus} bytes behind the last tensor are not used",) if surplus > 0 else ()
+    tensors = {entry.name: found[entry.name][0] for entry in entries}
+    extents = {entry.name: found[entry.name][1] for entry in entries}
+    return tensors, extents, notes if entries else ()
+
+
+def _nbytes(file: MappedFile, entry: _Entry, encoding: Encoding) -> int:
+    if not encoding.fits(entry.shape):
+        raise FormatError(
+            file.path, entry.at,
+            f"`{entry.name}` of shape {entry.shape} is no whole number of {encoding.name} blocks",
+            hint="the file is damaged",
+        )  # fmt: skip
+    return encoding.nbytes(entry.shape)
+
+
+def _unprefixed(metadata: dict[str, Value]) -> dict[str, Value]:
+    """Give the strings that came from a safetensors header their own names and type back."""
+    return {
+        (key.removeprefix(_TEXT_PREFIX) if (is_plain := _is_plain(key, value)) else key):
+        Value(TEXT, value.content) if is_plain else value
+        for key, value in metadata.items()
+    }  # fmt: skip
+
+
+def _is_plain(key: str, value: Value) -> bool:
+    return value.type == "string" and key.startswith(_TEXT_PREFIX) and is_text(value.content)
+
+
+def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+    """What of these tensors GGUF cannot hold, a sentence each."""
+    problems: list[str] = []
+    for info in tensors:
+        if info.encoding.gguf is None:
+            problems.append(f"`{info.name}` is {info.encoding.name}, which GGUF does not have")
+        if len(info.shape) > _MAX_DIMENSIONS:
+            problems.append(f"`{info.name}` has {len(info.shape)} dimensions, GGUF at most 4")
+        if len(info.name.encode()) > _MAX_NAME:
+            problems.append(f"`{info.name}` is a name of {len(info.name.encode())} bytes, "
+                            "GGUF at most 63")  # fmt: skip
+    return problems
+
+
+def layout(
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
+) -> Layout:
+    """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
+    values = {
+        (_TEXT_PREFIX + key if value.type == TEXT else key): value
+        for key, value in metadata.items()
+        if (key, value) != _FRAMEWORK
+    }
+    if alignment is not None:
+        if not _is_power_of_two(alignment):
+            raise ConversionError(f"GGUF aligns to powers of two, not to {alignment}")
+        values[_ALIGNMENT_KEY] = Value("u32", alignment)
+    boundary = int(values[_ALIGNMENT_KEY].content) if _ALIGNMENT_KEY in values else ALIGNMENT
+    offsets: list[int] = []
+    position = 0
+    entries = bytearray()
+    for info in tensors:
+        offsets.append(position)
+        entries += pack_string(info.name) + struct.pack(
+            f"<I{len(info.shape)}QIQ",
+            len(info.shape), *info.shape[::-1], info.encoding.gguf, position,
+        )  # fmt: skip
+        position += info.nbytes + pad(info.nbytes, boundary)
+    header = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(values)))
+    for key, value in values.items():
+        header += pack_string(key) + pack_value(value)
+    header += entries
+    header += bytes(pad(len(header), boundary))
+    return Layout(
+        bytes(header),
+        tuple(tensors),
+        tuple(len(header) + offset for offset in offsets),
+        len(header) + position,
+    )

@@ -1,0 +1,229 @@
+"""GGUF's metadata values: skipped quickly, decoded when asked for, and written."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from weightctl.errors import ConversionError, FormatError
+from weightctl.untyped import is_sequence
+from weightctl.weights.metadata import TEXT, Value, element_type
+
+if TYPE_CHECKING:
+    from weightctl.weights.mapping import MappedFile
+
+__all__ = ["Cursor", "Packed", "pack_string", "pack_value"]
+
+# The number of each type on disk is its place here (GGUF specification, gguf_metadata_value_type).
+TYPES = (
+    "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64",
+)  # fmt: skip
+_CODES = {
+    "u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f",
+    "bool": "B", "u64": "Q", "i64": "q", "f64": "d",
+}  # fmt: skip
+_DEPTH = 16
+_FEW = 64
+
+
+class Packed(Sequence[Any]):
+    """An array of a GGUF file that stays bytes until it is looked into."""
+
+    def __init__(self, start: Cursor, end: int, kind: str, count: int) -> None:
+        self._file = start.file
+        self._span = (start.offset, end)
+        self._kind = kind
+        self._count = count
+        self._version = start.version
+        self._order = start.order
+        self._list: list[Any] | None = None
+
+    @property
+    def raw(self) -> memoryview | None:
+        """The elements as a GGUF v3 file stores them, None where this file does it otherwise."""
+        if self._order == ">" or (self._version == 1 and self._kind not in _CODES):
+            return None
+        return self._file.whole[slice(*self._span)]
+
+    def _decoded(self) -> list[Any]:
+        if self._list is None:
+            cursor = Cursor(self._file, self._version, self._order, self._span[0])
+            self._list = cursor.elements(self._kind, self._count)
+        return self._list
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._decoded()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self._decoded() == list(other) if is_sequence(other) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # a sequence that compares by content
+
+    def __repr__(self) -> str:
+        return f"<array of {self._count} {self._kind}>"
+
+
+class Cursor:
+    """A place in a GGUF header; each method reads what stands there and moves behind it.
+
+    Raises `FormatError` with the byte offset where the file says what cannot be.
+    """
+
+    def __init__(self, file: MappedFile, version: int, order: str, offset: int) -> None:
+        self.file = file
+        self.offset = offset
+        self.version = version
+        self.order = order
+        self._buffer = file.whole
+        # Version 1 counts in 32 bits, later ones in 64.
+        self._length = struct.Struct(order + ("I" if version == 1 else "Q"))
+        self._structs = {kind: struct.Struct(order + code) for kind, code in _CODES.items()}
+
+    def fail(self, message: str, hint: str = "is the download complete?") -> FormatError:
+        """Return an error at this place."""
+        return FormatError(self.file.path, self.offset, message, hint=hint)
+
+    def number(self, kind: str) -> Any:
+        """Read one number (`u32`, `f64`, ...)."""
+        packed = self._structs[kind]
+        self._need(packed.size, f"a {kind}")
+        (value,) = packed.unpack_from(self._buffer, self.offset)
+        self.offset += packed.size
+        return value
+
+    def count(self) -> int:
+        """Read a count or length, 32 bits wide in version 1 and 64 after."""
+        self._need(self._length.size, "a length")
+        (value,) = self._length.unpack_from(self._buffer, self.offset)
+        self.offset += self._length.size
+        return int(value)
+
+    def string(self, what: str) -> str:
+        """Read a string; bytes that are no UTF-8 survive as surrogate escapes."""
+        start = self.offset
+        length = self.count()
+        if length > self.file.size - self.offset:
+            self.offset = start
+            raise self.fail(f"{what} says it is {length} bytes long; the file ends before that")
+        end = self.offset + length
+        decoded = str(self._buffer[self.offset : end], "utf-8", "surrogateescape")
+        self.offset = end
+        return decoded
+
+    def value(self, key: str) -> Value:
+        """Read the type and content of a metadata value; arrays are only skipped."""
+        kind = self._kind(key)
+        if kind != "array":
+            return Value(kind, self._scalar(kind, key))
+        start_type, content = self._array(key, _DEPTH)
+        return Value(f"array[{start_type}]", content)
+
+    def elements(self, kind: str, count: int) -> list[Any]:
+        """Read `count` array elements of a type."""
+        if kind == "string":
+            return [self.string("a string") for _ in range(count)]
+        if kind in _CODES:
+            layout = struct.Struct(f"{self.order}{count}{_CODES[kind]}")
+            numbers: tuple[Any, ...] = layout.unpack_from(self._buffer, self.offset)
+            self.offset += layout.size
+            return [bool(n) for n in numbers] if kind == "bool" else list(numbers)
+        return [self._array("a nested array", _DEPTH)[1] for _ in range(count)]
+
+    def _kind(self, key: str) -> str:
+        number = int(self.number("u32"))
+        if number >= len(TYPES):
+            self.offset -= 4
+            raise self.fail(f"`{key}` has metadata type {number}, which GGUF does not have")
+        return TYPES[number]
+
+    def _scalar(self, kind: str, key: str) -> Any:
+        if kind == "string":
+            return self.string(f"the value of `{key}`")
+        number = self.number(kind)
+        return bool(number) if kind == "bool" else number
+
+    def _array(self, key: str, depth: int) -> tuple[str, Packed]:
+        if depth == 0:
+            raise self.fail(f"`{key}` nests arrays more than {_DEPTH} deep", hint="")
+        kind = self._kind(key)
+        count = self.count()
+        left = self.file.size - self.offset
+        smallest = self._structs[kind].size if kind in _CODES else self._length.size
+        if count * smallest > left:
+            raise self.fail(f"`{key}` says it has {count} elements; the file ends before that")
+        start = Cursor(self.file, self.version, self.order, self.offset)
+        inner = kind
+        if kind in _CODES:
+            self.offset += count * smallest
+        elif kind == "string":
+            self._skip_strings(key, count)
+        else:
+            inner = self._skip_arrays(key, count, depth)
+        return inner, Packed(start, self.offset, inner, count)
+
+    def _skip_strings(self, key: str, count: int) -> None:
+        unpack, width = self._length.unpack_from, self._length.size
+        buffer, offset = self._buffer, self.offset
+        try:
+            for _ in range(count):
+                offset += unpack(buffer, offset)[0] + width
+        except struct.error:
+            offset = self.file.size + 1
+        if offset > self.file.size:
+            raise self.fail(f"the strings of `{key}` do not end inside the file")
+        self.offset = offset
+
+    def _skip_arrays(self, key: str, count: int, depth: int) -> str:
+        kinds = {self._array(key, depth - 1)[0] for _ in range(count)}
+        if len(kinds) > 1:
+            raise self.fail(f"`{key}` mixes arrays of {' and '.join(sorted(kinds))}", hint="")
+        return f"array[{kinds.pop() if kinds else 'u8'}]"
+
+    def _need(self, nbytes: int, what: str) -> None:
+        if nbytes > self.file.size - self.offset:
+            raise self.fail(f"the file ends where {what} should stand")
+
+
+def pack_string(content: str) -> bytes:
+    """Return a string as GGUF v3 stores it."""
+    raw = content.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pack_value(value: Value) -> bytes:
+    """Return the type and content of a value as GGUF v3 stores them.
+
+    Raises `ConversionError` for a type that GGUF does not have.
+    """
+    kind = "string" if value.type == TEXT else value.type
+    element = element_type(kind)
+    if element is not None:
+        return struct.pack("<I", TYPES.index("array")) + _pack_array(element, value.content)
+    if kind not in TYPES:
+        raise ConversionError(f"GGUF has no metadata type `{kind}`")
+    return struct.pack("<I", TYPES.index(kind)) + _pack_scalar(kind, value.content)
+
+
+def _pack_scalar(kind: str, content: Any) -> bytes:
+    return pack_string(content) if kind == "string" else struct.pack("<" + _CODES[kind], content)
+
+
+def _pack_array(kind: str, content: Sequence[Any]) -> bytes:
+    nested = element_type(kind)
+    head = struct.pack("<IQ", TYPES.index("array" if nested else kind), len(content))
+    raw = content.raw if isinstance(content, Packed) else None
+    if raw is not None:
+        return head + raw
+    if nested is not None:
+        return head + b"".join(_pack_array(nested, each) for each in content)
+    if kind == "string":
+        return head + b"".join(map(pack_string, content))
+    return head + struct.pack(f"<{len(content)}{_CODES[kind]}", *content)

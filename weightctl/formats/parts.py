@@ -1,0 +1,292 @@
+"""Checkpoints that are several files, and directories: which files make one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import FormatError
+from weightctl.formats import FORMATS, format_module, recognise, sniff
+from weightctl.formats.safetensors import aliases
+from weightctl.untyped import is_object, is_text_map
+from weightctl.weights.mapping import MappedFile
+from weightctl.weights.metadata import Value, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.weights.info import Extent, Header, TensorInfo
+
+__all__ = ["open_files"]
+
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
+_SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+_MAX_INDEX = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The files of one checkpoint, in order, and the index that lists them, if one does."""
+
+    format: str
+    paths: tuple[str, ...]
+    index: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def open_files(
+    path: str, format_name: str | None = None
+) -> tuple[Header, tuple[MappedFile, ...]]:
+    """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
+
+    Raises `FormatError` where there is none, or where its parts do not fit together.
+    """
+    parts = _find(path, format_name)
+    missing = [part for part in parts.paths if not os.path.exists(part)]
+    if missing:
+        names = _few(os.path.basename(part) for part in missing)
+        raise FormatError(
+            parts.index or path, None, f"{len(missing)} of {len(parts.paths)} parts are missing: "
+            f"{names}", hint="is the download complete?",
+        )  # fmt: skip
+    files = tuple(MappedFile(part) for part in parts.paths)
+    headers = [format_module(recognise(file, parts.format)).read(file) for file in files]
+    header = headers[0] if len(headers) == 1 else _merged(headers)
+    if any(key in header.metadata for key in _SPLIT_KEYS):
+        header = _check_split(headers, header)
+    if parts.index is not None:
+        header = _indexed(header, parts.index)
+    return replace(header, notes=(*parts.notes, *header.notes)), files
+
+
+def _find(path: str, format_name: str | None) -> _Parts:
+    if os.path.isdir(path):
+        return _find_in_directory(path, format_name)
+    for name, line in FORMATS.items():
+        if line.index_suffix is not None and path.endswith(line.index_suffix):
+            return _parts_of_index(path, name)
+    file = MappedFile(path)
+    found = recognise(file, format_name)
+    directory, base = os.path.split(path)
+    part = _PART.fullmatch(base)
+    if part is None:
+        return _Parts(found, (path,))
+    index = FORMATS[found].index_suffix
+    if index is not None:
+        beside = os.path.join(directory, part["stem"] + index)
+        if os.path.exists(beside) and base in _weight_map(beside).values():
+            return _parts_of_index(beside, found)
+    return _Parts(found, tuple(os.path.join(directory, name) for name in _set_of(part)))
+
+
+def _set_of(part: re.Match[str]) -> Iterable[str]:
+    return (
+        f"{part['stem']}-{number:05d}-of-{part['count']}{part['suffix']}"
+        for number in range(1, int(part["count"]) + 1)
+    )
+
+
+def _find_in_directory(directory: str, format_name: str | None) -> _Parts:
+    """Choose the checkpoint in a directory.
+
+    The first format of the table that is there; of that, the one index, else `model` with the
+    format's suffix, else the only file or the only set of parts.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise FormatError(directory, None, error.strerror or str(error)) from error
+    by_format: dict[str, list[str]] = {}
+    for name in names:
+        found = _format_of(os.path.join(directory, name))
+        if found is not None:
+            by_format.setdefault(found, []).append(name)
+    wanted = [format_name] if format_name else [name for name in FORMATS if name in by_format]
+    if not wanted or wanted[0] not in by_format:
+        what = f"no {format_name} file" if format_name else "no checkpoint"
+        raise FormatError(
+            directory, None, f"the directory holds {what} that weightctl reads",
+            hint=f"name a file; formats: {', '.join(FORMATS)}",
+        )  # fmt: skip
+    chosen = wanted[0]
+    others = [name for name in by_format if name != chosen]
+    notes = (
+        (
+            f"{directory} holds {chosen} and {' and '.join(others)}; {chosen} is read",
+            f"--from {others[0]} reads the other",
+        )
+        if others and format_name is None
+        else ()
+    )
+    return replace(_choose(directory, chosen, by_format[chosen]), notes=notes)
+
+
+def _format_of(path: str) -> str | None:
+    for name, line in FORMATS.items():
+        if line.index_suffix is not None and path.endswith(line.index_suffix):
+            return name
+    if not os.path.isfile(path):
+        return None
+    try:
+        return sniff(MappedFile(path))
+    except FormatError:
+        return None
+
+
+def _choose(directory: str, format_name: str, names: list[str]) -> _Parts:
+    line = FORMATS[format_name]
+    indexes = [name for name in names if name.endswith(line.index_suffix or "/")]
+    if len(indexes) == 1:
+        return _parts_of_index(os.path.join(directory, indexes[0]), format_name)
+    checkpoints: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        if name in indexes:
+            continue
+        part = _PART.fullmatch(name)
+        key = name if part is None else f"{part['stem']}-*-of-{part['count']}{part['suffix']}"
+        checkpoints[key] = (name,) if part is None else tuple(_set_of(part))
+    if len(checkpoints) == 1 and not indexes:
+        (chosen,) = checkpoints.values()
+    elif line.in_directory in checkpoints:
+        chosen = checkpoints[line.in_directory]
+    else:
+        several = ", ".join([*indexes, *checkpoints])
+        raise FormatError(
+            directory, None, f"the directory holds several {format_name} checkpoints: {several}",
+            hint="name one of them",
+        )  # fmt: skip
+    return _Parts(format_name, tuple(os.path.join(directory, name) for name in chosen))
+
+
+def _parts_of_index(path: str, format_name: str) -> _Parts:
+    directory = os.path.dirname(path)
+    names = dict.fromkeys(_weight_map(path).values())
+    for name in names:
+        if os.path.basename(name) != name or name in {"", ".", ".."}:
+            raise FormatError(
+                path, None, f"the index names `{name}`, which is outside its directory",
+                hint="do not trust this checkpoint",
+            )  # fmt: skip
+    return _Parts(format_name, tuple(os.path.join(directory, name) for name in names), path)
+
+
+def _index(path: str) -> dict[str, Any]:
+    file = MappedFile(path)
+    if file.size > _MAX_INDEX:
+        raise FormatError(path, None, f"an index of {file.size} bytes is none")
+    try:
+        document = json.loads(str(file.whole, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, None, f"the index is no JSON: {error}") from error
+    if not is_object(document):
+        raise FormatError(path, None, "the index is no JSON object")
+    return document
+
+
+def _weight_map(path: str) -> dict[str, str]:
+    entries = _index(path).get("weight_map")
+    if not is_text_map(entries) or not entries:
+        raise FormatError(
+            path, None, "the index has no `weight_map` from tensor names to file names",
+            hint="is this the index of a split checkpoint?",
+        )  # fmt: skip
+    return entries
+
+
+def _merged(headers: list[Header]) -> Header:
+    tensors: dict[str, TensorInfo] = {}
+    extents: dict[str, Extent] = {}
+    metadata: dict[str, Value] = {}
+    for number, header in enumerate(headers):
+        for name, info in header.tensors.items():
+            if name in tensors:
+                raise FormatError(
+                    header.files[0], None,
+                    f"`{name}` is also in {headers[extents[name].file].files[0]}",
+                    hint="the parts do not belong together",
+                )  # fmt: skip
+            tensors[name] = info
+            extents[name] = header.extents[name]._replace(file=number)
+        if header.big_endian != headers[0].big_endian:
+            raise FormatError(
+                header.files[0], None, "the parts are of different byte orders",
+                hint="the parts do not belong together",
+            )  # fmt: skip
+        metadata = {**header.metadata, **metadata}
+    return replace(
+        headers[0],
+        files=tuple(header.files[0] for header in headers),
+        tensors=tensors,
+        extents=extents,
+        metadata=metadata,
+        aliases={} if headers[0].format == "gguf" else aliases(metadata, tensors),
+        notes=tuple(note for header in headers for note in header.notes),
+    )
+
+
+def _check_split(headers: list[Header], merged: Header) -> Header:
+    """Compare what each part of a split GGUF says of its place; drop those keys from the whole."""
+    for number, header in enumerate(headers):
+        says = [header.metadata.get(key) for key in _SPLIT_KEYS]
+        expected = [number, len(headers), len(merged.tensors)]
+        for key, value, right in zip(_SPLIT_KEYS, says, expected, strict=True):
+            if value is None or value.content != right:
+                raise FormatError(
+                    header.files[0], None,
+                    f"`{key}` is {value.content if value else 'missing'}, where {right} belongs",
+                    hint="the parts do not belong together, or this is one of several and was "
+                    "renamed: parts are called NAME-00001-of-00003.gguf",
+                )  # fmt: skip
+    metadata = {key: value for key, value in merged.metadata.items() if key not in _SPLIT_KEYS}
+    return replace(merged, metadata=metadata)
+
+
+def _indexed(header: Header, path: str) -> Header:
+    """Compare an index with the headers of its parts; take its tied names."""
+    weight_map = _weight_map(path)
+    stated = _stated(path)
+    tied = aliases(stated, header.tensors)
+    problems = [
+        *_named(
+            "not in the part that the index names",
+            (
+                name for name, part in weight_map.items()
+                if name not in tied and not _is_in(header, name, part)
+            ),
+        ),
+        *_named("in a part but not in the index",
+                (name for name in header.tensors if name not in weight_map)),
+    ]  # fmt: skip
+    if problems:
+        raise FormatError(
+            path, None, "the index and its parts disagree: " + "; ".join(problems),
+            hint="is the download complete, and all of one version?",
+        )  # fmt: skip
+    metadata = {**stated, **header.metadata}
+    return replace(header, metadata=metadata, aliases={**tied, **header.aliases})
+
+
+def _is_in(header: Header, name: str, part: str) -> bool:
+    extent = header.extents.get(name)
+    return extent is not None and os.path.basename(header.files[extent.file]) == part
+
+
+def _named(what: str, names: Iterable[str]) -> list[str]:
+    found = list(names)
+    return [f"{len(found)} tensors {what} ({_few(found)})"] if found else []
+
+
+def _few(names: Iterable[str]) -> str:
+    found = list(names)
+    return ", ".join(f"`{name}`" for name in found[:3]) + (", ..." if len(found) > 3 else "")
+
+
+def _stated(path: str) -> Mapping[str, Value]:
+    """Return the strings an index keeps as metadata; its sizes are not carried on."""
+    entries = _index(path).get("metadata")
+    if not is_object(entries):
+        return {}
+    return {key: text(value) for key, value in entries.items() if isinstance(value, str)}

@@ -1,0 +1,255 @@
+"""safetensors: a JSON header, then the tensors' bytes without gaps.
+
+The checks are those of the reference parser (crate `safetensors`, `Metadata::validate`), and two
+that it lacks: duplicate names, and names that are not UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
+from weightctl.errors import ConversionError, FormatError, WeightctlError
+from weightctl.formats.base import Layout, is_text, pad
+from weightctl.untyped import is_list, is_object, is_text_map
+from weightctl.weights.info import Extent, Header, TensorInfo
+from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.weights.mapping import MappedFile
+
+__all__ = ["aliases", "layout", "read", "sniff", "unfit"]
+
+_METADATA = "__metadata__"
+# Typed metadata (GGUF's) is kept as one JSON string under this key.
+_TYPED = "gguf"
+_MAX_HEADER = 100_000_000
+_ALIGNMENT = 8
+_MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that starts with these bytes is safetensors: a length, then an object."""
+    return len(head) > 8 and head[8:9] == b"{" and head[7:8] == b"\0"
+
+
+def read(file: MappedFile) -> Header:
+    """Parse the header of a safetensors file; `FormatError` where it is not sound."""
+    document, start = _document(file)
+    metadata = _metadata(file, document.pop(_METADATA, {}))
+    entries = [_entry(file, name, entry) for name, entry in document.items()]
+    tensors: dict[str, TensorInfo] = {}
+    extents: dict[str, Extent] = {}
+    for info, begin, end in entries:
+        tensors[info.name] = info
+        extents[info.name] = Extent(0, start + begin, end - begin)
+    _check_cover(file, entries, start)
+    return Header(
+        format="safetensors",
+        files=(file.path,),
+        tensors=tensors,
+        extents=extents,
+        metadata=metadata,
+        aliases=aliases(metadata, tensors),
+        alignment=_alignment(start),
+    )
+
+
+def _alignment(start: int) -> int:
+    return start & -start
+
+
+def _document(file: MappedFile) -> tuple[dict[str, Any], int]:
+    if file.size < 8:
+        raise FormatError(
+            file.path, 0, f"{file.size} bytes are too few for a safetensors header",
+            hint="is the download complete?",
+        )  # fmt: skip
+    length = int.from_bytes(file.whole[:8], "little")
+    if length > min(file.size - 8, _MAX_HEADER):
+        limit = "the format allows 100 MB" if length > _MAX_HEADER else "the file ends before that"
+        raise FormatError(
+            file.path, 0, f"the header says it is {length} bytes long; {limit}",
+            hint="is the download complete?",
+        )  # fmt: skip
+    try:
+        document = json.loads(str(file.whole[8 : 8 + length], "utf-8"), object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        raise FormatError(file.path, 8 + error.start, "the header is no UTF-8") from error
+    except json.JSONDecodeError as error:
+        message = f"the header is no JSON: {error.msg}"
+        raise FormatError(file.path, 8 + error.pos, message) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(file.path, 8, f"the header is not sound: {error}") from error
+    if not is_object(document):
+        raise FormatError(file.path, 8, "the header is no JSON object")
+    return document, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"`{counts.most_common(1)[0][0]}` stands twice")
+    return made
+
+
+def _metadata(file: MappedFile, entries: Any) -> dict[str, Value]:
+    if not is_text_map(entries) or not all(is_text(key + entries[key]) for key in entries):
+        raise FormatError(file.path, 8, f"`{_METADATA}` does not map strings to strings")
+    metadata = {key: text(value) for key, value in entries.items()}
+    if _TYPED in entries:
+        try:
+            typed = from_json(entries[_TYPED])
+        except WeightctlError:
+            return metadata  # somebody else's key of that name
+        del metadata[_TYPED]
+        metadata = typed | metadata
+    return metadata
+
+
+def _entry(file: MappedFile, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+    sound = _sound(entry) if is_text(name) else None
+    if sound is None:
+        raise FormatError(
+            file.path, 8, f"the entry of tensor {name!r} is not sound",
+            hint="it should have a dtype, a shape and two data_offsets",
+        )  # fmt: skip
+    dtype, shape, begin, end = sound
+    count = prod(shape)
+    encoding = encoding_by_id("safetensors", dtype)
+    if encoding is None:
+        encoding = unknown_encoding("safetensors", dtype, count, end - begin)
+    elif not encoding.fits(shape) or encoding.nbytes(shape) != end - begin:
+        raise FormatError(
+            file.path, 8,
+            f"`{name}` of shape {list(shape)} and dtype {dtype} does not fill {end - begin} bytes",
+            hint="the file is damaged",
+        )  # fmt: skip
+    return TensorInfo(name, shape, encoding), begin, end
+
+
+def _sound(entry: Any) -> tuple[str, tuple[int, ...], int, int] | None:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        return None
+    if type(dtype) is not str or not is_list(shape) or len(shape) > _MAX_DIMENSIONS:
+        return None
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        return None
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        return None
+    return dtype, tuple(shape), begin, end
+
+
+def _check_cover(
+    file: MappedFile, entries: list[tuple[TensorInfo, int, int]], start: int
+) -> None:
+    """Refuse overlaps, gaps, missing and surplus bytes."""
+    position = 0
+    for info, begin, end in sorted(entries, key=lambda entry: entry[1:]):
+        if begin != position:
+            relation = "overlaps the one before" if begin < position else "leaves a gap"
+            raise FormatError(
+                file.path, start + begin,
+                f"`{info.name}` starts at {begin} of the tensor data, where {position} is next: "
+                f"it {relation}", hint="the file is damaged or was written by a faulty tool",
+            )  # fmt: skip
+        position = end
+        if start + end > file.size:
+            raise FormatError(
+                file.path, start + begin,
+                f"`{info.name}` ends {start + end - file.size} bytes past the file",
+                hint="is the download complete?",
+            )  # fmt: skip
+    if start + position != file.size:
+        raise FormatError(
+            file.path, start + position,
+            f"{file.size - start - position} bytes behind the last tensor belong to none",
+            hint="the file is damaged or was written by a faulty tool",
+        )  # fmt: skip
+
+
+def aliases(
+    metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo]
+) -> dict[str, str]:
+    """Find the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
+    return {
+        name: value.content
+        for name, value in metadata.items()
+        if value.type == TEXT and value.content in tensors and name not in tensors
+    }
+
+
+def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+    """What of these tensors safetensors cannot hold, a sentence each."""
+    problems = [
+        f"`{info.name}` is {info.encoding.name}, which safetensors does not have"
+        for info in tensors
+        if info.encoding.safetensors is None
+    ]
+    if any(info.name == _METADATA for info in tensors):
+        problems.append(f"`{_METADATA}` is no name for a tensor there")
+    return problems
+
+
+def layout(
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
+) -> Layout:
+    """Describe a safetensors file: its data starts on the alignment, widest elements first.
+
+    The format allows no gaps, so with the widest elements first every tensor starts on a multiple
+    of its own element size.
+    """
+    boundary = _ALIGNMENT if alignment is None else alignment
+    if boundary % _ALIGNMENT:
+        raise ConversionError(f"safetensors aligns to multiples of 8, not to {alignment}")
+    ordered = sorted(tensors, key=_element_size, reverse=True)
+    ends: dict[str, int] = {}
+    position = 0
+    for info in ordered:
+        position += info.nbytes
+        ends[info.name] = position
+    document: dict[str, Any] = {
+        info.name: {
+            "dtype": info.encoding.safetensors,
+            "shape": list(info.shape),
+            "data_offsets": [ends[info.name] - info.nbytes, ends[info.name]],
+        }
+        for info in tensors
+    }
+    strings = _strings(metadata)
+    raw = json.dumps(
+        {_METADATA: strings} | document if strings else document,
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode("utf-8")
+    raw += b" " * pad(8 + len(raw), boundary)
+    if len(raw) > _MAX_HEADER:
+        raise ConversionError(f"the header would be {len(raw)} bytes; safetensors allows 100 MB")
+    start = 8 + len(raw)
+    return Layout(
+        len(raw).to_bytes(8, "little") + raw,
+        tuple(ordered),
+        tuple(start + ends[info.name] - info.nbytes for info in ordered),
+        start + position,
+    )
+
+
+def _element_size(info: TensorInfo) -> float:
+    encoding: Encoding = info.encoding
+    return encoding.size / encoding.block
+
+
+def _strings(metadata: Mapping[str, Value]) -> dict[str, str]:
+    typed = {key: value for key, value in metadata.items() if value.type != TEXT}
+    strings = {key: value.content for key, value in metadata.items() if value.type == TEXT}
+    # transformers refuses a file that does not say which framework's layout it has.
+    strings.setdefault("format", "pt")
+    return strings | ({_TYPED: to_json(typed)} if typed else {})

@@ -1,0 +1,49 @@
+"""Sizes of things in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from weightctl.errors import WeightctlError
+
+__all__ = ["format_count", "format_size", "parse_size"]
+
+_UNITS = {"": 1} | {
+    unit + suffix: base**power
+    for power, unit in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+_UNITS["b"] = 1
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `5GB` (decimal), `5GiB` (binary), `5G` or `5000000`.
+
+    Raises `WeightctlError` for anything else.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise WeightctlError(f"`{text}` is not a size", hint="write it like 5GB, 512MiB or 1000000")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes in decimal units with three significant digits: `98.4 MB`."""
+    return _scaled(nbytes, ("B", "kB", "MB", "GB", "TB", "PB"), " ")
+
+
+def format_count(count: int) -> str:
+    """A count with three significant digits: `134.5 M`."""
+    return _scaled(count, ("", "K", "M", "B", "T", "Q"), " ").rstrip()
+
+
+def _scaled(number: int, units: tuple[str, ...], space: str) -> str:
+    if number < 1000:
+        return f"{number}{space}{units[0]}"
+    value = float(number)
+    power = 0
+    while value >= 999.5 and power < len(units) - 1:
+        value /= 1000
+        power += 1
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f}{space}{units[power]}"

@@ -1,0 +1,1 @@
+"""Functions from plan to plan; they read no tensor."""

@@ -1,0 +1,28 @@
+"""Questions to values that were read from a file, whose types nobody has vouched for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+__all__ = ["is_list", "is_object", "is_sequence", "is_text_map"]
+
+
+def is_list(content: object) -> TypeGuard[list[Any]]:
+    """Whether a value is a JSON array."""
+    return isinstance(content, list)
+
+
+def is_object(content: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value is a JSON object."""
+    return isinstance(content, dict)
+
+
+def is_sequence(content: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value has elements in an order, and is no string."""
+    return isinstance(content, Sequence) and not isinstance(content, str)
+
+
+def is_text_map(content: object) -> TypeGuard[dict[str, str]]:
+    """Whether a value is a JSON object of strings."""
+    return is_object(content) and all(isinstance(value, str) for value in content.values())

@@ -1,0 +1,119 @@
+"""Contiguous numbers on a device."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from weightctl.device import DeviceRef
+from weightctl.dtype import DType
+from weightctl.errors import EncodingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightctl.weights.dlpack import DLPackArray
+
+__all__ = ["Buffer"]
+
+
+class Buffer:
+    """Contiguous bytes in native order with a dtype and a shape.
+
+    Prints as `Buffer([5, 10])`. Raises `EncodingError` where the bytes do not fit the shape.
+    """
+
+    __slots__ = ("_memory", "dtype", "shape")
+
+    def __init__(self, memory: memoryview, dtype: DType, shape: Sequence[int]) -> None:
+        expected = dtype.encoding.nbytes(tuple(shape))
+        if memory.nbytes != expected:
+            raise EncodingError(
+                f"{list(shape)} of {dtype.value} takes {expected} bytes, not {memory.nbytes}"
+            )
+        self._memory = memory.cast("B") if memory.format != "B" or memory.ndim != 1 else memory
+        self.dtype = dtype
+        self.shape = tuple(shape)
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any]) -> Buffer:
+        """Wrap a NumPy array: without a copy where it is contiguous, writable and native."""
+        import numpy as np  # `ls` loads no numpy
+
+        from weightctl.codecs.scalar import pack
+
+        native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+        dtype = DType(native.dtype.name)
+        return cls(pack(native.reshape(-1)).data, dtype, array.shape)
+
+    @classmethod
+    def from_dlpack(cls, array: DLPackArray) -> Buffer:
+        """Take numbers from any array that offers DLPack: without a copy where contiguous."""
+        if isinstance(array, Buffer):
+            return array
+        from weightctl.weights.dlpack import take
+
+        numbers, _ = take(array)
+        return cls.from_numpy(numbers)
+
+    @property
+    def device(self) -> DeviceRef:
+        """Where the bytes are."""
+        return DeviceRef.CPU()
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return self._memory.nbytes
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes themselves."""
+        return self._memory
+
+    def to_numpy(self) -> NDArray[Any]:
+        """Return the numbers as an array: a view, but for float4, which NumPy stores unpacked."""
+        import numpy as np
+
+        from weightctl.codecs.scalar import unpack
+
+        return unpack(np.frombuffer(self._memory, np.uint8), self.dtype).reshape(self.shape)
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        array = self.to_numpy()
+        return array.astype(dtype, copy=bool(copy)) if dtype is not None or copy else array
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        from weightctl.weights.dlpack import export
+
+        writable = memoryview(bytearray(self._memory)) if self._memory.readonly else self._memory
+        return export(writable, self.dtype, self.shape)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from weightctl.weights.dlpack import CPU
+
+        return CPU
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Buffer({list(self.shape)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restore, (bytes(self._memory), self.dtype, self.shape))
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+
+def _restore(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+    return Buffer(memoryview(bytearray(raw)), dtype, shape)
+

@@ -1,0 +1,174 @@
+"""DLPack, both ways, for every type that it has a code for.
+
+NumPy exports neither the types of `ml_dtypes` nor read-only memory, so the capsule is made here.
+Layouts and codes: dlpack.h 1.1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from weightctl.dtype import DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["CPU", "DLPackArray", "export", "take"]
+
+CPU = (1, 0)
+_CODES = {
+    DType.bool: 6, DType.complex64: 5, DType.bfloat16: 4,
+    DType.float8_e4m3fn: 10, DType.float8_e4m3fnuz: 11, DType.float8_e5m2: 12,
+    DType.float8_e5m2fnuz: 13, DType.float8_e8m0fnu: 14,
+}  # fmt: skip
+_KINDS = {"i": 0, "u": 1, "f": 2}
+
+
+class DLPackArray(Protocol):
+    """Anything that offers its numbers through DLPack."""
+
+    def __dlpack__(self) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (
+        ("tensor", _Tensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_NAME, _USED = b"dltensor", b"used_dltensor"
+# What consumers still hold, by the address of its structure.
+_held: dict[int, tuple[Any, ...]] = {}
+
+
+def _release(address: int) -> None:
+    _held.pop(address, None)
+
+
+def _destroy(capsule: int) -> None:
+    # A consumer renames the capsule it takes; only one nobody took is ours to release.
+    if _is_valid(capsule, _NAME):
+        _held.pop(_pointer(capsule, _NAME), None)
+
+
+_deleter, _destructor = _Deleter(_release), _Destructor(_destroy)
+_python = ctypes.PyDLL(None)
+_new = _python.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
+_is_valid = _python.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_pointer = _python.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+_rename = _python.PyCapsule_SetName
+_rename.restype, _rename.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+
+
+def export(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Any:
+    """Return a DLPack capsule over writable, contiguous memory, without a copy.
+
+    The memory is kept as long as a consumer holds it. Raises `BufferError` for types that DLPack
+    has no code for (float4 packs two numbers in a byte).
+    """
+    code = _code(dtype)
+    if code is None:
+        raise BufferError(f"DLPack cannot hold {dtype.value}")
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    managed = _Managed()
+    managed.tensor = _Tensor(
+        ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory.nbytes else None,
+        _Device(*CPU),
+        len(shape),
+        _Type(code, dtype.encoding.size * 8, 1),
+        sizes,
+        None,
+        0,
+    )
+    address = ctypes.addressof(managed)
+    managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p)
+    _held[address] = (managed, sizes, memory)
+    return _new(address, _NAME, _destructor)
+
+
+def take(array: DLPackArray) -> tuple[NDArray[Any], DType]:
+    """Return the numbers of another library's array, without a copy, and their type.
+
+    Raises `BufferError` for an array that is not in this machine's own memory, or whose type has
+    no `DType`.
+    """
+    import numpy as np  # `ls` loads no numpy
+
+    from weightctl.codecs.scalar import numpy_dtype
+
+    device, _ = array.__dlpack_device__()
+    if device != CPU[0]:
+        raise BufferError("the array is on another device; copy it to the CPU first")
+    capsule = array.__dlpack__()
+    address = _pointer(id(capsule), _NAME)
+    _rename(capsule, _USED)
+    tensor = _Managed.from_address(address).tensor
+    dtype = _dtype(tensor.dtype)
+    kind = numpy_dtype(dtype)
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = _strides(tensor, shape, kind.itemsize)
+    span = sum(step * (size - 1) for step, size in zip(strides, shape, strict=True))
+    nbytes = 0 if 0 in shape else span + kind.itemsize
+    memory = (ctypes.c_uint8 * nbytes).from_address((tensor.data or 0) + tensor.byte_offset)
+    weakref.finalize(memory, _give_back, address)
+    # NumPy takes any buffer; its types do not say so.
+    return np.ndarray(shape, kind, cast("Any", memory), 0, strides), dtype
+
+
+def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    if tensor.strides:
+        return tuple(tensor.strides[axis] * itemsize for axis in range(len(shape)))
+    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _give_back(address: int) -> None:
+    deleter = _Managed.from_address(address).deleter
+    if deleter:
+        _Deleter(deleter)(address)
+
+
+def _dtype(kind: _Type) -> DType:
+    for dtype in DType:
+        if kind.bits == dtype.encoding.size * 8 and kind.lanes == 1 and kind.code == _code(dtype):
+            return dtype
+    raise BufferError(f"DLPack type {kind.code} of {kind.bits} bits has no DType")
+
+
+def _code(dtype: DType) -> int | None:
+    if dtype is DType.float4_e2m1fn:
+        return None
+    return _CODES.get(dtype, _KINDS.get(dtype.value[0]))

@@ -1,0 +1,85 @@
+"""Files that are read in place."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MappedFile"]
+
+
+class MappedFile:
+    """A file opened for reading: mapped for views, or read into buffers that the caller owns.
+
+    Raises `FormatError` where the path cannot be opened or is no regular file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            hint = "check the path" if isinstance(error, FileNotFoundError) else ""
+            raise FormatError(path, None, error.strerror or str(error), hint=hint) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
+        self.size = status.st_size
+        self._whole: memoryview | None = None
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def __reduce__(self) -> tuple[Callable[[str], MappedFile], tuple[str]]:
+        return (MappedFile, (self.path,))
+
+    @property
+    def whole(self) -> memoryview:
+        """The whole file, read-only; pages are read when they are touched."""
+        if self._whole is None:
+            self._whole = memoryview(
+                mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
+            )
+        return self._whole
+
+    def private(self, offset: int, nbytes: int) -> memoryview:
+        """A writable view of a range; what is written into it never reaches the file.
+
+        Each call maps only the range, so that a file larger than memory can be used piecewise.
+        """
+        if nbytes == 0:
+            return memoryview(bytearray())
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(
+            self._descriptor, before + nbytes, access=mmap.ACCESS_COPY, offset=offset - before
+        )
+        return memoryview(mapped)[before:]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes at `offset`.
+
+        Raises `FormatError` where the file cannot be read or has become shorter.
+        """
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise FormatError(
+                    self.path, offset + done, f"cannot be read: {error.strerror}"
+                ) from error
+            if count == 0:
+                raise FormatError(
+                    self.path, offset + done, "the file ends here", hint="did it change meanwhile?"
+                )
+            done += count
+

@@ -1,0 +1,95 @@
+"""Metadata values that keep the type their file gives them.
+
+A type is one of GGUF's (`u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool string`), `array[...]` of a
+type, or `text`: the plain string that safetensors keeps for every key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import WeightctlError
+from weightctl.untyped import is_list, is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["INTEGERS", "TEXT", "Value", "element_type", "from_json", "text", "to_json"]
+
+TEXT = "text"
+INTEGERS = {
+    f"{sign}{bits}": (-(1 << bits - 1) if sign == "i" else 0, (1 << bits - (sign == "i")) - 1)
+    for sign in "ui"
+    for bits in (8, 16, 32, 64)
+}
+_DEPTH = 16
+
+
+class Value(NamedTuple):
+    """A metadata value and the type it has on disk; the content of an array is a sequence."""
+
+    type: str
+    content: Any
+
+
+def text(content: str) -> Value:
+    """Return a plain string as safetensors keeps it."""
+    return Value(TEXT, content)
+
+
+def element_type(array_type: str) -> str | None:
+    """Return `u32` for `array[u32]`, None for what is no array."""
+    if array_type.startswith("array[") and array_type.endswith("]"):
+        return array_type[6:-1]
+    return None
+
+
+def to_json(metadata: Mapping[str, Value]) -> str:
+    """Return `{"key": {"type": "u32", "value": 7}, ...}`; infinities and NaN become strings."""
+    return json.dumps(
+        {key: {"type": v.type, "value": _plain(v.content)} for key, v in metadata.items()},
+        allow_nan=False,
+        separators=(",", ":"),
+    )
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    if is_sequence(content):
+        return [_plain(element) for element in content]
+    return content
+
+
+def from_json(document: str) -> dict[str, Value]:
+    """Return the metadata that `to_json` wrote.
+
+    Raises `WeightctlError` where a value is not of the type it claims.
+    """
+    try:
+        entries = json.loads(document)
+        return {
+            key: Value(entry["type"], _typed(entry["type"], entry["value"], _DEPTH))
+            for key, entry in entries.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WeightctlError(f"not the JSON of typed metadata: {error}") from error
+
+
+def _typed(kind: str, content: Any, depth: int) -> Any:
+    element = element_type(kind)
+    if element is not None and is_list(content) and depth:
+        return [_typed(element, each, depth - 1) for each in content]
+    if kind == "bool" and isinstance(content, bool):
+        return content
+    if kind == "string" and isinstance(content, str):
+        return content
+    if kind in INTEGERS and isinstance(content, int) and not isinstance(content, bool):
+        low, high = INTEGERS[kind]
+        if low <= content <= high:
+            return content
+    if kind in {"f32", "f64"} and isinstance(content, float | int | str):
+        return float(content)
+    raise ValueError(f"{content!r} is no {kind}")

@@ -1,0 +1,122 @@
+"""Where the bytes behind a tree come from: files, or memory."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weightctl.errors import EncodingError
+from weightctl.weights.data import WeightData
+from weightctl.weights.info import Extent, Header, TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from weightctl.weights.mapping import MappedFile
+    from weightctl.weights.metadata import Value
+
+__all__ = ["Files", "Held", "Source"]
+
+
+class Source(Protocol):
+    """A header and the bytes that it describes, in native byte order."""
+
+    @property
+    def header(self) -> Header:
+        """What is there."""
+        ...
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data; nothing is read before it is touched."""
+        ...
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with a tensor's bytes from `start` on; both on block boundaries."""
+        ...
+
+
+class Files:
+    """Tensors in mapped files."""
+
+    def __init__(self, header: Header, files: tuple[MappedFile, ...]) -> None:
+        self._header = header
+        self._files = files
+
+    @property
+    def header(self) -> Header:
+        """What the files say is in them."""
+        return self._header
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data as a private mapping of its part of the file."""
+        info, extent = self._header.tensors[name], self._header.extents[name]
+        memory = self._files[extent.file].private(extent.offset, extent.nbytes)
+        if self._header.big_endian:
+            memory = _swapped(info, memory)
+        return WeightData.stored(info, memory)
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Read a tensor's bytes; no page of the file is mapped."""
+        extent = self._header.extents[name]
+        self._files[extent.file].read_into(extent.offset + start, buffer)
+        if self._header.big_endian:
+            buffer[:] = _swapped(self._header.tensors[name], buffer)
+
+
+class Held:
+    """Tensors in memory."""
+
+    def __init__(
+        self, tensors: Mapping[str, WeightData], metadata: Mapping[str, Value]
+    ) -> None:
+        self._tensors = tensors
+        self._header = Header(
+            format="memory",
+            files=(),
+            tensors={
+                name: TensorInfo(name, held.info.shape, held.info.encoding)
+                for name, held in tensors.items()
+            },
+            extents={name: Extent(0, 0, held.info.nbytes) for name, held in tensors.items()},
+            metadata=metadata,
+        )
+
+    @property
+    def header(self) -> Header:
+        """What is held."""
+        return self._header
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data."""
+        return self._tensors[name]
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Copy a tensor's bytes."""
+        buffer[:] = self._tensors[name].view(start, start + buffer.nbytes)
+
+
+def _swapped(info: TensorInfo, memory: memoryview) -> memoryview:
+    """Return the bytes of big-endian blocks in little-endian order."""
+    if not info.encoding.is_known:
+        raise EncodingError(
+            f"`{info.name}` is of {info.encoding.name} in the other byte order",
+            hint="weightctl does not know which of its bytes to swap",
+        )
+    import numpy as np  # `ls` loads no numpy
+
+    big = _structured(info.encoding.layout, ">")
+    little = np.frombuffer(memory, big).astype(_structured(info.encoding.layout, "<"))
+    return little.view(np.uint8).data
+
+
+def _structured(layout: str, order: str) -> np.dtype[Any]:
+    import numpy as np
+
+    fields = re.findall(r"(\d*)([BHIQ])", layout)
+    widths = {"B": 1, "H": 2, "I": 4, "Q": 8}
+    return np.dtype([
+        (f"f{number}", f"{order}u{widths[code]}", (int(repeat or 1),))
+        for number, (repeat, code) in enumerate(fields)
+    ])
