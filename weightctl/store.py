@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.execute import DEFAULT_MEMORY, Losses, execute
-from weightctl.formats import FORMATS, format_by_suffix
+from weightctl.formats import FORMATS, format_by_suffix, format_module
 from weightctl.formats.base import write_in_order
 from weightctl.formats.huggingface import companions
 from weightctl.formats.parts import open_files
@@ -34,8 +34,11 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
 
     The path is a file, any part of a split set, an index, or a directory; the format is found by
     content. Of several formats in a directory safetensors is taken before GGUF, unless
-    `format_name` says otherwise; `header.notes` says so then. Raises `FormatError`.
+    `format_name` says otherwise; `header.notes` says so then. Raises `FormatError`, and
+    `ConversionError` for a format there is not.
     """
+    if format_name is not None:
+        format_module(format_name)
     header, files = open_files(os.fspath(path), format_name)
     return Weights(Files(header, files))
 
@@ -66,25 +69,19 @@ def target(path: str, format_name: str | None = None) -> Target:
     has such. Raises `ConversionError` where that leaves no answer.
     """
     stem = path.rstrip("/")
-    by_suffix = format_by_suffix(path)
-    is_directory = path != stem or os.path.isdir(path) or not os.path.splitext(stem)[1]
-    if not is_directory:
-        chosen = format_name or by_suffix
+    if format_name is not None:
+        format_module(format_name)
+    if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
+        chosen = format_name or format_by_suffix(path)
         if chosen is None:
             suffixes = ", ".join(line.suffix for line in FORMATS.values())
             raise ConversionError(
                 f"{path}: which format? Its suffix is none of {suffixes}",
                 hint=f"pass --to with one of {', '.join(FORMATS)}",
             )
-        if chosen not in FORMATS:
-            raise ConversionError(
-                f"`{chosen}` is no format", hint=f"formats: {', '.join(FORMATS)}"
-            )
         return Target(path, chosen)
     chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
-    line = FORMATS.get(chosen)
-    if line is None:
-        raise ConversionError(f"`{chosen}` is no format", hint=f"formats: {', '.join(FORMATS)}")
+    line = FORMATS[chosen]
     if line.in_directory is None:
         raise ConversionError(
             f"{path}: {chosen} is a file, not a directory",
@@ -122,9 +119,7 @@ def save(
     )
     losses = Losses()
     with _opened(where, carried) as path, output_file(path) as sink:
-        pieces = execute(
-            plan, layout.tensors, threads=threads, memory=memory, losses=losses
-        )
+        pieces = execute(plan, layout.tensors, threads=threads, memory=memory, losses=losses)
         _write(layout, sink, pieces, progress)
     return Saved(layout.nbytes, time.monotonic() - started, losses.overflows)
 

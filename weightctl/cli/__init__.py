@@ -60,7 +60,7 @@ def _print_version(wanted: bool) -> None:
 def _weightctl(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
     ] = False,
 ) -> None:
     """Open, list and convert model checkpoints: GGUF and safetensors."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weightctl.cli.options import FormatName, From, Json, Path, Quiet, examples
+from weightctl.cli.options import From, Json, Path, Quiet, To, examples
 from weightctl.cli.render import Cell, note, printable, show_lines, show_table, show_text
 from weightctl.dtype import Encoding, parse_encoding
 from weightctl.errors import ConversionError
@@ -39,6 +39,7 @@ app = typer.Typer(add_completion=False)
     )
 )
 def convert(
+    *,
     path: Path,
     out: Annotated[
         str,
@@ -49,15 +50,13 @@ def convert(
     ],
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Store numbers as f32, f16, bf16, f64, f8_e4m3, f8_e5m2."),
+        typer.Option(metavar="TYPE", help="Store numbers as f32, f16, bf16, f64, f8_e4m3 ..."),
     ] = None,
     quant: Annotated[
         str | None,
         typer.Option(metavar="TYPE", help="Quantize matrices to Q8_0, Q4_K or Q5_0."),
     ] = None,
-    to: Annotated[
-        FormatName | None, typer.Option("--to", help="The format, where OUT's suffix is not it.")
-    ] = None,
+    to: To = None,
     source: From = None,
     allow_requantize: Annotated[
         bool,
@@ -82,8 +81,8 @@ def convert(
     Names and metadata stay as they are, and so does every tensor that is not asked to change.
     The output is written under a temporary name and gets its own when it is complete.
     """
-    weights = open_weights(path, source.value if source else None)
-    where = target(out, to.value if to else None)
+    weights = open_weights(path, source)
+    where = target(out, to)
     plan = Plan.copy(weights, where.format)
     wanted = _wanted(dtype, quant)
     if wanted is not None:
@@ -139,10 +138,11 @@ def _wanted(dtype: str | None, quant: str | None) -> Encoding | None:
 def _row(item: Item) -> Sequence[Cell]:
     arrow = Cell("" if item.is_copy else "->", "dim")
     changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
-    why = Cell(f"rows of {item.info.row} are no {item.asked} blocks" if item.asked else "", "yellow")
+    why = f"{item.info.row} is no multiple of {item.asked}'s block" if item.asked else ""
     shape = Cell("x".join(map(str, item.info.shape)) or "scalar", right=True)
     size = Cell(format_size(item.info.nbytes), "dim", right=True)
-    return Cell(item.info.name), shape, Cell(item.source.encoding.name), arrow, changed, size, why
+    before = Cell(item.source.encoding.name)
+    return Cell(item.info.name), shape, before, arrow, changed, size, Cell(why, "yellow")
 
 
 def _summary(path: str, where: Target, plan: Plan, nbytes: int) -> list[list[Cell]]:
@@ -195,9 +195,7 @@ def _losses(saved: Saved) -> list[list[Cell]]:
     return [[Cell(printable(text), "red")]]
 
 
-def _document(
-    plan: Plan, where: Target, nbytes: int, saved: Saved | None = None
-) -> dict[str, Any]:
+def _document(plan: Plan, where: Target, nbytes: int, saved: Saved | None = None) -> dict[str, Any]:
     return {
         "output": where.path,
         "format": where.format,
@@ -219,9 +217,7 @@ def _document(
     }
 
 
-def _progress(
-    plan: Plan, *, quiet: bool
-) -> AbstractContextManager[Callable[[int], object] | None]:
+def _progress(plan: Plan, *, quiet: bool) -> AbstractContextManager[Callable[[int], object] | None]:
     """Return a bar on stderr, where that is a terminal and somebody wants to see it."""
     if quiet or not sys.stderr.isatty():
         return nullcontext()

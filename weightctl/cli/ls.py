@@ -39,6 +39,7 @@ app = typer.Typer(add_completion=False)
     )
 )
 def ls(
+    *,
     path: Path,
     depth: Annotated[
         int | None, typer.Option("--depth", min=1, help="Show this many levels of the tree.")
@@ -52,7 +53,7 @@ def ls(
 
     Layers that are alike are shown once. Only headers are read, so size does not matter.
     """
-    weights = open_weights(path, source.value if source else None)
+    weights = open_weights(path, source)
     header = weights.header
     if not quiet:
         for text in header.notes:

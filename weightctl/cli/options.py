@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +11,14 @@ from weightctl.formats import FORMATS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FormatName", "From", "Json", "Path", "Quiet", "examples"]
+__all__ = ["From", "Json", "Path", "Quiet", "To", "examples"]
 
-FormatName = Enum("FormatName", {name: name for name in FORMATS}, type=str)
+_FORMATS = ", ".join(FORMATS)
+
+
+def _format_names() -> list[str]:
+    return list(FORMATS)
+
 
 Path = Annotated[
     str,
@@ -24,8 +28,22 @@ Path = Annotated[
     ),
 ]
 From = Annotated[
-    FormatName | None,
-    typer.Option("--from", help="Read this format, where a directory holds several."),
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="FORMAT",
+        help=f"Read this format, where a directory holds several: {_FORMATS}.",
+        autocompletion=_format_names,
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help=f"Write this format, where OUT's suffix does not say: {_FORMATS}.",
+        autocompletion=_format_names,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]

@@ -37,9 +37,7 @@ class _Parts:
     notes: tuple[str, ...] = ()
 
 
-def open_files(
-    path: str, format_name: str | None = None
-) -> tuple[Header, tuple[MappedFile, ...]]:
+def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple[MappedFile, ...]]:
     """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
 
     Raises `FormatError` where there is none, or where its parts do not fit together.

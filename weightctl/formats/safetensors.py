@@ -148,9 +148,7 @@ def _sound(entry: Any) -> tuple[str, tuple[int, ...], int, int] | None:
     return dtype, tuple(shape), begin, end
 
 
-def _check_cover(
-    file: MappedFile, entries: list[tuple[TensorInfo, int, int]], start: int
-) -> None:
+def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], start: int) -> None:
     """Refuse overlaps, gaps, missing and surplus bytes."""
     position = 0
     for info, begin, end in sorted(entries, key=lambda entry: entry[1:]):
@@ -176,9 +174,7 @@ def _check_cover(
         )  # fmt: skip
 
 
-def aliases(
-    metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo]
-) -> dict[str, str]:
+def aliases(metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
     """Find the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
     return {
         name: value.content

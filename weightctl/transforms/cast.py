@@ -60,9 +60,7 @@ def is_lossy(encoding: Encoding) -> bool:
     )
 
 
-def cast(
-    plan: Plan, target: Encoding, *, fallback: bool = True, requantize: bool = False
-) -> Plan:
+def cast(plan: Plan, target: Encoding, *, fallback: bool = True, requantize: bool = False) -> Plan:
     """Store what holds fractions in another encoding; integers and truth values stay.
 
     Blocks are only for the matrices that llama.cpp would quantize; the rest stays as it is, and

@@ -116,4 +116,3 @@ class Buffer:
 
 def _restore(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:
     return Buffer(memoryview(bytearray(raw)), dtype, shape)
-

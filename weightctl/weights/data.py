@@ -70,9 +70,7 @@ class WeightData:
             )
         rows = prod(info.shape[:-1])
         shape = (rows, memory.nbytes // rows if rows else 0)
-        made = cls(
-            Buffer(memory, DType.uint8, shape), info.name, DType.uint8, shape, quantization
-        )
+        made = cls(Buffer(memory, DType.uint8, shape), info.name, DType.uint8, shape, quantization)
         made.info = info
         return made
 
@@ -116,9 +114,7 @@ class WeightData:
         rows = raw.reshape(self._rows(), -1) if raw.size else raw.reshape(1, 0)
         converted = transcode(rows, source, target).raw
         memory = np.ascontiguousarray(converted).reshape(-1).data
-        return WeightData(
-            Buffer(memory, dtype, self.info.shape), self.name, dtype, self.info.shape
-        )
+        return WeightData(Buffer(memory, dtype, self.info.shape), self.name, dtype, self.info.shape)
 
     def _rows(self) -> int:
         return prod(self.info.shape[:-1]) if self.info.encoding.dtype is None else 1

@@ -82,4 +82,3 @@ class MappedFile:
                     self.path, offset + done, "the file ends here", hint="did it change meanwhile?"
                 )
             done += count
-

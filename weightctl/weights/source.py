@@ -68,9 +68,7 @@ class Files:
 class Held:
     """Tensors in memory."""
 
-    def __init__(
-        self, tensors: Mapping[str, WeightData], metadata: Mapping[str, Value]
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, WeightData], metadata: Mapping[str, Value]) -> None:
         self._tensors = tensors
         self._header = Header(
             format="memory",
@@ -116,7 +114,9 @@ def _structured(layout: str, order: str) -> np.dtype[Any]:
 
     fields = re.findall(r"(\d*)([BHIQ])", layout)
     widths = {"B": 1, "H": 2, "I": 4, "Q": 8}
-    return np.dtype([
-        (f"f{number}", f"{order}u{widths[code]}", (int(repeat or 1),))
-        for number, (repeat, code) in enumerate(fields)
-    ])
+    return np.dtype(
+        [
+            (f"f{number}", f"{order}u{widths[code]}", (int(repeat or 1),))
+            for number, (repeat, code) in enumerate(fields)
+        ]
+    )
