@@ -41,6 +41,7 @@ _FILE_TYPES = {
     "Q3_K": 12, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "BF16": 32,
 }  # fmt: skip
 _GUESSED = 1024
+_ARCHITECTURE = "general.architecture"
 
 
 def is_matrix_weight(info: TensorInfo) -> bool:
@@ -63,10 +64,11 @@ def is_lossy(encoding: Encoding) -> bool:
 def cast(plan: Plan, target: Encoding, *, fallback: bool = True, requantize: bool = False) -> Plan:
     """Store what holds fractions in another encoding; integers and truth values stay.
 
-    Blocks are only for the matrices that llama.cpp would quantize; the rest stays as it is, and
-    so do, in GGUF, vectors, which llama.cpp wants as they are. Where rows do not divide into
-    blocks llama.cpp's substitute is taken; with `fallback=False` that is a `ConversionError`, and
-    so is, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
+    Blocks are only for the matrices that llama.cpp would quantize, and so is, in GGUF, any other
+    encoding: the rest stays as it is, but for the vectors of a model that llama.cpp runs, which
+    become F32 since it computes with no other. Where rows do not divide into blocks llama.cpp's
+    substitute is taken; with `fallback=False` that is a `ConversionError`, and so is, without
+    `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
     """
     items = tuple(_cast_item(plan, item, target) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
@@ -81,9 +83,12 @@ def _cast_item(plan: Plan, item: Item, target: Encoding) -> Item:
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
         return item
-    for_blocks = target.quantization is not None or plan.format == "gguf"
-    if for_blocks and source.quantization is None and not is_matrix_weight(item.info):
-        return item
+    is_gguf = plan.format == "gguf"
+    only_matrices = is_gguf or target.quantization is not None
+    if only_matrices and source.quantization is None and not is_matrix_weight(item.info):
+        if not is_gguf or _ARCHITECTURE not in plan.metadata or len(item.info.shape) > 1:
+            return item
+        target = ENCODINGS["F32"]
     fitting = _fitting(target, item.info.shape)
     asked = None if fitting is target else target.name
     return replace(item, info=item.info._replace(encoding=fitting), asked=asked)
@@ -123,7 +128,7 @@ def _refuse_substitutes(changed: list[Item], target: Encoding) -> None:
 def _described(plan: Plan, items: tuple[Item, ...], target: Encoding) -> dict[str, Value]:
     """Keep the two keys that tell llama.cpp of the types in step with them."""
     metadata = dict(plan.metadata)
-    if plan.format == "gguf" and "general.architecture" in metadata:
+    if plan.format == "gguf" and _ARCHITECTURE in metadata:
         metadata["general.file_type"] = Value("u32", _FILE_TYPES.get(target.name, _GUESSED))
         if any(item.info.encoding.quantization for item in items):
             metadata["general.quantization_version"] = Value("u32", 2)

@@ -1,0 +1,60 @@
+"""What tests share: the command, run as a user runs it, and checkpoints to run it on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from real_files import fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+Completed = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="session")
+def weightctl() -> Callable[..., Completed]:
+    """Run `weightctl` in a process of its own, without a terminal."""
+
+    def run(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
+        return subprocess.run(
+            [sys.executable, "-m", "weightctl", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=cwd,
+            env=os.environ | {"COLUMNS": "100"} | environment,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    return ROOT / "fixtures" / "tiny-llama"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    return fetch("minilm")
+
+
+@pytest.fixture(scope="session")
+def silero() -> Path:
+    return fetch("silero") / "silero_vad_16k.safetensors"
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> list[Path]:
+    return sorted(fetch("vocabularies").glob("*.gguf"))

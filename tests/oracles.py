@@ -1,0 +1,57 @@
+"""ggml itself, called through the shared object of the `xllamacpp` wheel."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# ggml's type ids, block lengths and block sizes in bytes.
+TYPES = {"Q5_0": (6, 32, 22), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144)}
+
+
+@cache
+def _ggml() -> ctypes.CDLL:
+    spec = find_spec("xllamacpp")
+    assert spec is not None
+    assert spec.origin is not None
+    library = ctypes.CDLL(str(Path(spec.origin).with_name("xllamacpp.abi3.so")))
+    library.ggml_quantize_init.argtypes = [ctypes.c_int]
+    library.ggml_quantize_init.restype = None
+    library.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
+    ]  # fmt: skip
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    return library
+
+
+def ggml_quantize(
+    encoding: str, rows: NDArray[np.float32], importance: NDArray[np.float32] | None
+) -> NDArray[np.uint8]:
+    """Return the bytes `ggml_quantize_chunk` makes of `rows`, shape (r, n // block * size)."""
+    number, block, size = TYPES[encoding]
+    rows = np.ascontiguousarray(rows, np.float32)
+    if importance is not None:
+        importance = np.ascontiguousarray(importance, np.float32)
+        assert importance.shape == rows.shape[1:]
+    assert rows.shape[1] % block == 0
+    out = np.empty((len(rows), rows.shape[1] // block * size), np.uint8)
+    _ggml().ggml_quantize_init(number)
+    written = _ggml().ggml_quantize_chunk(
+        number,
+        rows.ctypes.data,
+        out.ctypes.data,
+        0,
+        *rows.shape,
+        None if importance is None else importance.ctypes.data,
+    )
+    assert written == out.nbytes
+    return out

@@ -1,0 +1,263 @@
+"""The searches for scales that ggml's block encodings share, one block in each lane.
+
+Arrays have shape (n, lanes): row `i` holds element `i` of every block. Each lane does ggml's
+float32 operations in ggml's order (sums run over the rows from first to last, no fused
+multiply-add), so that the levels and scales are ggml's own to the last bit; the lanes side by side
+are what makes it fast. Callers ignore floating point warnings: blocks of zeros or of huge numbers
+pass through here, and what comes out of a lane's infinities is what comes out in ggml.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32, U8
+
+__all__ = [
+    "clamped_levels",
+    "fit_scale",
+    "fit_scale_and_min",
+    "fit_unsigned_scale",
+    "nearest_int",
+    "sum_of_squares",
+]
+
+# A float32 between 2**23 and 2**24 has its unit in the last bit of the mantissa, so that adding
+# this rounds to an integer (half to even) and leaves that integer, plus _HALF, in the mantissa.
+_ROUNDER = np.float32(1.5 * 2**23)
+_MANTISSA = np.int32(2**23 - 1)
+_HALF = np.int32(2**22)
+_EXPONENT = np.float32(2**23).view(np.int32)
+
+# Blocks with no larger magnitude than this are zero: ggml's GROUP_MAX_EPS.
+_NEGLIGIBLE = np.float32(1e-15)
+
+
+def nearest_int(values: F32) -> NDArray[np.int32]:
+    """Return the nearest integers, half to even, as ggml's `nearest_int` has them.
+
+    Beyond 2**22, and for NaN, they are whatever the mantissa then holds, there as here.
+    """
+    bits = (values + _ROUNDER).view(np.int32)
+    bits &= _MANTISSA
+    bits -= _HALF
+    return bits
+
+
+def clamped_levels(values: F32, least: int, most: int) -> F32:
+    """Round `values` in place to `nearest_int` held within `least` and `most`; return them.
+
+    The levels stay in float32, which is what the sums over them need: clamped as the integers in
+    the mantissas, they become floats again by putting the exponent back.
+    """
+    values += _ROUNDER
+    bits = values.view(np.int32)
+    bits &= _MANTISSA
+    np.clip(bits, _HALF + np.int32(least), _HALF + np.int32(most), out=bits)
+    bits |= _EXPONENT
+    values -= _ROUNDER
+    return values
+
+
+def sum_of_squares(rows: F32) -> F32:
+    """Return the sum of squares of each row of (r, n), added from left to right, shape (r,)."""
+    # `accumulate` is sequential by definition, where `sum` adds in pairs.
+    return np.add.accumulate(rows * rows, axis=1)[:, -1]
+
+
+def _total(terms: F32) -> F32:
+    """Return the sum over the first axis, added from first to last."""
+    total = np.zeros(terms.shape[1:], np.float32)
+    for term in terms:
+        total += term
+    return total
+
+
+def _extremes(x: F32) -> tuple[F32, F32]:
+    """Return the first least and the first greatest number of each lane, as `<` and `>` see it."""
+    low, high = x[0].copy(), x[0].copy()
+    for row in x[1:]:
+        np.copyto(low, row, where=row < low)
+        np.copyto(high, row, where=row > high)
+    return low, high
+
+
+def fit_scale_and_min(
+    x: F32,
+    weights: F32,
+    most: int,
+    *,
+    first: float,
+    step: float,
+    steps: int,
+    saturate: bool,
+) -> tuple[F32, F32, F32]:
+    """Find levels 0..`most`, a scale and a min >= 0 such that `x` is near `scale * level - min`.
+
+    Returns levels of the shape of `x`, (n, lanes), and the scale and min of each lane. Tries
+    the inverse scales `(first + step * i + most) / range` for i in 0..`steps`, fits scale and min
+    to the levels of each by weighted least squares, and keeps the one of least weighted squared
+    error. Mirrors, without `use_mad`, ggml's `make_qkx2_quants` and, with `saturate`, its
+    `make_qkx3_quants`. They differ where a range near 0 makes quotients that no integer holds:
+    the former takes what `nearest_int` makes of them, the latter the nearest level, 0 for NaN.
+    """
+    low, high = _extremes(x)
+    sum_w, sum_x = _total(weights), _total(weights * x)
+    np.copyto(low, np.float32(0), where=low > 0)
+    constant = low == high
+
+    inverse = np.float32(most) / (high - low)
+    scale = 1 / inverse
+    levels, work = np.empty_like(x), np.empty_like(x)
+    terms = np.empty((len(x), 3, *low.shape), np.float32)
+
+    def choose_levels(inverse: F32, low: F32) -> None:
+        np.subtract(x, low, out=levels)
+        np.multiply(levels, inverse, out=levels)
+        if saturate:
+            np.clip(levels, 0, most, out=levels)
+        clamped_levels(levels, 0, most)
+
+    def measure_error(scale: F32, low: F32) -> F32:
+        np.multiply(levels, scale, out=work)
+        np.add(work, low, out=work)
+        np.subtract(work, x, out=work)
+        np.multiply(work, work, out=work)
+        np.multiply(work, weights, out=work)
+        return _total(work)
+
+    choose_levels(inverse, low)
+    least_error = measure_error(scale, low)
+    # The levels of the best trial are made again at the end, from what they were made of. Before
+    # the first trial they do not saturate: all are 0 where the inverse is infinite.
+    best_inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
+    best_low = low
+    for i in range(steps + 1):
+        numerator = np.float32(first) + np.float32(step) * np.float32(i) + np.float32(most)
+        # `low` is the best so far, `high` stays: ggml's range narrows as its search goes on.
+        inverse = numerator / (high - low)
+        choose_levels(inverse, low)
+        weighted = np.multiply(weights, levels, out=terms[:, 0])
+        np.multiply(weighted, levels, out=terms[:, 1])
+        np.multiply(weighted, x, out=terms[:, 2])
+        sum_l, sum_l2, sum_xl = _total(terms)
+        determinant = sum_w * sum_l2 - sum_l * sum_l
+        new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+        new_low = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        positive = new_low > 0
+        np.copyto(new_scale, sum_xl / sum_l2, where=positive)
+        np.copyto(new_low, np.float32(0), where=positive)
+        error = measure_error(new_scale, new_low)
+        better = (determinant > 0) & (error < least_error)
+        least_error = np.where(better, error, least_error)
+        best_inverse = np.where(better, inverse, best_inverse)
+        best_low = np.where(better, low, best_low)
+        scale = np.where(better, new_scale, scale)
+        low = np.where(better, new_low, low)
+
+    choose_levels(best_inverse, best_low)
+    levels[:, constant] = 0
+    scale[constant] = 0
+    return levels, scale, -low
+
+
+def fit_scale(x: F32, weights: F32, half: int) -> tuple[F32, F32]:
+    """Find levels -`half`..`half - 1` and a scale such that `x` is near `scale * level`.
+
+    Returns the levels plus `half`, shape (n, lanes), and the scale of each lane; a lane of
+    negligible numbers has level 0 (not `half`) throughout, and scale 0. Tries 19 scales around the
+    one that puts the number of largest magnitude at -`half`. Mirrors ggml's `make_qx_quants` with
+    `rmse_type` 1 and weights (where ggml has none, they are `x * x`).
+    """
+    magnitude = np.abs(x)
+    peak = np.take_along_axis(x, magnitude.argmax(axis=0)[None], axis=0)[0]
+    negligible = np.abs(peak) < _NEGLIGIBLE
+    weighted = np.multiply(weights, x, out=magnitude)
+    levels = np.empty_like(x)
+    terms = np.empty((len(x), 2, *peak.shape), np.float32)
+
+    def choose_levels(inverse: F32) -> None:
+        np.multiply(x, inverse, out=levels)
+        clamped_levels(levels, -half, half - 1)
+
+    def correlate() -> tuple[F32, F32]:
+        np.multiply(weighted, levels, out=terms[:, 0])
+        squares = np.multiply(weights, levels, out=terms[:, 1])
+        squares *= levels
+        sum_lx, sum_l2 = _total(terms)
+        return sum_lx, sum_l2
+
+    best_inverse = np.float32(-half) / peak
+    choose_levels(best_inverse)
+    sum_lx, sum_l2 = correlate()
+    scale = np.where(sum_l2 != 0, sum_lx / sum_l2, np.float32(0))
+    best = scale * sum_lx
+    for i in (*range(-9, 0), *range(1, 10)):
+        inverse = -(np.float32(half) + np.float32(0.1) * np.float32(i)) / peak
+        choose_levels(inverse)
+        sum_lx, sum_l2 = correlate()
+        better = (sum_l2 > 0) & (sum_lx * sum_lx > best * sum_l2)
+        best_inverse = np.where(better, inverse, best_inverse)
+        scale = np.where(better, sum_lx / sum_l2, scale)
+        best = np.where(better, scale * sum_lx, best)
+
+    choose_levels(best_inverse)
+    levels += np.float32(half)
+    levels[:, negligible] = 0
+    scale[negligible] = 0
+    return levels, scale
+
+
+def fit_unsigned_scale(x: F32, weights: F32, most: int) -> tuple[U8, F32]:
+    """Find levels 0..`most` and a scale such that `x` >= 0 is near `scale * level`.
+
+    Returns levels of the shape of `x`, (n, lanes), and the scale of each lane. Takes the best of
+    nine scales, then changes single levels while that raises the correlation, five times over.
+    Mirrors ggml's `make_qp_quants`; where `x` is negative, a level wraps around as a byte does.
+    """
+    peak = np.zeros(x.shape[1:], np.float32)
+    for row in x:
+        np.copyto(peak, row, where=~(peak > row))
+    negligible = peak < _NEGLIGIBLE
+
+    best_inverse = np.float32(most) / peak
+    levels = nearest_int(best_inverse * x).astype(np.uint8)
+    difference = x - levels * (1 / best_inverse)
+    least_error = _total(weights * difference * difference)
+    for i in (*range(-4, 0), *range(1, 5)):
+        inverse = (np.float32(0.1) * np.float32(i) + np.float32(most)) / peak
+        trial = np.minimum(nearest_int(inverse * x), most).astype(np.float32)
+        difference = x - (1 / inverse) * trial
+        error = _total(weights * difference * difference)
+        better = error < least_error
+        least_error = np.where(better, error, least_error)
+        best_inverse = np.where(better, inverse, best_inverse)
+
+    whole = np.minimum(nearest_int(best_inverse * x), most)
+    weighted = weights * x
+    sum_lx = _total(weighted * whole.astype(np.float32))
+    sum_l2 = _total(weights * whole.astype(np.float32) * whole.astype(np.float32))
+    levels = whole.astype(np.uint8)
+    for _ in range(5):
+        for i, level in enumerate(levels):
+            old = level.astype(np.float32)
+            rest_lx = sum_lx - weighted[i] * old
+            rest_l2 = sum_l2 - weights[i] * old * old
+            whole = np.minimum(nearest_int(x[i] * rest_l2 / rest_lx), most)
+            new = whole.astype(np.float32)
+            new_lx = rest_lx + weighted[i] * new
+            new_l2 = rest_l2 + weights[i] * new * new
+            better = (rest_lx > 0) & (rest_l2 > 0) & (whole != level)
+            better &= new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
+            np.copyto(level, whole.astype(np.uint8), where=better)
+            np.copyto(sum_lx, new_lx, where=better)
+            np.copyto(sum_l2, new_l2, where=better)
+
+    scale = np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0))
+    levels[:, negligible] = 0
+    scale[negligible] = 0
+    return levels, scale
