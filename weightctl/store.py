@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
-from weightctl.execute import DEFAULT_MEMORY, Losses, execute
 from weightctl.formats import FORMATS, format_by_suffix, format_module
 from weightctl.formats.base import write_in_order
-from weightctl.formats.huggingface import companions
+from weightctl.formats.huggingface import carry, companions
 from weightctl.formats.parts import open_files
-from weightctl.output import check_target, output_directory, output_file
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Weights
 
@@ -43,8 +40,7 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
     return Weights(Files(header, files))
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Where an output goes: a format, and a file, alone or inside a model's directory."""
 
     path: str
@@ -52,8 +48,7 @@ class Target:
     file_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """What a save did: bytes written, seconds taken, overflows by tensor."""
 
     nbytes: int
@@ -96,7 +91,7 @@ def save(
     *,
     force: bool = False,
     threads: int | None = None,
-    memory: int = DEFAULT_MEMORY,
+    memory: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Saved:
     """Carry out a plan; the target is the complete new one, or what it was before.
@@ -104,6 +99,10 @@ def save(
     `progress` is called with the bytes of each piece written. Raises `OutputError` where the
     target must not or cannot be written, and `ConversionError` where the plan cannot be.
     """
+    # Imported here, so that opening stays quick.
+    from weightctl.execute import DEFAULT_MEMORY, Losses, execute
+    from weightctl.output import check_target, output_file
+
     started = time.monotonic()
     layout = plan.layout()
     carried: Mapping[str, str] = {}
@@ -118,22 +117,37 @@ def save(
         replaceable={*carried, where.file_name or ""},
     )
     losses = Losses()
-    with _opened(where, carried) as path, output_file(path) as sink:
-        pieces = execute(plan, layout.tensors, threads=threads, memory=memory, losses=losses)
+    with _opened(plan, where, carried) as path, output_file(path) as sink:
+        pieces = execute(
+            plan, layout.tensors, threads=threads, memory=memory or DEFAULT_MEMORY, losses=losses
+        )
         _write(layout, sink, pieces, progress)
     return Saved(layout.nbytes, time.monotonic() - started, losses.overflows)
 
 
 @contextmanager
-def _opened(where: Target, carried: Mapping[str, str]) -> Generator[str, None, None]:
+def _opened(plan: Plan, where: Target, carried: Mapping[str, str]) -> Generator[str, None, None]:
     """Yield the path of the file to write, inside a directory with its companions or alone."""
     if where.file_name is None:
         yield where.path
         return
+    from weightctl.output import output_directory
+
     with output_directory(where.path) as directory:
-        for name, path in carried.items():
-            shutil.copyfile(path, os.path.join(directory, name))
+        carry(carried, directory, _main_dtype(plan))
         yield os.path.join(directory, where.file_name)
+
+
+def _main_dtype(plan: Plan) -> str | None:
+    """Return torch's name for what most of the weights become, None where nothing changes."""
+    sizes: Counter[str] = Counter()
+    for item in plan.items:
+        dtype = item.info.encoding.dtype
+        if dtype is not None and dtype.is_float:
+            sizes[dtype.value] += item.info.size
+    if not sizes or all(item.is_copy for item in plan.items):
+        return None
+    return sizes.most_common(1)[0][0]
 
 
 def _write(

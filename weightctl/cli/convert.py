@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli.options import From, Json, Path, Quiet, To, examples
+from weightctl.cli.outline import outline
 from weightctl.cli.render import Cell, note, printable, show_lines, show_table, show_text
 from weightctl.dtype import Encoding, parse_encoding
 from weightctl.errors import ConversionError
@@ -22,6 +23,8 @@ from weightctl.transforms.cast import cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from weightctl.cli.outline import Line
 
 __all__ = ["app"]
 
@@ -96,7 +99,8 @@ def convert(
         if as_json:
             show_text(json.dumps(_document(plan, where, nbytes), indent=2) + "\n")
         elif not quiet:
-            show_table(_row(item) for item in plan.items)
+            entries = {item.source.name: item for item in plan.items}
+            show_table(_row(line) for line in outline(weights.tree, entries, _kind))
             show_lines([[], *_summary(path, where, plan, nbytes), [Cell("nothing was written")]])
         return
     with _progress(plan, quiet=quiet) as advance:
@@ -135,14 +139,27 @@ def _wanted(dtype: str | None, quant: str | None) -> Encoding | None:
     return None
 
 
-def _row(item: Item) -> Sequence[Cell]:
+def _kind(item: Item) -> tuple[object, int]:
+    info = item.info
+    return (info.shape, item.source.encoding.name, info.encoding.name, item.asked), info.nbytes
+
+
+def _row(line: Line[Item]) -> Sequence[Cell]:
+    times = f"  x{line.times}" if line.times > 1 else ""
+    label = Cell(f"{'  ' * line.depth}{line.label}{times}", "" if line.entry else "bold")
+    size = Cell(format_size(line.nbytes), "dim", right=True)
+    item = line.entry
+    if item is None:
+        if line.name is not None:
+            return label, Cell(""), Cell("tied", "cyan")
+        count = f"{line.tensors} tensor{'s' if line.tensors != 1 else ''}"
+        return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
     arrow = Cell("" if item.is_copy else "->", "dim")
     changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
     why = f"{item.info.row} is no multiple of {item.asked}'s block" if item.asked else ""
     shape = Cell("x".join(map(str, item.info.shape)) or "scalar", right=True)
-    size = Cell(format_size(item.info.nbytes), "dim", right=True)
     before = Cell(item.source.encoding.name)
-    return Cell(item.info.name), shape, before, arrow, changed, size, Cell(why, "yellow")
+    return label, shape, before, arrow, changed, size, Cell(why, "yellow")
 
 
 def _summary(path: str, where: Target, plan: Plan, nbytes: int) -> list[list[Cell]]:

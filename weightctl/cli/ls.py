@@ -67,7 +67,9 @@ def ls(
     show_lines(_summary(path, weights))
     if header.tensors:
         show_lines([[]])
-        show_table(_row(line) for line in outline(weights.tree, header, depth))
+        show_table(
+            _row(line, header) for line in outline(weights.tree, header.tensors, _kind, depth)
+        )
 
 
 def _flat(weights: Weights) -> Iterator[Sequence[Cell]]:
@@ -82,14 +84,19 @@ def _described(info: TensorInfo) -> tuple[Cell, Cell]:
     return Cell(shape, right=True), Cell(info.encoding.name, "cyan")
 
 
-def _row(line: Line) -> Sequence[Cell]:
+def _kind(info: TensorInfo) -> tuple[object, int]:
+    return (info.shape, info.encoding.name), info.nbytes
+
+
+def _row(line: Line[TensorInfo], header: Header) -> Sequence[Cell]:
     times = f"  x{line.times}" if line.times > 1 else ""
     label = f"{'  ' * line.depth}{line.label}{times}"
     size = Cell(format_size(line.nbytes), "dim", right=True)
-    if line.info is not None:
-        return (Cell(label), *_described(line.info), size)
-    if line.alias is not None:
-        return (Cell(f"{label} = {line.alias}"), Cell(""), Cell("tied", "cyan"), Cell(""))
+    if line.entry is not None:
+        return (Cell(label), *_described(line.entry), size)
+    if line.name is not None:
+        tied = f"{label} = {header.aliases[line.name]}"
+        return (Cell(tied), Cell(""), Cell("tied", "cyan"), Cell(""))
     count = f"{line.tensors} tensor{'s' if line.tensors != 1 else ''}"
     return (Cell(label, "bold"), Cell(count, "dim", right=True), Cell(""), size)
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.tree import Node
 
 __all__ = ["Line", "outline"]
 
+Entry = TypeVar("Entry")
 
-class Line(NamedTuple):
+
+class Line(NamedTuple, Generic[Entry]):
     """A line of the outline: a tensor, or a branch with what is below it.
 
     `times` is how many like it are folded into this line; `tensors` and `nbytes` are of all of
-    them. `info` is None for a branch, and `alias` is the tensor that a tied name stands for.
+    them. `entry` is what is known of the tensor, None for a branch or a tied name; `name` is the
+    tensor's full name, or that of the first that is folded here.
     """
 
     depth: int
     label: str
-    info: TensorInfo | None
+    name: str | None
+    entry: Entry | None
     times: int
     tensors: int
     nbytes: int
-    alias: str | None = None
 
 
 class _Measured(NamedTuple):
@@ -37,36 +39,49 @@ class _Measured(NamedTuple):
     nbytes: int
 
 
-class _Outline:
+class _Outline(Generic[Entry]):
     """Makes the lines; remembers what it has measured."""
 
-    def __init__(self, header: Header) -> None:
-        self._tensors: Mapping[str, TensorInfo] = header.tensors
-        self._aliases = header.aliases
-        self._measured: dict[int, _Measured] = {}
+    def __init__(
+        self, entries: Mapping[str, Entry], look: Callable[[Entry], tuple[object, int]]
+    ) -> None:
+        self._entries = entries
+        self._look = look
+        self._measured: dict[Node, _Measured] = {}
         self._shapes: dict[object, int] = {}
 
     def measure(self, node: Node) -> _Measured:
         """Return what is below a node; each node is looked at once."""
-        known = self._measured.get(id(node))
-        if known is not None:
-            return known
-        tensors = nbytes = 0
+        known = self._measured.get(node)
+        if known is None:
+            known = self._measured[node] = self._look_at(node)
+        return known
+
+    def _look_at(self, node: Node) -> _Measured:
         parts: list[object] = []
-        if node.tensor is not None:
-            info = self._tensors.get(node.tensor)
-            parts.append((info.shape, info.encoding) if info else "tied")
-            tensors, nbytes = (1, info.nbytes) if info else (0, 0)
+        # Most nodes have one below them; going down here saves looking at each by itself.
+        while node.tensor is None and len(node.below) == 1:
+            ((segment, node),) = node.below.items()
+            parts.append(segment)
+        entry = self._entry(node)
+        parts.append(node.tensor is None)
+        tensors = nbytes = 0
+        if entry is not None:
+            kind, nbytes = self._look(entry)
+            parts.append(kind)
+            tensors = 1
         for segment, below in node.children().items():
             part = self.measure(below)
-            parts.append((segment, part.shape))
-            tensors += part.tensors
-            nbytes += part.nbytes
+            parts += (segment, part[0])
+            tensors += part[1]
+            nbytes += part[2]
         shape = self._shapes.setdefault(tuple(parts), len(self._shapes))
-        measured = self._measured[id(node)] = _Measured(shape, tensors, nbytes)
-        return measured
+        return _Measured(shape, tensors, nbytes)
 
-    def lines(self, node: Node, depth: int, limit: int | None) -> Iterator[Line]:
+    def _entry(self, node: Node) -> Entry | None:
+        return self._entries.get(node.tensor) if node.tensor is not None else None
+
+    def lines(self, node: Node, depth: int, limit: int | None) -> Iterator[Line[Entry]]:
         """Yield what is below a node, down to `limit` levels."""
         for label, below, times in self._folded(node):
             joined = label
@@ -80,12 +95,10 @@ class _Outline:
             if below.children() and (limit is None or depth + 1 < limit):
                 yield from self.lines(below, depth + 1, limit)
 
-    def _line(self, depth: int, label: str, node: Node, times: int) -> Line:
-        measured = self.measure(node)
-        info = self._tensors.get(node.tensor) if node.tensor is not None else None
-        alias = self._aliases.get(node.tensor) if node.tensor is not None and not info else None
-        tensors, nbytes = times * measured.tensors, times * measured.nbytes
-        return Line(depth, label, info, times, tensors, nbytes, alias)
+    def _line(self, depth: int, label: str, node: Node, times: int) -> Line[Entry]:
+        _, tensors, nbytes = self.measure(node)
+        entry = self._entry(node)
+        return Line(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
 
     def _folded(self, node: Node) -> list[tuple[str, Node, int]]:
         """Return the children, numbered ones that are alike as one: `[0-2,4]`."""
@@ -121,6 +134,14 @@ def _numbers(segments: list[str]) -> str:
     return "[" + ",".join("-".join(map(str, run)) for run in runs) + "]"
 
 
-def outline(root: Node, header: Header, limit: int | None = None) -> Iterator[Line]:
-    """Yield the lines that show a tree, `limit` levels deep or whole."""
-    return _Outline(header).lines(root, 0, limit)
+def outline(
+    root: Node,
+    entries: Mapping[str, Entry],
+    look: Callable[[Entry], tuple[object, int]],
+    limit: int | None = None,
+) -> Iterator[Line[Entry]]:
+    """Yield the lines that show a tree, `limit` levels deep or whole.
+
+    `look` tells of an entry what makes two of them alike, and its bytes.
+    """
+    return _Outline(entries, look).lines(root, 0, limit)

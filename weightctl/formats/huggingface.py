@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import shutil
+from typing import IO, TYPE_CHECKING, Any
 
 from weightctl.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["companions", "config"]
+__all__ = ["carry", "companions", "config"]
 
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_SIZE = 100_000_000
+_CONFIG = "config.json"
 
 
 def companions(files: Sequence[str]) -> Mapping[str, str]:
@@ -24,7 +26,7 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
     A directory without a config.json is no model's directory, and nothing is carried from it.
     """
     directory = os.path.dirname(files[0]) if files else ""
-    if not files or not os.path.isfile(os.path.join(directory, "config.json")):
+    if not files or not os.path.isfile(os.path.join(directory, _CONFIG)):
         return {}
     return {
         entry.name: entry.path
@@ -36,12 +38,41 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
     }
 
 
+def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> None:
+    """Copy companions into a directory; the config gets to know the dtype of the weights.
+
+    `dtype` is torch's name of it, None where the weights stay as they are. Raises `OSError`.
+    """
+    for name, path in companions.items():
+        copy = os.path.join(directory, name)
+        document: Mapping[str, Any] = {}
+        if name == _CONFIG and dtype is not None:
+            document = _document(path)
+        stated = [key for key in ("torch_dtype", "dtype") if key in document]
+        if not stated:
+            with open(path, "rb") as source, open(copy, "xb") as target:
+                shutil.copyfileobj(source, target)
+                _sync(target)
+            continue
+        with open(copy, "x", encoding="utf-8") as stream:
+            json.dump({**document, **dict.fromkeys(stated, dtype)}, stream, indent=2)
+            stream.write("\n")
+            _sync(stream)
+
+
+def _sync(stream: IO[Any]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
 def config(files: Sequence[str]) -> Mapping[str, Any]:
     """Return the config.json beside a checkpoint; empty where there is none that is JSON."""
-    directory = os.path.dirname(files[0]) if files else ""
-    path = os.path.join(directory, "config.json")
+    return _document(os.path.join(os.path.dirname(files[0]), _CONFIG)) if files else {}
+
+
+def _document(path: str) -> Mapping[str, Any]:
     try:
-        if not files or os.path.getsize(path) > _MAX_SIZE:
+        if os.path.getsize(path) > _MAX_SIZE:
             return {}
         with open(path, encoding="utf-8") as stream:
             document = json.load(stream)

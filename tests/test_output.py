@@ -1,0 +1,247 @@
+"""Whatever happens, the target is what it was or the complete new one, and the input is whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from weightctl import Plan, WeightData, Weights, open_weights
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import FormatError, OutputError
+from weightctl.store import save, target
+from weightctl.transforms.cast import cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+OLD = b"what was there before"
+
+
+def random_weights(tensors: int = 8, rows: int = 256, columns: int = 1024) -> Weights:
+    random_numbers = np.random.default_rng(7)
+    shape = (rows, columns)
+    return Weights.from_data(
+        {
+            f"layers.{number}.weight": WeightData.from_numpy(
+                random_numbers.standard_normal(shape, np.float32), f"layers.{number}.weight"
+            )
+            for number in range(tensors)
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 MB of float32: half a second of quantizing."""
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    save(Plan.copy(random_weights(16, 1024), "safetensors"), target(str(path)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What the conversion of `model` gives when nothing disturbs it."""
+    out = tmp_path_factory.mktemp("whole") / "out.gguf"
+    plan = cast(Plan.copy(open_weights(model), "gguf"), ENCODINGS["Q8_0"])
+    save(plan, target(str(out)))
+    return out.read_bytes()
+
+
+def start(model: Path, out: Path, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "weightctl", "convert", model, out, "--quant", "Q8_0", "--force"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_at_any_moment_leaves_the_old_file_or_the_new(
+    model: Path, whole: bytes, tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "out.gguf"
+    moments = random.Random(int(number))
+    for _ in range(8):
+        out.write_bytes(OLD)
+        process = start(model, out)
+        time.sleep(moments.uniform(0.05, 0.9))
+        process.send_signal(number)
+        process.communicate()
+        assert out.read_bytes() in (OLD, whole)
+        leftovers = set(os.listdir(tmp_path)) - {"out.gguf"}
+        assert leftovers <= ({"out.gguf.partial"} if number == signal.SIGKILL else set())
+
+
+def test_ctrl_c_exits_with_130(model: Path, tmp_path: Path) -> None:
+    process = start(model, tmp_path / "out.gguf")
+    while not (tmp_path / "out.gguf.partial").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_temporary_file_left_by_a_killed_run_is_taken_over(
+    model: Path, whole: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "out.gguf.partial").write_bytes(b"x" * (len(whole) + 1000))
+    process = start(model, tmp_path / "out.gguf")
+    process.communicate()
+    assert process.returncode == 0
+    assert os.listdir(tmp_path) == ["out.gguf"]
+    assert (tmp_path / "out.gguf").read_bytes() == whole
+
+
+def test_two_runs_do_not_write_one_file(model: Path, tmp_path: Path) -> None:
+    with (tmp_path / "out.gguf.partial").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        process = start(model, tmp_path / "out.gguf")
+        _, errors = process.communicate()
+        assert process.returncode == 2
+        assert b"is being written by another process" in errors
+        assert (tmp_path / "out.gguf.partial").exists()
+
+
+def test_a_file_system_that_takes_no_more_leaves_the_old_file(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(OLD)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    process = start(model, out, preexec_fn=limit)
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert b"cannot be written: File too large" in errors
+    assert b"hint:" in errors
+    assert out.read_bytes() == OLD
+    assert os.listdir(tmp_path) == ["out.gguf"]
+
+
+def test_an_input_that_shrinks_meanwhile_leaves_the_old_file(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
+    save(Plan.copy(random_weights(), "safetensors"), target(str(source)))
+    out.write_bytes(OLD)
+    plan = cast(Plan.copy(open_weights(source), "gguf"), ENCODINGS["Q8_0"])
+    os.truncate(source, source.stat().st_size // 2)
+    with pytest.raises(FormatError, match="the file ends here"):
+        save(plan, target(str(out)), force=True)
+    assert out.read_bytes() == OLD
+    assert sorted(os.listdir(tmp_path)) == ["in.safetensors", "out.gguf"]
+
+
+def test_an_existing_file_is_not_replaced_without_force(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(OLD)
+    with pytest.raises(OutputError, match="exists") as caught:
+        save(Plan.copy(random_weights(), "gguf"), target(str(out)))
+    assert "--force" in caught.value.hint
+    assert out.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link], ids=["itself", "symlink", "hard link"])
+def test_the_input_is_never_the_output(tmp_path: Path, link: Callable[..., None] | None) -> None:
+    source = tmp_path / "in.safetensors"
+    save(Plan.copy(random_weights(2), "safetensors"), target(str(source)))
+    before = source.read_bytes()
+    out = source if link is None else tmp_path / "other.safetensors"
+    if link is not None:
+        link(source, out)
+    with pytest.raises(OutputError, match="is the input itself"):
+        save(Plan.copy(open_weights(source), "safetensors"), target(str(out)), force=True)
+    assert source.read_bytes() == before
+
+
+def test_the_directory_of_the_input_is_never_the_output(tmp_path: Path) -> None:
+    source = tmp_path / "model" / "model.safetensors"
+    source.parent.mkdir()
+    save(Plan.copy(random_weights(2), "safetensors"), target(str(source)))
+    with pytest.raises(OutputError, match="holds the input"):
+        save(Plan.copy(open_weights(source), "safetensors"), target(str(source.parent)), force=True)
+
+
+def test_a_directory_that_does_not_exist_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="does not exist") as caught:
+        save(Plan.copy(random_weights(), "gguf"), target(str(tmp_path / "no" / "out.gguf")))
+    assert caught.value.hint
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    weights = random_weights(1)
+    huge = weights["layers.0.weight"].info._replace(shape=(1 << 40, 1024))
+    plan = Plan.copy(weights, "gguf")
+    item = plan.items[0].__class__(huge, huge)
+    with pytest.raises(OutputError, match="are free on its disk"):
+        save(plan.with_items((item,)), target(str(tmp_path / "out.gguf")))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_is_written_whole(tiny_llama: Path, tmp_path: Path) -> None:
+    plan = Plan.copy(open_weights(tiny_llama), "safetensors")
+    save(plan, target(str(tmp_path / "out")))
+    assert os.listdir(tmp_path) == ["out"]
+    carried = {name for name in os.listdir(tiny_llama) if name != "model.safetensors"}
+    assert set(os.listdir(tmp_path / "out")) == carried | {"model.safetensors"}
+
+
+def test_a_failure_leaves_an_existing_directory_as_it_was(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    save(Plan.copy(open_weights(tiny_llama), "safetensors"), target(str(out)))
+    (out / "model.safetensors").write_bytes(OLD)
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_llama, copy)
+    plan = Plan.copy(open_weights(copy), "safetensors")
+    os.truncate(copy / "model.safetensors", 1 << 20)
+    with pytest.raises(FormatError):
+        save(plan, target(f"{out}/"), force=True)
+    assert (out / "model.safetensors").read_bytes() == OLD
+    assert sorted(os.listdir(tmp_path)) == ["copy", "out"]
+
+
+def test_a_directory_is_replaced_with_force(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = Plan.copy(open_weights(tiny_llama), "safetensors")
+    save(plan, target(str(out)))
+    whole = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").write_bytes(OLD)
+    with pytest.raises(OutputError, match="is not empty"):
+        save(plan, target(str(out)))
+    save(plan, target(str(out)), force=True)
+    assert (out / "model.safetensors").read_bytes() == whole
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_directory_with_somebody_elses_files_is_not_replaced(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    plan = Plan.copy(open_weights(tiny_llama), "safetensors")
+    with pytest.raises(OutputError, match=r"thesis\.tex"):
+        save(plan, target(str(tmp_path)), force=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_empty_directory_is_filled(tiny_llama: Path, tmp_path: Path) -> None:
+    save(Plan.copy(open_weights(tiny_llama), "safetensors"), target(str(tmp_path / "out/")))
+    (tmp_path / "empty").mkdir()
+    save(Plan.copy(open_weights(tiny_llama), "safetensors"), target(str(tmp_path / "empty")))
+    assert (tmp_path / "empty" / "config.json").exists()
