@@ -158,7 +158,9 @@ def test_an_existing_file_is_not_replaced_without_force(tmp_path: Path) -> None:
     assert out.read_bytes() == OLD
 
 
-@pytest.mark.parametrize("link", [None, os.symlink, os.link], ids=["itself", "symlink", "hard link"])
+@pytest.mark.parametrize(
+    "link", [None, os.symlink, os.link], ids=["itself", "symlink", "hard link"]
+)
 def test_the_input_is_never_the_output(tmp_path: Path, link: Callable[..., None] | None) -> None:
     source = tmp_path / "in.safetensors"
     save(Plan.copy(random_weights(2), "safetensors"), target(str(source)))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Completed
 
 pytestmark = pytest.mark.real
 Run = "Callable[..., Completed]"
@@ -58,9 +57,7 @@ def test_smollm2_to_safetensors_bf16_has_the_values_of_the_reference(
         assert set(written.keys()) == set(expected)
         for name, values in expected.items():
             found = written.get_tensor(name).float().numpy()
-            assert np.array_equal(
-                found, values.astype(ml_dtypes.bfloat16).astype(np.float32)
-            ), name
+            assert np.array_equal(found, values.astype(ml_dtypes.bfloat16).astype(np.float32)), name
 
 
 def test_smollm2_to_q8_0_is_read_by_gguf_and_close_to_the_source(
@@ -172,7 +169,8 @@ def test_silero_lists_its_scalars_and_odd_shapes(weightctl: Run, silero: Path) -
     listed = {each["name"]: each["shape"] for each in json.loads(done.stdout)["tensors"]}
     with safe_open(silero, "np") as expected:
         assert listed == {
-            name: expected.get_slice(name).get_shape() for name in expected.keys()  # noqa: SIM118
+            name: expected.get_slice(name).get_shape()
+            for name in expected.keys()  # noqa: SIM118
         }
 
 

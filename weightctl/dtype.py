@@ -141,24 +141,28 @@ class Encoding(NamedTuple):
     @property
     def quantization(self) -> QuantizationEncoding | None:
         """The block type, None for plain numbers."""
-        return QuantizationEncoding.__members__.get(self.name)
+        return _QUANTIZATIONS.get(self.name)
 
     @property
     def is_known(self) -> bool:
         """Whether the table has this encoding; the data of any other cannot be interpreted."""
-        return ENCODINGS.get(self.name) is self
+        return ENCODINGS.get(self.name) == self
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape (outermost first).
 
         Raises `EncodingError` where the elements do not fill whole blocks.
         """
+        if self.block == 1:
+            return prod(shape) * self.size
         if not self.fits(shape):
             raise EncodingError(f"shape {tuple(shape)} is no whole number of {self.name} blocks")
         return prod(shape) // self.block * self.size
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether this shape is a whole number of blocks; ggml's blocks never cross rows."""
+        if self.block == 1:
+            return True
         if self.quantization is None:
             return prod(shape) % self.block == 0
         return bool(shape) and shape[-1] % self.block == 0
@@ -226,6 +230,7 @@ _DTYPES: dict[str, DType] = {
     for encoding in _TABLE
     if encoding.torch is not None
 }
+_QUANTIZATIONS = {kind.name: kind for kind in QuantizationEncoding}
 _BY_DTYPE = {dtype: ENCODINGS[name] for name, dtype in _DTYPES.items()}
 _BY_ID: dict[str, dict[int | str, Encoding]] = {
     "gguf": {e.gguf: e for e in _TABLE if e.gguf is not None},

@@ -33,10 +33,10 @@ class FormatError(WeightctlError, ValueError):
         super().__init__(f"{where}: {message}", hint=hint)
         self.path = path
         self.offset = offset
+        self._reason = message
 
     def __reduce__(self) -> tuple[object, ...]:
-        text = self.message.split(": ", 1)[1]
-        return (_format_error, (self.path, self.offset, text, self.hint))
+        return (_format_error, (self.path, self.offset, self._reason, self.hint))
 
 
 def _format_error(path: str, offset: int | None, message: str, hint: str) -> FormatError:
@@ -59,6 +59,9 @@ class NonFiniteError(EncodingError):
         self.index = index
         self.value = value
         self.encoding = encoding
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (NonFiniteError, (self.index, self.value, self.encoding))
 
 
 class ConversionError(WeightctlError, ValueError):

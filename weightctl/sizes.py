@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from weightctl.errors import WeightctlError
 
@@ -10,7 +11,7 @@ __all__ = ["format_count", "format_size", "parse_size"]
 
 _UNITS = {"": 1} | {
     unit + suffix: base**power
-    for power, unit in enumerate("kmgt", start=1)
+    for power, unit in enumerate("kmgtp", start=1)
     for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 _UNITS["b"] = 1
@@ -24,7 +25,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
         raise WeightctlError(f"`{text}` is not a size", hint="write it like 5GB, 512MiB or 1000000")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
 def format_size(nbytes: int) -> str:
@@ -33,7 +34,7 @@ def format_size(nbytes: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """A count with three significant digits: `134.5 M`."""
+    """A count with three significant digits: `135 M`."""
     return _scaled(count, ("", "K", "M", "B", "T", "Q"), " ").rstrip()
 
 

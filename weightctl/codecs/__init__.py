@@ -62,7 +62,8 @@ def transcode(
     `raw` has shape (rows, bytes per row), the result too; `importance` is one weight per column,
     or None. Plain numbers are rounded once, to nearest even; where one side is a block encoding
     they go through float32, as in ggml. Raises `NonFiniteError` where a block encoding would have
-    to hold a NaN or an infinity.
+    to hold a NaN or an infinity, and `EncodingError` where there is no way from the one to the
+    other.
     """
     if source == target:
         return Transcoded(raw, 0)

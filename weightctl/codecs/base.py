@@ -32,8 +32,12 @@ class Codec(Protocol):
         ...
 
 
-def tiles(rows: int, columns: int, area: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a table into rectangles of at most `area` cells: whole rows if one fits, else parts."""
+def tiles(shape: tuple[int, ...], area: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a table of (rows, columns) into rectangles of at most `area` cells.
+
+    They are whole rows if one fits, else parts of one row.
+    """
+    rows, columns = shape
     width = max(1, min(columns, area))
     height = max(1, area // width)
     for top in range(0, rows, height):

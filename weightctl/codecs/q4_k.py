@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weightctl.codecs.base import tiles
 from weightctl.codecs.search import (
@@ -17,15 +16,17 @@ from weightctl.codecs.search import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32, U8
 
 __all__ = ["BLOCK", "decode", "encode"]
 
 # ggml's `block_q4_K`. Byte i of row j of `q` has numbers 64 * j + i (low bits) and 32 further on.
 BLOCK = np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", 12), ("q", "u1", (4, 32))])
-assert BLOCK.itemsize == 144
+assert BLOCK.itemsize == 144  # noqa: S101  (the layout itself, not a check of input)
 
-_TILE = 512  # blocks: about eight arrays of 64 KiB at work at a time
+_TILE = 512  # blocks: some ten arrays of 512 KiB are at work at a time
 
 
 def encode(rows: F32, importance: F32 | None, out: U8) -> None:
@@ -36,7 +37,7 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:
     x = rows.reshape(len(rows), -1, 256)
     blocks = out.view(BLOCK)
     with np.errstate(all="ignore"):
-        for tile in tiles(*blocks.shape, _TILE):
+        for tile in tiles(blocks.shape, _TILE):
             block = np.empty(blocks[tile].shape, BLOCK)
             weights = None if importance is None else importance.reshape(-1, 256)[tile[1]]
             _encode(x[tile], weights, block.reshape(-1))
@@ -84,14 +85,14 @@ def _lanes(rows: F32) -> F32:
 
 def _magnitude_weights(x: F32) -> F32:
     """Return ggml's weights where there is no importance: root mean square plus magnitude."""
-    mean_square = np.add.accumulate(x * x, axis=0)[-1] / np.float32(32)
+    mean_square: F32 = np.add.accumulate(x * x, axis=0)[-1] / np.float32(32)
     return np.sqrt(mean_square) + np.abs(x)
 
 
 def _importance_weights(rows: F32, importance: F32) -> F32:
     """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256)."""
     total = sum_of_squares(rows.reshape(-1, 256)).reshape(*rows.shape[:2], 1)
-    variance = np.float32(2) * total / np.float32(256)
+    variance: F32 = np.float32(2) * total / np.float32(256)
     return importance * np.sqrt(variance + rows * rows)
 
 
@@ -107,11 +108,11 @@ def _round_to_greatest(values: F32) -> tuple[F32, U8]:
 
 def _pack_scales(scales: U8, mins: U8) -> U8:
     """Return the bytes (12, b) that hold 6-bit scales (8, b) and mins (8, b)."""
-    return np.concatenate([
-        scales[:4] | scales[4:] >> 4 << 6,
-        mins[:4] | mins[4:] >> 4 << 6,
-        scales[4:] & 15 | mins[4:] << 4,
-    ])  # fmt: skip
+    packed = np.empty((3, *scales[:4].shape), np.uint8)
+    packed[0] = scales[:4] | scales[4:] >> 4 << 6
+    packed[1] = mins[:4] | mins[4:] >> 4 << 6
+    packed[2] = scales[4:] & 15 | mins[4:] << 4
+    return packed.reshape(12, -1)
 
 
 def _scales_and_mins(block: NDArray[np.void]) -> tuple[F32, F32]:
@@ -126,12 +127,10 @@ def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 144)."""
     block = blocks.view(BLOCK)
     values = out.reshape(len(out), -1, 4, 2, 32)
-    for tile in tiles(*block.shape, _TILE):
+    for tile in tiles(block.shape, _TILE):
         q = block[tile]["q"]
         flat = block[tile].reshape(-1)
-        scale, low = (
-            v.T.reshape(*q.shape[:3], 2, 1) for v in _scales_and_mins(flat)
-        )
+        scale, low = (v.T.reshape(*q.shape[:3], 2, 1) for v in _scales_and_mins(flat))
         tile_values = values[tile]
         tile_values[..., 0, :] = q & 15
         tile_values[..., 1, :] = q >> 4

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weightctl.codecs.base import tiles
 from weightctl.codecs.search import fit_scale, sum_of_squares
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32, U8
 
 __all__ = ["BLOCK", "decode", "encode"]
@@ -18,9 +19,9 @@ __all__ = ["BLOCK", "decode", "encode"]
 # ggml's `block_q5_0`. Byte i of `low` has the low four bits of numbers i and i + 16; bit i of
 # `high`, little endian, is the fifth bit of number i. A level of 16 is zero.
 BLOCK = np.dtype([("scale", "<f2"), ("high", "u1", 4), ("low", "u1", 16)])
-assert BLOCK.itemsize == 22
+assert BLOCK.itemsize == 22  # noqa: S101  (the layout itself, not a check of input)
 
-_TILE = 4096  # blocks
+_TILE = 2048  # blocks
 
 
 def encode(rows: F32, importance: F32 | None, out: U8) -> None:
@@ -32,12 +33,12 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:
     blocks = out.view(BLOCK)
     with np.errstate(all="ignore"):
         if importance is None:
-            for tile in tiles(*blocks.shape, _TILE):
+            for tile in tiles(blocks.shape, _TILE):
                 _pack(*_round(x[tile]), blocks[tile])
         else:
             weights = importance.reshape(-1, 32)
             variance = sum_of_squares(rows) / np.float32(rows.shape[1])
-            for tile in tiles(*blocks.shape, _TILE):
+            for tile in tiles(blocks.shape, _TILE):
                 found = _search(x[tile], weights[tile[1]], variance[tile[0]])
                 _pack(*found, blocks[tile])
 
@@ -77,7 +78,7 @@ def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32 * 22)."""
     block = blocks.view(BLOCK)
     values = out.reshape(len(out), -1, 32)
-    for tile in tiles(*block.shape, _TILE):
+    for tile in tiles(block.shape, _TILE):
         low, high = block[tile]["low"], block[tile]["high"]
         level = np.unpackbits(high, axis=-1, bitorder="little").view(np.int8)
         level <<= 4

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weightctl.codecs.base import tiles
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32, U8
 
 __all__ = ["BLOCK", "decode", "encode"]
 
 # ggml's `block_q8_0`.
 BLOCK = np.dtype([("scale", "<f2"), ("q", "i1", 32)])
-assert BLOCK.itemsize == 34
+assert BLOCK.itemsize == 34  # noqa: S101  (the layout itself, not a check of input)
 
-_TILE = 4096  # blocks
+_TILE = 2048  # blocks
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
@@ -29,7 +30,7 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:  # noqa: ARG001
     """
     x = rows.reshape(len(rows), -1, 32)
     blocks = out.view(BLOCK)
-    for tile in tiles(*blocks.shape, _TILE):
+    for tile in tiles(blocks.shape, _TILE):
         _encode(x[tile], blocks[tile])
 
 
@@ -53,6 +54,6 @@ def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32 * 34)."""
     block = blocks.view(BLOCK)
     values = out.reshape(len(out), -1, 32)
-    for tile in tiles(*block.shape, _TILE):
+    for tile in tiles(block.shape, _TILE):
         scale = block[tile]["scale"].astype(np.float32)
         np.multiply(block[tile]["q"], scale[..., None], out=values[tile], dtype=np.float32)

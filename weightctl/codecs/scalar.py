@@ -46,10 +46,15 @@ def unpack(raw: U8, dtype: DType) -> Numbers:
 
 
 def pack(numbers: Numbers) -> U8:
-    """Return the bytes that store numbers: a view, but for float4."""
+    """Return the bytes that store numbers: a view, but for float4.
+
+    Raises `EncodingError` for rows of an odd number of float4.
+    """
     raw = np.ascontiguousarray(numbers).view(np.uint8)
     if numbers.dtype != _PACKED:
         return raw
+    if raw.shape[-1] % 2:
+        raise EncodingError(f"float4 is stored in pairs, and {raw.shape[-1]} is an odd number")
     packed: U8 = raw[..., ::2] & np.uint8(15) | raw[..., 1::2] << np.uint8(4)
     return packed
 
@@ -58,30 +63,74 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
     """Round numbers to another type, once and to nearest even.
 
     What is too large becomes an infinity where the type has one, and the largest finite number of
-    its sign where it has none (float8_e4m3fn, the fnuz forms, float4).
+    its sign where it has none (float8_e4m3fn, the fnuz forms, float4); `overflow` counts both.
+    Raises `EncodingError` where numbers with fractions would become integers, where an integer
+    does not fit, for complex numbers, and for what float8_e8m0fnu or float4 have nothing near to.
     """
     target = numpy_dtype(dtype)
     if numbers.dtype == target:
         return numbers
+    _require_convertible(numbers, dtype)
     if target.kind != "V" and numbers.dtype.kind != "V" and target.type.__module__ == "numpy":
         with np.errstate(over="ignore", invalid="ignore"):
             return numbers.astype(target)
     if numbers.dtype.kind in "iub":
-        numbers = numbers.astype(np.float64)
+        numbers = _to_float64(numbers)
     if numbers.dtype == np.float64:
         numbers = _round_to_odd(numbers)
     elif numbers.dtype != np.float32:
         numbers = numbers.astype(np.float32)
-    if dtype.is_float and dtype not in _HAS_INFINITY:
+    if dtype not in _HAS_INFINITY:
+        _require_representable(numbers, dtype)
         largest = np.float32(_largest(target))
         numbers = np.clip(numbers, -largest, largest)
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(target)
 
 
+def _require_convertible(numbers: Numbers, dtype: DType) -> None:
+    is_whole = numbers.dtype.kind in "iub"
+    if "c" in {numbers.dtype.kind, numpy_dtype(dtype).kind} or not (is_whole or dtype.is_float):
+        raise EncodingError(
+            f"{numbers.dtype} cannot become {dtype.value}",
+            hint="only numbers without fractions become integers",
+        )
+    if dtype.is_integer and numbers.size:
+        limits = np.iinfo(dtype.value)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < limits.min or high > limits.max:
+            beyond = low if low < limits.min else high
+            raise EncodingError(f"{beyond} does not fit into {dtype.value}")
+
+
+def _require_representable(numbers: F32, dtype: DType) -> None:
+    """Refuse NaN in float4, which has none, and all but positive numbers in float8_e8m0fnu."""
+    if dtype is DType.float4_e2m1fn:
+        refused = np.isnan(numbers)
+    elif dtype is DType.float8_e8m0fnu:
+        refused = numbers <= 0
+    else:
+        return
+    if refused.any():
+        index = int(refused.argmax())
+        raise EncodingError(
+            f"element {index} is {numbers.reshape(-1)[index]}, which {dtype.value} cannot hold"
+        )
+
+
 def _largest(kind: np.dtype[Any]) -> float:
     limits: Any = ml_dtypes.finfo  # ml_dtypes leaves it without types
     return float(limits(kind).max)
+
+
+def _to_float64(numbers: Numbers) -> NDArray[np.float64]:
+    """Return float64 from which rounding to 24 bits or fewer is as from the integers."""
+    if numbers.dtype.itemsize == 8:
+        # Where 53 bits do not do, the last twelve bits only matter in being all zero or not.
+        is_large = (numbers >= 1 << 53) | (numbers <= -(1 << 53))
+        rest = (numbers & 0xFFF != 0).astype(numbers.dtype)
+        numbers = np.where(is_large, numbers >> 12 << 12 | rest << 11, numbers)
+    return numbers.astype(np.float64)
 
 
 def _round_to_odd(numbers: NDArray[np.float64]) -> F32:
@@ -102,19 +151,20 @@ def _round_to_odd(numbers: NDArray[np.float64]) -> F32:
 
 
 def overflow(numbers: Numbers, converted: Numbers) -> int:
-    """Count the finite numbers that became an infinity or were held at the largest number."""
-    if numbers.dtype.kind in "iub" or converted.dtype.kind in "iub":
+    """Count the numbers that were too large.
+
+    These are the finite ones that became an infinity, and where a type has none, all that are
+    held at its largest number.
+    """
+    if converted.dtype.kind in "iub" or converted.dtype == np.float64:
         return 0
-    wide = numbers if numbers.dtype == np.float64 else numbers.astype(np.float32)
-    largest = _largest(converted.dtype)
-    magnitude = np.abs(wide)
-    over = (magnitude > largest) & np.isfinite(wide)
-    if not over.any():
-        return 0
-    # A number between the largest and the next step may still round down to the largest.
-    back = np.abs(converted.astype(np.float64))
-    has_infinity = not np.isfinite(back[over]).all()
-    return int(np.count_nonzero(over & ~np.isfinite(back)) if has_infinity else over.sum())
+    is_wide = numbers.dtype == np.float64 or numbers.dtype.kind in "iub"
+    wide = numbers.astype(np.float64 if is_wide else np.float32, copy=False)
+    over = np.abs(wide) > _largest(converted.dtype)
+    if over.any() and DType(converted.dtype.name) in _HAS_INFINITY:
+        # A number between the largest and the next step may still round down to the largest.
+        over &= np.isfinite(wide) & np.isinf(converted.astype(np.float64))
+    return int(np.count_nonzero(over))
 
 
 class Scalar:
@@ -124,9 +174,7 @@ class Scalar:
         self._dtype = dtype
 
     def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:  # noqa: ARG002
-        """Fill `out` with rows of float32 rounded to the type."""
-        if self._dtype.is_integer or self._dtype is DType.bool:
-            raise EncodingError(f"numbers with fractions cannot become {self._dtype.value}")
+        """Fill `out` with rows of float32 rounded to the type, as `convert` does."""
         out[...] = pack(convert(rows, self._dtype))
 
     def decode(self, blocks: U8, out: F32) -> None:

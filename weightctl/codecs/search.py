@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32, U8
 
 __all__ = [
@@ -108,10 +109,10 @@ def fit_scale_and_min(
     low, high = _extremes(x)
     sum_w, sum_x = _total(weights), _total(weights * x)
     np.copyto(low, np.float32(0), where=low > 0)
-    constant = low == high
 
+    # Where all numbers are one, this is infinite, and so the scale and all levels are 0.
     inverse = np.float32(most) / (high - low)
-    scale = 1 / inverse
+    scale = np.float32(1) / inverse
     levels, work = np.empty_like(x), np.empty_like(x)
     terms = np.empty((len(x), 3, *low.shape), np.float32)
 
@@ -160,8 +161,6 @@ def fit_scale_and_min(
         low = np.where(better, new_low, low)
 
     choose_levels(best_inverse, best_low)
-    levels[:, constant] = 0
-    scale[constant] = 0
     return levels, scale, -low
 
 
@@ -191,7 +190,7 @@ def fit_scale(x: F32, weights: F32, half: int) -> tuple[F32, F32]:
         sum_lx, sum_l2 = _total(terms)
         return sum_lx, sum_l2
 
-    best_inverse = np.float32(-half) / peak
+    best_inverse: F32 = np.float32(-half) / peak
     choose_levels(best_inverse)
     sum_lx, sum_l2 = correlate()
     scale = np.where(sum_l2 != 0, sum_lx / sum_l2, np.float32(0))
@@ -221,26 +220,30 @@ def fit_unsigned_scale(x: F32, weights: F32, most: int) -> tuple[U8, F32]:
     """
     peak = np.zeros(x.shape[1:], np.float32)
     for row in x:
+        # Not `row > peak`: a NaN among `x` counts as greater, and whatever follows it too.
         np.copyto(peak, row, where=~(peak > row))
     negligible = peak < _NEGLIGIBLE
 
-    best_inverse = np.float32(most) / peak
+    def measure_error(levels: F32, inverse: F32) -> F32:
+        scale: F32 = np.float32(1) / inverse
+        difference: F32 = np.subtract(x, scale * levels)
+        return _total(weights * difference * difference)
+
+    best_inverse: F32 = np.float32(most) / peak
     levels = nearest_int(best_inverse * x).astype(np.uint8)
-    difference = x - levels * (1 / best_inverse)
-    least_error = _total(weights * difference * difference)
+    least_error = measure_error(levels.astype(np.float32), best_inverse)
     for i in (*range(-4, 0), *range(1, 5)):
         inverse = (np.float32(0.1) * np.float32(i) + np.float32(most)) / peak
-        trial = np.minimum(nearest_int(inverse * x), most).astype(np.float32)
-        difference = x - (1 / inverse) * trial
-        error = _total(weights * difference * difference)
+        whole = np.minimum(nearest_int(inverse * x), most)
+        error = measure_error(whole.astype(np.float32), inverse)
         better = error < least_error
         least_error = np.where(better, error, least_error)
         best_inverse = np.where(better, inverse, best_inverse)
 
     whole = np.minimum(nearest_int(best_inverse * x), most)
     weighted = weights * x
-    sum_lx = _total(weighted * whole.astype(np.float32))
-    sum_l2 = _total(weights * whole.astype(np.float32) * whole.astype(np.float32))
+    new = whole.astype(np.float32)
+    sum_lx, sum_l2 = _total(weighted * new), _total(weights * new * new)
     levels = whole.astype(np.uint8)
     for _ in range(5):
         for i, level in enumerate(levels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
-__all__ = ["Bytes", "Format", "Layout", "Sink", "is_text", "pad", "write_in_order"]
+__all__ = ["Bytes", "Format", "Layout", "Sink", "is_possible", "is_text", "pad", "write_in_order"]
 
 Bytes = bytes | bytearray | memoryview
 
@@ -64,6 +65,14 @@ def pad(offset: int, alignment: int) -> int:
     return -offset % alignment
 
 
+def is_possible(shape: Sequence[int]) -> bool:
+    """Whether a shape is one that arrays can have: its sizes other than 0 do not multiply to more.
+
+    A tensor without elements takes no bytes, so no file is too small for its other sizes.
+    """
+    return prod(size for size in shape if size) < 1 << 60
+
+
 def is_text(name: str) -> bool:
     """Whether a name can be written as UTF-8: whether it has no lone surrogates."""
     if name.isascii():
@@ -82,8 +91,14 @@ def write_in_order(
     sink.write(layout.header)
     position = len(layout.header)
     for info, offset in zip(layout.tensors, layout.offsets, strict=True):
-        sink.write(bytes(offset - position))
+        _write_zeros(sink, offset - position)
         for piece in pull(info):
             sink.write(piece)
         position = offset + info.nbytes
-    sink.write(bytes(layout.nbytes - position))
+    _write_zeros(sink, layout.nbytes - position)
+
+
+def _write_zeros(sink: Sink, count: int) -> None:
+    # In pieces, since a file may ask for an alignment of gigabytes.
+    for start in range(0, count, 1 << 20):
+        sink.write(bytes(min(count - start, 1 << 20)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.base import Layout, is_text, pad
+from weightctl.formats.base import Layout, is_possible, is_text, pad
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["layout", "read", "sniff", "unfit"]
 
 MAGIC = b"GGUF"
-ALIGNMENT = 32
 _ALIGNMENT_KEY = "general.alignment"
+_DEFAULT_ALIGNMENT = Value("u32", 32)
+_ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 # Plain strings of a safetensors header are kept in GGUF under this prefix.
 _TEXT_PREFIX = "safetensors."
 # Every safetensors file says this, and one written without it says it again.
@@ -112,10 +113,8 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 
 
 def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
-    value = metadata.get(_ALIGNMENT_KEY)
-    if value is None:
-        return ALIGNMENT
-    if value.type != "u32" or not _is_power_of_two(value.content):
+    value = metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
+    if not _is_alignment(value):
         raise cursor.fail(
             f"`{_ALIGNMENT_KEY}` is {value.content!r} ({value.type}); it must be a u32 power of "
             "two", hint="the file was written by a faulty tool",
@@ -123,8 +122,8 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
     return int(value.content)
 
 
-def _is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
+def _is_alignment(value: Value) -> bool:
+    return value.type == "u32" and value.content in _ALIGNMENTS
 
 
 def _entries(cursor: Cursor, count: int) -> list[_Entry]:
@@ -146,7 +145,7 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
             f"the tensor name {name!r} is no UTF-8" if not is_text(name)
             else f"two tensors are called `{name}`" if name in names
             else f"`{name}` has more elements than fit any file: {shape}"
-            if prod(shape) >= 1 << 63
+            if not is_possible(shape)
             else ""
         )  # fmt: skip
         if problem:
@@ -208,15 +207,15 @@ def _nbytes(file: MappedFile, entry: _Entry, encoding: Encoding) -> int:
 
 def _unprefixed(metadata: dict[str, Value]) -> dict[str, Value]:
     """Give the strings that came from a safetensors header their own names and type back."""
-    return {
-        (key.removeprefix(_TEXT_PREFIX) if (is_plain := _is_plain(key, value)) else key):
-        Value(TEXT, value.content) if is_plain else value
-        for key, value in metadata.items()
-    }  # fmt: skip
-
-
-def _is_plain(key: str, value: Value) -> bool:
-    return value.type == "string" and key.startswith(_TEXT_PREFIX) and is_text(value.content)
+    made: dict[str, Value] = {}
+    for key, value in metadata.items():
+        plain = key.removeprefix(_TEXT_PREFIX)
+        # A name that is taken would replace the other value.
+        if plain not in metadata and value.type == "string" and is_text(value.content):
+            made[plain] = Value(TEXT, value.content)
+        else:
+            made[key] = value
+    return made
 
 
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
@@ -227,9 +226,9 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
             problems.append(f"`{info.name}` is {info.encoding.name}, which GGUF does not have")
         if len(info.shape) > _MAX_DIMENSIONS:
             problems.append(f"`{info.name}` has {len(info.shape)} dimensions, GGUF at most 4")
-        if len(info.name.encode()) > _MAX_NAME:
-            problems.append(f"`{info.name}` is a name of {len(info.name.encode())} bytes, "
-                            "GGUF at most 63")  # fmt: skip
+        length = len(info.name.encode("utf-8", "replace"))
+        if length > _MAX_NAME:
+            problems.append(f"`{info.name}` is a name of {length} bytes, GGUF at most 63")
     return problems
 
 
@@ -243,10 +242,11 @@ def layout(
         if (key, value) != _FRAMEWORK
     }
     if alignment is not None:
-        if not _is_power_of_two(alignment):
-            raise ConversionError(f"GGUF aligns to powers of two, not to {alignment}")
         values[_ALIGNMENT_KEY] = Value("u32", alignment)
-    boundary = int(values[_ALIGNMENT_KEY].content) if _ALIGNMENT_KEY in values else ALIGNMENT
+    stated = values.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
+    if not _is_alignment(stated):
+        raise ConversionError(f"GGUF aligns to powers of two below 4 GiB, not to {stated.content}")
+    boundary = int(stated.content)
     offsets: list[int] = []
     position = 0
     entries = bytearray()
@@ -261,10 +261,10 @@ def layout(
     for key, value in values.items():
         header += pack_string(key) + pack_value(value)
     header += entries
-    header += bytes(pad(len(header), boundary))
+    start = len(header) + pad(len(header), boundary)
     return Layout(
         bytes(header),
         tuple(tensors),
-        tuple(len(header) + offset for offset in offsets),
-        len(header) + position,
+        tuple(start + offset for offset in offsets),
+        start + position,
     )

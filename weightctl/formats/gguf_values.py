@@ -24,7 +24,7 @@ _CODES = {
     "bool": "B", "u64": "Q", "i64": "q", "f64": "d",
 }  # fmt: skip
 _DEPTH = 16
-_FEW = 64
+_FAULTY = "the file is damaged or was written by a faulty tool"
 
 
 class Packed(Sequence[Any]):
@@ -141,7 +141,9 @@ class Cursor:
         number = int(self.number("u32"))
         if number >= len(TYPES):
             self.offset -= 4
-            raise self.fail(f"`{key}` has metadata type {number}, which GGUF does not have")
+            raise self.fail(
+                f"`{key}` has metadata type {number}, which GGUF does not have", _FAULTY
+            )
         return TYPES[number]
 
     def _scalar(self, kind: str, key: str) -> Any:
@@ -152,7 +154,7 @@ class Cursor:
 
     def _array(self, key: str, depth: int) -> tuple[str, Packed]:
         if depth == 0:
-            raise self.fail(f"`{key}` nests arrays more than {_DEPTH} deep", hint="")
+            raise self.fail(f"`{key}` nests arrays more than {_DEPTH} deep", _FAULTY)
         kind = self._kind(key)
         count = self.count()
         left = self.file.size - self.offset
@@ -175,7 +177,7 @@ class Cursor:
         try:
             for _ in range(count):
                 offset += unpack(buffer, offset)[0] + width
-        except struct.error:
+        except (struct.error, OverflowError):
             offset = self.file.size + 1
         if offset > self.file.size:
             raise self.fail(f"the strings of `{key}` do not end inside the file")
@@ -184,7 +186,7 @@ class Cursor:
     def _skip_arrays(self, key: str, count: int, depth: int) -> str:
         kinds = {self._array(key, depth - 1)[0] for _ in range(count)}
         if len(kinds) > 1:
-            raise self.fail(f"`{key}` mixes arrays of {' and '.join(sorted(kinds))}", hint="")
+            raise self.fail(f"`{key}` mixes arrays of {' and '.join(sorted(kinds))}", _FAULTY)
         return f"array[{kinds.pop() if kinds else 'u8'}]"
 
     def _need(self, nbytes: int, what: str) -> None:

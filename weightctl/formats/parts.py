@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_module, recognise, sniff
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["open_files"]
 
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^.]+)")
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _MAX_INDEX = 100_000_000
+_NO_INDEX = "is this the index of a split checkpoint?"
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(NamedTuple):
     """The files of one checkpoint, in order, and the index that lists them, if one does."""
 
     format: str
     paths: tuple[str, ...]
-    index: str | None = None
+    index_path: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -47,16 +47,17 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
     if missing:
         names = _few(os.path.basename(part) for part in missing)
         raise FormatError(
-            parts.index or path, None, f"{len(missing)} of {len(parts.paths)} parts are missing: "
-            f"{names}", hint="is the download complete?",
+            parts.index_path or path, None,
+            f"{len(missing)} of {len(parts.paths)} parts are missing: {names}",
+            hint="is the download complete?",
         )  # fmt: skip
     files = tuple(MappedFile(part) for part in parts.paths)
     headers = [format_module(recognise(file, parts.format)).read(file) for file in files]
     header = headers[0] if len(headers) == 1 else _merged(headers)
     if any(key in header.metadata for key in _SPLIT_KEYS):
         header = _check_split(headers, header)
-    if parts.index is not None:
-        header = _indexed(header, parts.index)
+    if parts.index_path is not None:
+        header = _indexed(header, parts.index_path)
     return replace(header, notes=(*parts.notes, *header.notes)), files
 
 
@@ -69,7 +70,7 @@ def _find(path: str, format_name: str | None) -> _Parts:
     file = MappedFile(path)
     found = recognise(file, format_name)
     directory, base = os.path.split(path)
-    part = _PART.fullmatch(base)
+    part = _part(base)
     if part is None:
         return _Parts(found, (path,))
     index = FORMATS[found].index_suffix
@@ -78,6 +79,12 @@ def _find(path: str, format_name: str | None) -> _Parts:
         if os.path.exists(beside) and base in _weight_map(beside).values():
             return _parts_of_index(beside, found)
     return _Parts(found, tuple(os.path.join(directory, name) for name in _set_of(part)))
+
+
+def _part(name: str) -> re.Match[str] | None:
+    """Match the name of a part; one that counts beyond its set is a name like any other."""
+    part = _PART.fullmatch(name)
+    return part if part and 0 < int(part["number"]) <= int(part["count"]) else None
 
 
 def _set_of(part: re.Match[str]) -> Iterable[str]:
@@ -119,7 +126,7 @@ def _find_in_directory(directory: str, format_name: str | None) -> _Parts:
         if others and format_name is None
         else ()
     )
-    return replace(_choose(directory, chosen, by_format[chosen]), notes=notes)
+    return _choose(directory, chosen, by_format[chosen])._replace(notes=notes)
 
 
 def _format_of(path: str) -> str | None:
@@ -143,7 +150,7 @@ def _choose(directory: str, format_name: str, names: list[str]) -> _Parts:
     for name in names:
         if name in indexes:
             continue
-        part = _PART.fullmatch(name)
+        part = _part(name)
         key = name if part is None else f"{part['stem']}-*-of-{part['count']}{part['suffix']}"
         checkpoints[key] = (name,) if part is None else tuple(_set_of(part))
     if len(checkpoints) == 1 and not indexes:
@@ -174,13 +181,13 @@ def _parts_of_index(path: str, format_name: str) -> _Parts:
 def _index(path: str) -> dict[str, Any]:
     file = MappedFile(path)
     if file.size > _MAX_INDEX:
-        raise FormatError(path, None, f"an index of {file.size} bytes is none")
+        raise FormatError(path, None, f"an index of {file.size} bytes is none", hint=_NO_INDEX)
     try:
         document = json.loads(str(file.whole, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FormatError(path, None, f"the index is no JSON: {error}") from error
+        raise FormatError(path, None, f"the index is no JSON: {error}", hint=_NO_INDEX) from error
     if not is_object(document):
-        raise FormatError(path, None, "the index is no JSON object")
+        raise FormatError(path, None, "the index is no JSON object", hint=_NO_INDEX)
     return document
 
 
@@ -189,7 +196,7 @@ def _weight_map(path: str) -> dict[str, str]:
     if not is_text_map(entries) or not entries:
         raise FormatError(
             path, None, "the index has no `weight_map` from tensor names to file names",
-            hint="is this the index of a split checkpoint?",
+            hint=_NO_INDEX,
         )  # fmt: skip
     return entries
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError, WeightctlError
-from weightctl.formats.base import Layout, is_text, pad
+from weightctl.formats.base import Layout, is_possible, is_text, pad
 from weightctl.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
@@ -31,6 +31,7 @@ _TYPED = "gguf"
 _MAX_HEADER = 100_000_000
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
+_DAMAGED = "the file is damaged or was written by a faulty tool"
 
 
 def sniff(head: bytes) -> bool:
@@ -80,14 +81,19 @@ def _document(file: MappedFile) -> tuple[dict[str, Any], int]:
     try:
         document = json.loads(str(file.whole[8 : 8 + length], "utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
-        raise FormatError(file.path, 8 + error.start, "the header is no UTF-8") from error
+        at, message = 8 + error.start, "the header is no UTF-8"
+        raise FormatError(file.path, at, message, hint=_DAMAGED) from error
     except json.JSONDecodeError as error:
-        message = f"the header is no JSON: {error.msg}"
-        raise FormatError(file.path, 8 + error.pos, message) from error
+        at, message = (
+            8 + len(error.doc[: error.pos].encode()),
+            f"the header is no JSON: {error.msg}",
+        )
+        raise FormatError(file.path, at, message, hint=_DAMAGED) from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(file.path, 8, f"the header is not sound: {error}") from error
+        message = f"the header is not sound: {error}"
+        raise FormatError(file.path, 8, message, hint=_DAMAGED) from error
     if not is_object(document):
-        raise FormatError(file.path, 8, "the header is no JSON object")
+        raise FormatError(file.path, 8, "the header is no JSON object", hint=_DAMAGED)
     return document, 8 + length
 
 
@@ -101,15 +107,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _metadata(file: MappedFile, entries: Any) -> dict[str, Value]:
     if not is_text_map(entries) or not all(is_text(key + entries[key]) for key in entries):
-        raise FormatError(file.path, 8, f"`{_METADATA}` does not map strings to strings")
+        message = f"`{_METADATA}` does not map strings to strings"
+        raise FormatError(file.path, 8, message, hint=_DAMAGED)
     metadata = {key: text(value) for key, value in entries.items()}
     if _TYPED in entries:
         try:
             typed = from_json(entries[_TYPED])
         except WeightctlError:
             return metadata  # somebody else's key of that name
-        del metadata[_TYPED]
-        metadata = typed | metadata
+        if typed:
+            del metadata[_TYPED]
+        # Of a name that is in both, the text is what every safetensors file must have.
+        metadata = {**typed, **metadata, **typed}
     return metadata
 
 
@@ -139,11 +148,13 @@ def _sound(entry: Any) -> tuple[str, tuple[int, ...], int, int] | None:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         return None
-    if type(dtype) is not str or not is_list(shape) or len(shape) > _MAX_DIMENSIONS:
+    if type(dtype) is not str or not dtype.isprintable():
         return None
-    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+    if not is_list(shape) or len(shape) > _MAX_DIMENSIONS:
         return None
-    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+    if not all(type(size) is int and size >= 0 for size in shape) or not is_possible(shape):
+        return None
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < 1 << 63:
         return None
     return dtype, tuple(shape), begin, end
 
@@ -157,7 +168,7 @@ def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], s
             raise FormatError(
                 file.path, start + begin,
                 f"`{info.name}` starts at {begin} of the tensor data, where {position} is next: "
-                f"it {relation}", hint="the file is damaged or was written by a faulty tool",
+                f"it {relation}", hint=_DAMAGED,
             )  # fmt: skip
         position = end
         if start + end > file.size:
@@ -170,7 +181,7 @@ def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], s
         raise FormatError(
             file.path, start + position,
             f"{file.size - start - position} bytes behind the last tensor belong to none",
-            hint="the file is damaged or was written by a faulty tool",
+            hint=_DAMAGED,
         )  # fmt: skip
 
 
@@ -204,7 +215,7 @@ def layout(
     of its own element size.
     """
     boundary = _ALIGNMENT if alignment is None else alignment
-    if boundary % _ALIGNMENT:
+    if boundary <= 0 or boundary % _ALIGNMENT:
         raise ConversionError(f"safetensors aligns to multiples of 8, not to {alignment}")
     ordered = sorted(tensors, key=_element_size, reverse=True)
     ends: dict[str, int] = {}
@@ -220,18 +231,14 @@ def layout(
         }
         for info in tensors
     }
-    strings = _strings(metadata)
-    raw = json.dumps(
-        {_METADATA: strings} | document if strings else document,
-        ensure_ascii=False,
-        separators=(",", ":"),
-    ).encode("utf-8")
-    raw += b" " * pad(8 + len(raw), boundary)
-    if len(raw) > _MAX_HEADER:
-        raise ConversionError(f"the header would be {len(raw)} bytes; safetensors allows 100 MB")
-    start = 8 + len(raw)
+    document = {_METADATA: _strings(metadata)} | document
+    raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    length = len(raw) + pad(8 + len(raw), boundary)
+    if length > _MAX_HEADER:
+        raise ConversionError(f"the header would be {length} bytes; safetensors allows 100 MB")
+    start = 8 + length
     return Layout(
-        len(raw).to_bytes(8, "little") + raw,
+        length.to_bytes(8, "little") + raw.ljust(length),
         tuple(ordered),
         tuple(start + ends[info.name] - info.nbytes for info in ordered),
         start + position,
@@ -248,4 +255,6 @@ def _strings(metadata: Mapping[str, Value]) -> dict[str, str]:
     strings = {key: value.content for key, value in metadata.items() if value.type == TEXT}
     # transformers refuses a file that does not say which framework's layout it has.
     strings.setdefault("format", "pt")
+    if typed and _TYPED in strings:
+        typed[_TYPED] = Value(TEXT, strings.pop(_TYPED))
     return strings | ({_TYPED: to_json(typed)} if typed else {})

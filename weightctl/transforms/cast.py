@@ -64,11 +64,11 @@ def is_lossy(encoding: Encoding) -> bool:
 def cast(plan: Plan, target: Encoding, *, fallback: bool = True, requantize: bool = False) -> Plan:
     """Store what holds fractions in another encoding; integers and truth values stay.
 
-    Blocks are only for the matrices that llama.cpp would quantize, and so is, in GGUF, any other
-    encoding: the rest stays as it is, but for the vectors of a model that llama.cpp runs, which
-    become F32 since it computes with no other. Where rows do not divide into blocks llama.cpp's
-    substitute is taken; with `fallback=False` that is a `ConversionError`, and so is, without
-    `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
+    Blocks are only for the matrices that llama.cpp would quantize. In a GGUF of a model that
+    llama.cpp runs any other encoding is only for those too: its vectors become F32, since it
+    computes with no other, and norms, routers and positions stay. Where rows do not divide into
+    blocks llama.cpp's substitute is taken; with `fallback=False` that is a `ConversionError`, and
+    so is, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
     """
     items = tuple(_cast_item(plan, item, target) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
@@ -83,15 +83,22 @@ def _cast_item(plan: Plan, item: Item, target: Encoding) -> Item:
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
         return item
-    is_gguf = plan.format == "gguf"
-    only_matrices = is_gguf or target.quantization is not None
-    if only_matrices and source.quantization is None and not is_matrix_weight(item.info):
-        if not is_gguf or _ARCHITECTURE not in plan.metadata or len(item.info.shape) > 1:
-            return item
-        target = ENCODINGS["F32"]
+    if source.quantization is None and not is_matrix_weight(item.info):
+        target = _for_others(plan, item.info, target)
     fitting = _fitting(target, item.info.shape)
     asked = None if fitting is target else target.name
     return replace(item, info=item.info._replace(encoding=fitting), asked=asked)
+
+
+def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
+    """Return the encoding of what is no matrix to quantize."""
+    is_gguf = plan.format == "gguf"
+    runs_in_llama_cpp = is_gguf and _ARCHITECTURE in plan.metadata
+    if target.quantization is None and not runs_in_llama_cpp:
+        return target
+    cannot_stay = is_gguf and info.encoding.gguf is None
+    is_vector = runs_in_llama_cpp and len(info.shape) <= 1
+    return ENCODINGS["F32"] if cannot_stay or is_vector else info.encoding
 
 
 def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:

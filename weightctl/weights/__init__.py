@@ -1,8 +1,31 @@
 """The tree of weights and what it is made of."""
 
-from weightctl.weights.buffer import Buffer
-from weightctl.weights.data import WeightData
-from weightctl.weights.info import Extent, Header, TensorInfo
-from weightctl.weights.tree import Weights
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from weightctl.weights.buffer import Buffer
+    from weightctl.weights.data import WeightData
+    from weightctl.weights.info import Extent, Header, TensorInfo
+    from weightctl.weights.tree import Weights
 
 __all__ = ["Buffer", "Extent", "Header", "TensorInfo", "WeightData", "Weights"]
+
+# Loaded when they are first used: a listing needs few of them.
+_NAMES = {
+    "Buffer": "weightctl.weights.buffer:Buffer",
+    "Extent": "weightctl.weights.info:Extent",
+    "Header": "weightctl.weights.info:Header",
+    "TensorInfo": "weightctl.weights.info:TensorInfo",
+    "WeightData": "weightctl.weights.data:WeightData",
+    "Weights": "weightctl.weights.tree:Weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'weightctl.weights' has no attribute {name!r}")
+    return load(_NAMES[name])

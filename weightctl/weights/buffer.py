@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType
@@ -40,11 +40,16 @@ class Buffer:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
-        """Wrap a NumPy array: without a copy where it is contiguous, writable and native."""
+        """Wrap a NumPy array: without a copy where it is contiguous, writable and native.
+
+        Raises `EncodingError` for an array of what is no `DType`.
+        """
         import numpy as np  # `ls` loads no numpy
 
         from weightctl.codecs.scalar import pack
 
+        if array.dtype.name not in DType.__members__:
+            raise EncodingError(f"an array of {array.dtype} has no DType")
         native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
         dtype = DType(native.dtype.name)
         return cls(pack(native.reshape(-1)).data, dtype, array.shape)
@@ -54,10 +59,13 @@ class Buffer:
         """Take numbers from any array that offers DLPack: without a copy where contiguous."""
         if isinstance(array, Buffer):
             return array
+        import numpy as np
+
         from weightctl.weights.dlpack import take
 
-        numbers, _ = take(array)
-        return cls.from_numpy(numbers)
+        # NumPy offers neither read-only arrays nor the types of `ml_dtypes` through DLPack.
+        is_numpy = isinstance(array, np.ndarray)
+        return cls.from_numpy(cast("NDArray[Any]", array) if is_numpy else take(array))
 
     @property
     def device(self) -> DeviceRef:
@@ -85,14 +93,14 @@ class Buffer:
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
     ) -> NDArray[Any]:
-        array = self.to_numpy()
-        return array.astype(dtype, copy=bool(copy)) if dtype is not None or copy else array
+        import numpy as np
 
-    def __dlpack__(self, **_options: Any) -> Any:
+        return np.array(self.to_numpy(), dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
         from weightctl.weights.dlpack import export
 
-        writable = memoryview(bytearray(self._memory)) if self._memory.readonly else self._memory
-        return export(writable, self.dtype, self.shape)
+        return export(self._memory, self.dtype, self.shape, options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from weightctl.weights.dlpack import CPU

@@ -51,6 +51,11 @@ class WeightData:
             self.info = TensorInfo(name, sizes, dtype.encoding)
         else:
             encoding = quantization_encoding.encoding
+            if not sizes or sizes[-1] % encoding.size:
+                raise EncodingError(
+                    f"`{name}` has rows of {sizes[-1:]} bytes, no whole {encoding} blocks",
+                    hint="its shape should be (rows, bytes per row)",
+                )
             row = sizes[-1] // encoding.size * encoding.block
             self.info = TensorInfo(name, (*sizes[:-1], row), encoding)
 
@@ -86,9 +91,17 @@ class WeightData:
         buffer = Buffer.from_dlpack(array)
         return cls(buffer, name, buffer.dtype, buffer.shape)
 
+    def renamed(self, name: str) -> WeightData:
+        """Return the same data under another name."""
+        made = WeightData(self.data, name, self.dtype, self.shape, self.quantization_encoding)
+        made.info = self.info._replace(name=name)
+        return made
+
     def to_buffer(self) -> Buffer:
-        """Return the data as a `Buffer`: the data itself where it is one."""
-        return Buffer.from_dlpack(self.data)
+        """Turn the data into a `Buffer`, in place, and return it."""
+        buffer = Buffer.from_dlpack(self.data)
+        self.data = buffer
+        return buffer
 
     def view(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return the bytes from `start` to `stop`; no copy where the data is contiguous."""
@@ -106,7 +119,7 @@ class WeightData:
 
         from weightctl.codecs import transcode
 
-        if dtype is self.dtype and self.quantization_encoding is None:
+        if dtype is self.dtype:
             return self
         self._require_convertible(dtype)
         raw = np.frombuffer(self.view(), np.uint8)

@@ -1,6 +1,6 @@
 """DLPack, both ways, for every type that it has a code for.
 
-NumPy exports neither the types of `ml_dtypes` nor read-only memory, so the capsule is made here.
+NumPy's own door knows nothing of the types of `ml_dtypes`, so capsules are read and changed here.
 Layouts and codes: dlpack.h 1.1.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from weightctl.dtype import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,63 +65,55 @@ class _Managed(ctypes.Structure):
     )
 
 
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_NAME, _USED = b"dltensor", b"used_dltensor"
-# What consumers still hold, by the address of its structure.
-_held: dict[int, tuple[Any, ...]] = {}
-
-
-def _release(address: int) -> None:
-    _held.pop(address, None)
-
-
-def _destroy(capsule: int) -> None:
-    # A consumer renames the capsule it takes; only one nobody took is ours to release.
-    if _is_valid(capsule, _NAME):
-        _held.pop(_pointer(capsule, _NAME), None)
-
-
-_deleter, _destructor = _Deleter(_release), _Destructor(_destroy)
+_NAME, _USED, _VERSIONED = b"dltensor", b"used_dltensor", b"dltensor_versioned"
 _python = ctypes.PyDLL(None)
-_new = _python.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
 _is_valid = _python.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 _pointer = _python.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _rename = _python.PyCapsule_SetName
 _rename.restype, _rename.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 
 
-def export(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Any:
-    """Return a DLPack capsule over writable, contiguous memory, without a copy.
+def export(
+    memory: memoryview, dtype: DType, shape: Sequence[int], options: Mapping[str, Any]
+) -> Any:
+    """Return a DLPack capsule over contiguous memory, without a copy where it is writable.
 
-    The memory is kept as long as a consumer holds it. Raises `BufferError` for types that DLPack
-    has no code for (float4 packs two numbers in a byte).
+    `options` are those of `__dlpack__`. The memory is kept as long as a consumer holds it. Raises
+    `BufferError` for types that DLPack has no code for (float4 packs two numbers in a byte).
     """
-    code = _code(dtype)
+    import numpy as np  # `ls` loads no numpy
+
+    code, size = _code(dtype), dtype.encoding.size
     if code is None:
         raise BufferError(f"DLPack cannot hold {dtype.value}")
-    sizes = (ctypes.c_int64 * len(shape))(*shape)
-    managed = _Managed()
-    managed.tensor = _Tensor(
-        ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory.nbytes else None,
-        _Device(*CPU),
-        len(shape),
-        _Type(code, dtype.encoding.size * 8, 1),
-        sizes,
-        None,
-        0,
-    )
-    address = ctypes.addressof(managed)
-    managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p)
-    _held[address] = (managed, sizes, memory)
-    return _new(address, _NAME, _destructor)
+    # NumPy makes, keeps and frees the capsule, of integers; what they really are is put in after.
+    integers = np.frombuffer(memory, f"u{size}").reshape(tuple(shape))
+    if not integers.flags.writeable and options.get("copy") is not False:
+        integers = integers.copy()
+    capsule = integers.__dlpack__(**options)
+    if _is_valid(capsule, _VERSIONED):
+        tensor = _Versioned.from_address(_pointer(capsule, _VERSIONED)).tensor
+    else:
+        tensor = _Managed.from_address(_pointer(capsule, _NAME)).tensor
+    tensor.dtype = _Type(code, size * 8, 1)
+    return capsule
 
 
-def take(array: DLPackArray) -> tuple[NDArray[Any], DType]:
-    """Return the numbers of another library's array, without a copy, and their type.
+def take(array: DLPackArray) -> NDArray[Any]:
+    """Return the numbers of another library's array, without a copy.
 
     Raises `BufferError` for an array that is not in this machine's own memory, or whose type has
     no `DType`.
@@ -134,19 +126,22 @@ def take(array: DLPackArray) -> tuple[NDArray[Any], DType]:
     if device != CPU[0]:
         raise BufferError("the array is on another device; copy it to the CPU first")
     capsule = array.__dlpack__()
-    address = _pointer(id(capsule), _NAME)
-    _rename(capsule, _USED)
+    address = _pointer(capsule, _NAME)
     tensor = _Managed.from_address(address).tensor
-    dtype = _dtype(tensor.dtype)
-    kind = numpy_dtype(dtype)
+    kind = numpy_dtype(_dtype(tensor.dtype))
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = _strides(tensor, shape, kind.itemsize)
-    span = sum(step * (size - 1) for step, size in zip(strides, shape, strict=True))
-    nbytes = 0 if 0 in shape else span + kind.itemsize
-    memory = (ctypes.c_uint8 * nbytes).from_address((tensor.data or 0) + tensor.byte_offset)
-    weakref.finalize(memory, _give_back, address)
+    spans = [] if 0 in shape else [s * (n - 1) for s, n in zip(strides, shape, strict=True)]
+    # Steps may go backwards: the first number is not always the first in memory.
+    before = -sum(min(span, 0) for span in spans)
+    nbytes = 0 if 0 in shape else before + sum(max(span, 0) for span in spans) + kind.itemsize
+    start = (tensor.data or 0) + tensor.byte_offset - before
+    _rename(capsule, _USED)
+    memory = (ctypes.c_uint8 * nbytes).from_address(start)
+    # At exit nobody knows who still reads the memory.
+    weakref.finalize(memory, _give_back, address).atexit = False
     # NumPy takes any buffer; its types do not say so.
-    return np.ndarray(shape, kind, cast("Any", memory), 0, strides), dtype
+    return np.ndarray(shape, kind, cast("Any", memory), before, strides)
 
 
 def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

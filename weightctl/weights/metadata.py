@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
@@ -24,7 +25,12 @@ INTEGERS = {
     for sign in "ui"
     for bits in (8, 16, 32, 64)
 }
+_FLOATS = {"f32": "<f", "f64": "<d"}
+_SCALARS = {*INTEGERS, *_FLOATS, "bool", "string"}
 _DEPTH = 16
+_UNSOUND = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class Value(NamedTuple):
@@ -71,25 +77,39 @@ def from_json(document: str) -> dict[str, Value]:
     try:
         entries = json.loads(document)
         return {
-            key: Value(entry["type"], _typed(entry["type"], entry["value"], _DEPTH))
+            _key(key): Value(entry["type"], _typed(entry["type"], entry["value"], _DEPTH))
             for key, entry in entries.items()
         }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _UNSOUND as error:
         raise WeightctlError(f"not the JSON of typed metadata: {error}") from error
+
+
+def _key(key: str) -> str:
+    if not key.encode():
+        raise ValueError("a key is empty")
+    return key
 
 
 def _typed(kind: str, content: Any, depth: int) -> Any:
     element = element_type(kind)
-    if element is not None and is_list(content) and depth:
+    if element is not None and is_list(content) and depth and _innermost(kind) in _SCALARS:
         return [_typed(element, each, depth - 1) for each in content]
     if kind == "bool" and isinstance(content, bool):
         return content
-    if kind == "string" and isinstance(content, str):
+    if kind in {"string", TEXT} and isinstance(content, str):
+        content.encode("utf-8", "surrogateescape" if kind == "string" else "strict")
         return content
     if kind in INTEGERS and isinstance(content, int) and not isinstance(content, bool):
         low, high = INTEGERS[kind]
         if low <= content <= high:
             return content
-    if kind in {"f32", "f64"} and isinstance(content, float | int | str):
-        return float(content)
+    if kind in _FLOATS and isinstance(content, float | int | str):
+        packed = struct.Struct(_FLOATS[kind])
+        return packed.unpack(packed.pack(float(content)))[0]
     raise ValueError(f"{content!r} is no {kind}")
+
+
+def _innermost(kind: str) -> str:
+    while (element := element_type(kind)) is not None:
+        kind = element
+    return kind

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import EncodingError
-from weightctl.weights.data import WeightData
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from weightctl.weights.data import WeightData
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
@@ -51,6 +51,8 @@ class Files:
 
     def data(self, name: str) -> WeightData:
         """Return a tensor's data as a private mapping of its part of the file."""
+        from weightctl.weights.data import WeightData
+
         info, extent = self._header.tensors[name], self._header.extents[name]
         memory = self._files[extent.file].private(extent.offset, extent.nbytes)
         if self._header.big_endian:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import MissingTensorError
-from weightctl.weights.source import Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,20 +33,38 @@ class Node:
         found = self.below.get(segment)
         if found is None:
             found = self.below[segment] = Node()
-            self._is_sorted = False
+            if segment.isdecimal():
+                self._is_sorted = False
         return found
 
     def children(self) -> dict[str, Node]:
         """What lies below by its segment, in the order of the file; numbers in their own."""
         if not self._is_sorted:
-            if any(segment.isdecimal() for segment in self.below):
-                self.below = dict(sorted(self.below.items(), key=lambda entry: natural(entry[0])))
+            self.below = dict(sorted(self.below.items(), key=lambda entry: natural(entry[0])))
             self._is_sorted = True
         return self.below
 
 
 # A name of more segments keeps the rest in one, so that nobody needs to recurse deeper.
 _MAX_DEPTH = 100
+
+
+def _plant(root: Node, path: str, tensor: str) -> None:
+    node = root
+    for segment in path.split(".", _MAX_DEPTH):
+        node = node.grow(segment)
+    node.tensor = tensor
+
+
+def _beyond(deepest: Node, prefix: str) -> Node:
+    """Return `deepest` with what starts with `prefix` below a node of its own."""
+    node = Node()
+    for rest, below in deepest.below.items():
+        if rest == prefix:
+            node.grow(prefix).tensor = below.tensor
+        elif rest.startswith(prefix + "."):
+            _plant(node.grow(prefix), rest[len(prefix) + 1 :], cast("str", below.tensor))
+    return node
 
 
 class _Tree:
@@ -60,24 +77,28 @@ class _Tree:
     @property
     def root(self) -> Node:
         if self._root is None:
-            self._root = Node()
+            root = Node()
             header = self.source.header
             for names in (header.tensors, header.aliases):
                 for name in names:
-                    self._plant(name)
+                    _plant(root, name, name)
+            self._root = root
         return self._root
 
-    def _plant(self, name: str) -> None:
-        node = self.root
-        for segment in name.split(".", _MAX_DEPTH):
-            node = node.grow(segment)
-        node.tensor = name
-
     def find(self, prefix: str) -> Node | None:
-        node: Node | None = self.root
-        for segment in prefix.split(".", _MAX_DEPTH) if prefix else ():
-            node = node.below.get(segment) if node is not None else None
-        return node
+        """Return the node of a name or prefix, None where nothing is there."""
+        if not prefix:
+            return self.root
+        *segments, last = prefix.split(".", _MAX_DEPTH)
+        node = self.root
+        for segment in segments:
+            found = node.below.get(segment)
+            if found is None:
+                return None
+            node = found
+        if len(segments) == _MAX_DEPTH:
+            node = _beyond(node, last)
+        return node.below.get(last)
 
     def __reduce__(self) -> tuple[type[_Tree], tuple[Source]]:
         return (_Tree, (self.source,))
@@ -102,6 +123,8 @@ class Weights:
         cls, tensors: Mapping[str, WeightData], metadata: Mapping[str, Value] | None = None
     ) -> Weights:
         """Make a tree of tensors in memory."""
+        from weightctl.weights.source import Held
+
         return cls(Held(dict(tensors), dict(metadata or {})))
 
     @property
@@ -140,8 +163,7 @@ class Weights:
         Raises `MissingTensorError`, a `KeyError`, where there is none.
         """
         found = self.source.data(self._stored_name())
-        found.name = self._prefix
-        return found
+        return found if found.name == self._prefix else found.renamed(self._prefix)
 
     def items(self) -> Iterator[tuple[str, Weights]]:
         """Yield the full name and node of every tensor at or below this one, layer 2 before 10."""

@@ -1,0 +1,201 @@
+"""What a person and a script see of a conversion."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from weightctl import Plan, WeightData, Weights, open_weights
+from weightctl.store import save, target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+
+def store(path: Path, **tensors: np.ndarray) -> Path:
+    weights = {name: WeightData.from_numpy(array, name) for name, array in tensors.items()}
+    save(Plan.copy(Weights.from_data(weights), "safetensors"), target(str(path)))
+    return path
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    done = weightctl("convert", tiny_llama, out, "--quant", "q4_k", "--dry-run")
+    assert done.returncode == 0
+    assert re.search(r"lm_head\.weight +512x256 +BF16 +-> +Q4_K +73\.7 kB", done.stdout)
+    assert "nothing was written" in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_dry_run_knows_the_size_to_the_byte(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    planned = weightctl("convert", tiny_llama, out, "--quant", "q8_0", "--dry-run", "--json")
+    done = weightctl("convert", tiny_llama, out, "--quant", "q8_0", "--json")
+    planned, done = json.loads(planned.stdout), json.loads(done.stdout)
+    assert planned["bytes"] == done["bytes"] == out.stat().st_size
+    assert (planned["written"], done["written"]) == (False, True)
+    assert planned["tensors"][0]["to"] == "Q8_0"
+
+
+def test_the_summary_says_what_changed(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--quant", "q8_0")
+    assert "30 tensors, 3.87 MB -> 2.06 MB (53.2 %)" in done.stdout
+    assert "23 x BF16 -> Q8_0" in done.stdout
+    assert "7 x BF16 kept" in done.stdout
+    assert done.stderr == ""
+
+
+def test_quiet_says_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_numbers_too_large_for_their_type_are_counted(weightctl: Run, tmp_path: Path) -> None:
+    large = np.array([[1.0, 65519.0, 65520.0, -1e9, np.inf]], np.float32)
+    source = store(tmp_path / "in.safetensors", a=large, b=np.ones((2, 2), np.float32))
+    done = weightctl("convert", source, tmp_path / "out.safetensors", "--dtype", "f16")
+    assert done.returncode == 0
+    assert "2 numbers in 1 tensors were too large for their new type, 2 of them in a" in done.stdout
+    found = open_weights(tmp_path / "out.safetensors").a.data().to_numpy()
+    assert found.tolist() == [[1.0, 65504.0, np.inf, -np.inf, np.inf]]
+
+
+def test_nan_in_a_matrix_is_an_error_that_names_the_element(weightctl: Run, tmp_path: Path) -> None:
+    damaged = np.ones((600, 1024), np.float32)
+    damaged[500, 7] = np.nan
+    source = store(tmp_path / "in.safetensors", weight=damaged)
+    done = weightctl("convert", source, tmp_path / "out.gguf", "--quant", "Q8_0")
+    assert done.returncode == 2
+    assert f"`weight` has nan at element {500 * 1024 + 7}" in done.stderr
+    assert os.listdir(tmp_path) == ["in.safetensors"]
+
+
+def test_substitutes_are_counted_and_can_be_refused(weightctl: Run, tmp_path: Path) -> None:
+    source = store(
+        tmp_path / "in.safetensors",
+        a_weight=np.ones((4, 256), np.float32),
+        b_weight=np.ones((4, 96), np.float32),
+        c_weight=np.ones((4, 100), np.float32),
+    )
+    out = tmp_path / "out.gguf"
+    done = weightctl("convert", source, out, "--quant", "Q4_K")
+    assert "2 tensors, 43.4 % of the parameters, are Q5_0, F16 instead of Q4_K" in done.stdout
+    encodings = {name: node.info.encoding.name for name, node in open_weights(out).items()}
+    assert encodings == {"a_weight": "Q4_K", "b_weight": "Q5_0", "c_weight": "F16"}
+    refused = weightctl("convert", source, out, "--quant", "Q4_K", "--no-fallback", "--force")
+    assert refused.returncode == 2
+    assert "cannot be Q4_K" in refused.stderr
+
+
+def test_a_second_loss_needs_to_be_allowed(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    once, twice = tmp_path / "once.gguf", tmp_path / "twice.gguf"
+    weightctl("convert", tiny_llama, once, "--quant", "q4_k")
+    refused = weightctl("convert", once, twice, "--quant", "q8_0")
+    assert refused.returncode == 2
+    assert "--allow-requantize" in refused.stderr
+    assert (
+        weightctl("convert", once, twice, "--quant", "q8_0", "--allow-requantize").returncode == 0
+    )
+
+
+def test_what_a_format_cannot_hold_is_said_for_all_tensors(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    quantized = tmp_path / "q.gguf"
+    weightctl("convert", tiny_llama, quantized, "--quant", "q8_0")
+    done = weightctl("convert", quantized, tmp_path / "out.safetensors")
+    assert done.returncode == 2
+    assert "`lm_head.weight` is Q8_0, which safetensors does not have" in done.stderr
+    assert "... and 18 more" in done.stderr
+    assert "--dtype bf16" in done.stderr
+
+
+def test_fp8_goes_into_safetensors_and_back_out(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "f8.safetensors"
+    assert weightctl("convert", tiny_llama, out, "--dtype", "f8_e4m3").returncode == 0
+    refused = weightctl("convert", out, tmp_path / "out.gguf")
+    assert "F8_E4M3, which GGUF does not have" in refused.stderr
+    assert "--dtype bf16" in refused.stderr
+    assert weightctl("convert", out, tmp_path / "x.gguf", "--dtype", "bf16").returncode == 0
+    assert weightctl("convert", out, tmp_path / "b.safetensors", "--dtype", "bf16").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dtype", "q8_0"], "--quant takes block types"),
+        (["--dtype", "i8"], "is no type for weights"),
+        (["--dtype", "nonsense"], "is no type that weightctl knows"),
+        (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
+        (["--quant", "q6_k"], "cannot quantize to Q6_K yet"),
+        (["--dtype", "bf16", "--quant", "q8_0"], "both given"),
+        (["--mem", "much"], "is not a size"),
+        (["--to", "onnx"], "is no format"),
+        (["--from", "onnx"], "is no format"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_output_does_not_depend_on_memory(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    made = []
+    for size in ("1kB", "1MiB", "1GiB"):
+        out = tmp_path / f"{size}.gguf"
+        assert (
+            weightctl("convert", tiny_llama, out, "--quant", "q4_k", "--mem", size).returncode == 0
+        )
+        made.append(out.read_bytes())
+    assert made[0] == made[1] == made[2]
+
+
+def test_the_config_of_a_directory_follows_the_dtype(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    assert weightctl("convert", tiny_llama, tmp_path / "out", "--dtype", "f16").returncode == 0
+    before = json.loads((tiny_llama / "config.json").read_text())
+    after = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert after == before | {"torch_dtype": "float16"}
+    tokenizer = (tmp_path / "out" / "tokenizer.json").read_bytes()
+    assert tokenizer == (tiny_llama / "tokenizer.json").read_bytes()
+
+
+def test_an_unknown_suffix_asks_for_the_format(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.weights"
+    assert "pass --to" in weightctl("convert", tiny_llama, out).stderr
+    assert weightctl("convert", tiny_llama, out, "--to", "gguf").returncode == 0
+    assert out.read_bytes()[:4] == b"GGUF"
+
+
+def test_gguf_is_no_directory(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    done = weightctl("convert", tiny_llama, f"{tmp_path}/out/", "--to", "gguf")
+    assert done.returncode == 2
+    assert "model.gguf" in done.stderr

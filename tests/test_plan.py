@@ -1,0 +1,179 @@
+"""What a plan says before a byte is read, and how casting changes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weightctl import Plan, WeightData, Weights
+from weightctl.dtype import ENCODINGS, QuantizationEncoding
+from weightctl.errors import ConversionError
+from weightctl.store import save, target
+from weightctl.transforms.cast import cast, is_lossy, is_matrix_weight
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.metadata import Value
+
+LLAMA = {"general.architecture": Value("string", "llama")}
+F32, F16, BF16, Q8_0 = (ENCODINGS[name] for name in ("F32", "F16", "BF16", "Q8_0"))
+
+
+def tree(metadata: dict[str, Value] | None = None, **shapes: tuple[int, ...]) -> Weights:
+    return Weights.from_data(
+        {
+            name.replace("__", "."): WeightData.from_numpy(np.ones(shape, np.float16), name)
+            for name, shape in shapes.items()
+        },
+        metadata,
+    )
+
+
+def encodings(plan: Plan) -> dict[str, str]:
+    return {item.info.name: item.info.encoding.name for item in plan.items}
+
+
+MODEL = {
+    "attn_q__weight": (256, 256),
+    "attn_norm__weight": (256,),
+    "ffn_gate_inp__weight": (8, 256),
+    "attn_q__bias": (256,),
+}
+
+
+def test_a_plan_reads_no_tensor() -> None:
+    class Unreadable:
+        def __init__(self, weights: Weights) -> None:
+            self.header = weights.header
+
+    weights = tree(**MODEL)
+    plan = cast(Plan.copy(Weights(Unreadable(weights)), "gguf"), Q8_0)
+    assert plan.layout().nbytes > 0
+
+
+def test_quantizing_is_for_matrices_and_leaves_the_rest() -> None:
+    plan = cast(Plan.copy(tree(**MODEL), "gguf"), Q8_0)
+    assert encodings(plan) == {
+        "attn_q.weight": "Q8_0",
+        "attn_norm.weight": "F16",
+        "ffn_gate_inp.weight": "F16",
+        "attn_q.bias": "F16",
+    }
+
+
+def test_vectors_become_f32_in_a_model_that_llama_cpp_runs() -> None:
+    for encoding in (Q8_0, BF16):
+        plan = cast(Plan.copy(tree(LLAMA, **MODEL), "gguf"), encoding)
+        assert encodings(plan) == {
+            "attn_q.weight": encoding.name,
+            "attn_norm.weight": "F32",
+            "ffn_gate_inp.weight": "F16",
+            "attn_q.bias": "F32",
+        }
+
+
+@pytest.mark.parametrize("format_name", ["gguf", "safetensors"])
+def test_a_dtype_is_for_all_tensors_elsewhere(format_name: str) -> None:
+    plan = cast(Plan.copy(tree(**MODEL), format_name), BF16)
+    assert set(encodings(plan).values()) == {"BF16"}
+
+
+def test_integers_and_truth_values_stay() -> None:
+    weights = Weights.from_data(
+        {
+            name: WeightData.from_numpy(np.ones((4, 32), name), name)
+            for name in ("int64", "bool", "uint8", "complex64", "float32")
+        }
+    )
+    plan = cast(Plan.copy(weights, "safetensors"), BF16)
+    assert encodings(plan) == {
+        "int64": "I64", "bool": "BOOL", "uint8": "U8", "complex64": "C64", "float32": "BF16",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "row", "taken"),
+    [
+        ("Q4_K", 256, "Q4_K"), ("Q4_K", 96, "Q5_0"), ("Q4_K", 100, "F16"),
+        ("Q5_K", 96, "Q5_1"), ("Q6_K", 96, "Q8_0"), ("Q2_K", 96, "Q4_0"), ("IQ4_XS", 96, "IQ4_NL"),
+        ("TQ1_0", 96, "Q4_0"), ("Q8_0", 96, "Q8_0"), ("Q8_0", 100, "F16"), ("Q5_0", 31, "F16"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_take_the_substitute_of_llama_cpp(
+    asked: str, row: int, taken: str
+) -> None:
+    plan = cast(Plan.copy(tree(weight=(2, row)), "gguf"), ENCODINGS[asked])
+    (item,) = plan.items
+    assert item.info.encoding.name == taken
+    assert item.asked == (None if taken == asked else asked)
+
+
+def test_no_fallback_refuses_a_substitute() -> None:
+    with pytest.raises(ConversionError, match="no multiple of 256"):
+        cast(Plan.copy(tree(weight=(2, 96)), "gguf"), ENCODINGS["Q4_K"], fallback=False)
+
+
+def test_a_second_loss_is_refused_unless_it_is_wanted() -> None:
+    raw = np.zeros((4, 34), np.uint8)
+    data = WeightData(raw, "weight", WeightData.from_numpy(raw, "x").dtype, (4, 34),
+                      QuantizationEncoding.Q8_0)  # fmt: skip
+    plan = Plan.copy(Weights.from_data({"weight": data}), "gguf")
+    with pytest.raises(ConversionError, match="already lost precision"):
+        cast(plan, ENCODINGS["Q5_0"])
+    assert encodings(cast(plan, ENCODINGS["Q5_0"], requantize=True)) == {"weight": "Q5_0"}
+    assert encodings(cast(plan, BF16)) == {"weight": "BF16"}
+    assert encodings(cast(plan, Q8_0)) == {"weight": "Q8_0"}
+
+
+def test_what_is_lossy() -> None:
+    lossy = {encoding.name for encoding in ENCODINGS.values() if is_lossy(encoding)}
+    assert {"Q8_0", "Q4_K", "MXFP4", "F8_E4M3", "F8_E5M2", "F4"} <= lossy
+    assert not lossy & {"F64", "F32", "F16", "BF16", "I8", "U8", "BOOL", "C64"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "output_norm.weight", "blk.0.ffn_gate_inp.weight", "blk.0.ssm_conv1d.weight",
+        "position_embd.weight", "token_types.weight", "model.layers.0.mlp.gate.weight",
+        "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight",
+        "transformer.wpe.weight", "blk.0.attn_q.bias", "rope_freqs",
+        "encoder.layer.0.attention.output.LayerNorm.weight",
+    ],
+)  # fmt: skip
+def test_what_llama_cpp_never_quantizes(name: str) -> None:
+    assert not is_matrix_weight(TensorInfo(name, (256, 256), F32))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "output.weight", "token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_gate.weight",
+        "blk.0.ffn_gate_exps.weight", "model.layers.0.mlp.gate_proj.weight", "lm_head.weight",
+        "model.layers.0.mlp.experts.gate_up_proj", "embeddings.word_embeddings.weight",
+    ],
+)  # fmt: skip
+def test_what_llama_cpp_quantizes(name: str) -> None:
+    assert is_matrix_weight(TensorInfo(name, (256, 256), F32))
+    assert not is_matrix_weight(TensorInfo(name, (256,), F32))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "number"), [("F32", 0), ("F16", 1), ("Q8_0", 7), ("Q5_0", 8), ("Q4_K", 14),
+                             ("BF16", 32)],
+)  # fmt: skip
+def test_the_file_type_follows_in_a_model_that_llama_cpp_runs(encoding: str, number: int) -> None:
+    plan = cast(Plan.copy(tree(LLAMA, **MODEL), "gguf"), ENCODINGS[encoding])
+    assert plan.metadata["general.file_type"] == Value("u32", number)
+    has_version = "general.quantization_version" in plan.metadata
+    assert has_version == encoding.startswith("Q")
+
+
+def test_a_copy_keeps_metadata_as_it_is() -> None:
+    plan = Plan.copy(tree(LLAMA, **MODEL), "gguf")
+    assert plan.metadata == LLAMA
+
+
+def test_save_reports_progress_in_bytes(tmp_path: object) -> None:
+    plan = Plan.copy(tree(weight=(64, 64)), "gguf")
+    seen: list[int] = []
+    save(plan, target(f"{tmp_path}/out.gguf"), progress=seen.append)
+    assert sum(seen) == 64 * 64 * 2

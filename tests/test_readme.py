@@ -1,0 +1,112 @@
+"""The README shows what really happens. `python tests/test_readme.py` writes its output anew."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightctl.cli import COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+CONSOLE = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
+PYTHON = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```\n", re.DOTALL)
+TIMES = re.compile(r"^\d+\.\d s, .*/s$", re.MULTILINE)
+EXAMPLE = re.compile(r"^\$ (.*)$", re.MULTILINE)
+
+
+def shell(command: str, folder: Path) -> str:
+    """Run a command as the README's reader does: in a shell, piped, from the repository's root."""
+    if not (folder / "fixtures").exists():
+        (folder / "fixtures").symlink_to(ROOT / "fixtures")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=os.environ | {"PATH": path, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def played(session: str, folder: Path) -> str:
+    """Return a session with the output that its commands give now."""
+    return "".join(f"$ {command}\n{shell(command, folder)}" for command in EXAMPLE.findall(session))
+
+
+def without_times(text: str) -> str:
+    return TIMES.sub("(time)", text)
+
+
+def test_the_session_is_what_the_commands_print(tmp_path: Path) -> None:
+    sessions = CONSOLE.findall(README.read_text())
+    assert len(sessions) == 3
+    for session in sessions:
+        assert without_times(played(session, tmp_path)) == without_times(session)
+
+
+def test_the_python_example_prints_what_it_says(tmp_path: Path) -> None:
+    ((program, output),) = PYTHON.findall(README.read_text())
+    (tmp_path / "example.py").write_text(program)
+    assert shell("python example.py", tmp_path) == output
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    for name in COMMANDS:
+        module = importlib.import_module(f"weightctl.cli.{name}")
+        (command,) = module.app.registered_commands
+        for example in EXAMPLE.findall(command.epilog):
+            yield name, example
+
+
+@pytest.mark.parametrize(("name", "example"), list(examples()))
+def test_the_examples_of_each_help_page_work(name: str, example: str, tmp_path: Path) -> None:
+    assert example.startswith(f"weightctl {name} ")
+    assert shell(example, tmp_path)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_in_the_readme(name: str, weightctl: Run) -> None:
+    shown = weightctl(name, "--help").stdout
+    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.partition("Examples:")[0]))
+    page = README.read_text()
+    section = page.partition(f"### `weightctl {name} ")[2].partition("\n### ")[0]
+    general = page.partition("## Commands")[2].partition("\n### ")[0]
+    assert {option for option in options - {"--help"} if option not in section + general} == set()
+    unknown = set(re.findall(r"`(--[a-z][\w-]*)", section)) - options
+    assert unknown == set()
+
+
+def test_every_help_page_ends_in_examples(weightctl: Run) -> None:
+    for name in COMMANDS:
+        assert "\n Examples:" in weightctl(name, "--help").stdout
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = README.read_text()
+        for session in CONSOLE.findall(page):
+            page = page.replace(session, played(session, Path(folder)))
+        README.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
