@@ -47,12 +47,12 @@ class Gguf(NamedTuple):
     def number(self, kind: str, value: float) -> bytes:
         return struct.pack(self.order + CODES[kind], value)
 
-    def count(self, value: int) -> bytes:
+    def length(self, value: int) -> bytes:
         return self.number("u32" if self.version == 1 else "u64", value)
 
     def string(self, text: Text) -> bytes:
         raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
-        return self.count(len(raw)) + raw
+        return self.length(len(raw)) + raw
 
     def value(self, kind: str, content: Any) -> bytes:
         """Return a metadata value: the number of its type, then what it is."""
@@ -70,10 +70,10 @@ class Gguf(NamedTuple):
         inner = kind[6:-1] if kind.startswith("array[") else None
         head = self.number("u32", VALUE_TYPES.index("array" if inner is not None else kind))
         if inner is not None:
-            return head + self.count(len(elements)) + b"".join(
+            return head + self.length(len(elements)) + b"".join(
                 self._array(inner, element) for element in elements
             )  # fmt: skip
-        return head + self.count(len(elements)) + b"".join(
+        return head + self.length(len(elements)) + b"".join(
             self._scalar(kind, element) for element in elements
         )  # fmt: skip
 
@@ -88,8 +88,8 @@ class Gguf(NamedTuple):
         parts = [
             b"GGUF",
             self.number("u32", self.version),
-            self.count(len(tensors)),
-            self.count(len(values)),
+            self.length(len(tensors)),
+            self.length(len(values)),
             *(self.string(key) + self.value(*value) for key, value in values),
         ]
         place = 0
@@ -97,7 +97,7 @@ class Gguf(NamedTuple):
             parts += [
                 self.string(tensor.name),
                 self.number("u32", len(tensor.shape)),
-                *(self.count(size) for size in reversed(tensor.shape)),
+                *(self.length(size) for size in reversed(tensor.shape)),
                 self.number("u32", tensor.type),
                 self.number("u64", place if tensor.offset is None else tensor.offset),
             ]

@@ -1,4 +1,4 @@
-"""Real checkpoints, fetched once by exact version and sha256 into a cache outside the repository."""
+"""Real checkpoints, fetched once by version and sha256 into a cache outside the repository."""
 
 from __future__ import annotations
 

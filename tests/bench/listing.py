@@ -1,7 +1,7 @@
 """How long it takes to see what is in a checkpoint, against the readers people use today.
 
-Run with `python tests/bench/listing.py` (needs the test extra). Everything is measured side by side in one run;
-medians and ratios are printed, with the target of each.
+Run with `python tests/bench/listing.py`. Everything is measured side by side in one run; medians
+and ratios are printed, with the target of each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ THEIRS = (
 )
 JSON = (
     "import json, sys\n"
-    "with open(sys.argv[1], 'rb') as file: json.loads(file.read(int.from_bytes(file.read(8), 'little')))"
+    "with open(sys.argv[1], 'rb') as file:\n"
+    "    json.loads(file.read(int.from_bytes(file.read(8), 'little')))"
 )
 
 

@@ -72,13 +72,19 @@ def transcode(
     else:
         columns = raw.shape[1] // source.size * source.block
         numbers = np.empty((raw.shape[0], columns), np.float32)
-        codec(source).decode(raw, numbers)
+        decoder = codec(source)
+        # Scales of damaged blocks may be anything; what they give is judged by its readers.
+        with np.errstate(all="ignore"):
+            if raw.size:
+                decoder.decode(raw, numbers)
     if target.dtype is not None:
         converted = convert(numbers, target.dtype)
         return Transcoded(pack(converted), overflow(numbers, converted))
     _require_finite(numbers, target)
     out = np.empty((raw.shape[0], numbers.shape[1] // target.block * target.size), np.uint8)
-    codec(target).encode(numbers, importance, out)
+    encoder = codec(target)
+    if numbers.size:
+        encoder.encode(numbers, importance, out)
     return Transcoded(out, 0)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightctl.errors import EncodingError
 
 if TYPE_CHECKING:
@@ -43,6 +41,4 @@ class Ggml:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        # Scales of damaged blocks may be anything; what they give is judged by its readers.
-        with np.errstate(all="ignore"):
-            out[...] = dequantize(blocks, GGMLQuantizationType[self._encoding.name])
+        out[...] = dequantize(blocks, GGMLQuantizationType[self._encoding.name])

@@ -13,7 +13,7 @@ from weightctl.formats import FORMATS, format_module, recognise, sniff
 from weightctl.formats.safetensors import aliases
 from weightctl.untyped import is_object, is_text_map
 from weightctl.weights.mapping import MappedFile
-from weightctl.weights.metadata import Value, text
+from weightctl.weights.metadata import TEXT, Value, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
     files = tuple(MappedFile(part) for part in parts.paths)
     headers = [format_module(recognise(file, parts.format)).read(file) for file in files]
     header = headers[0] if len(headers) == 1 else _merged(headers)
-    if any(key in header.metadata for key in _SPLIT_KEYS):
+    if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
         header = _check_split(headers, header)
     if parts.index_path is not None:
         header = _indexed(header, parts.index_path)
@@ -230,6 +230,11 @@ def _merged(headers: list[Header]) -> Header:
         aliases={} if headers[0].format == "gguf" else aliases(metadata, tensors),
         notes=tuple(note for header in headers for note in header.notes),
     )
+
+
+def _is_place(entry: tuple[str, Value]) -> bool:
+    # A text of that name is from a safetensors header, and says nothing of this file.
+    return entry[0] in _SPLIT_KEYS and entry[1].type != TEXT
 
 
 def _check_split(headers: list[Header], merged: Header) -> Header:

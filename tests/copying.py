@@ -1,0 +1,67 @@
+"""Checkpoints that weightctl copies, and what is compared of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl import Weights, open_weights
+from weightctl.plan import Plan
+from weightctl.store import save, target
+from weightctl.weights import TensorInfo, WeightData
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.metadata import Value
+
+# Every safetensors file gets this, and no GGUF file.
+FRAMEWORK = ("format", ("text", "'pt'"))
+
+
+def copied(weights: Weights, path: Path, alignment: int | None = None) -> Weights:
+    """Write every tensor as it is into the format of a suffix, and open what was written."""
+    where = target(str(path))
+    save(replace(Plan.copy(weights, where.format), alignment=alignment), where, force=True)
+    return open_weights(path)
+
+
+def held(
+    tensors: Mapping[str, tuple[Encoding, tuple[int, ...], bytes]],
+    metadata: Mapping[str, Value] | None = None,
+) -> Weights:
+    """Make a tree of tensors in memory from their bytes."""
+    data = {
+        name: WeightData.stored(TensorInfo(name, shape, encoding), memoryview(bytearray(raw)))
+        for name, (encoding, shape, raw) in tensors.items()
+    }
+    return Weights.from_data(data, metadata)
+
+
+def raw(weights: Weights, name: str) -> bytes:
+    """Return a tensor's bytes, also where nobody knows what they mean."""
+    buffer = bytearray(weights.header.extents[name].nbytes)
+    weights.source.read_into(name, 0, memoryview(buffer))
+    return bytes(buffer)
+
+
+def contents(weights: Weights) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return encoding, shape and bytes of every tensor, in the order of the file."""
+    return {
+        name: (info.encoding.name, info.shape, raw(weights, name))
+        for name, info in weights.header.tensors.items()
+    }
+
+
+def spoken(metadata: Mapping[str, Value]) -> dict[str, tuple[str, Any]]:
+    """Return types and contents of metadata; NaN equals NaN, 0.0 is not -0.0, 1 is not True."""
+    return {key: (value.type, _spoken(value.content)) for key, value in metadata.items()}
+
+
+def _spoken(content: Any) -> Any:
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return [_spoken(element) for element in content]
+    return repr(content)
