@@ -52,10 +52,10 @@ class EncodingError(WeightctlError, ValueError):
 
 
 class NonFiniteError(EncodingError):
-    """A block encoding was asked to hold a NaN or an infinity, at flat `index` of its rows."""
+    """A block encoding was asked to hold what it cannot, at flat `index` of its rows."""
 
     def __init__(self, index: int, value: float, encoding: str) -> None:
-        super().__init__(f"element {index} is {value}, which {encoding} cannot hold")
+        super().__init__(f"element {index} is {value:g}, which {encoding} cannot hold")
         self.index = index
         self.value = value
         self.encoding = encoding

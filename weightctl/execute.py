@@ -38,11 +38,15 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A run of whole blocks of a tensor: where it starts and ends in the source, in bytes."""
+    """A run of whole blocks of a tensor: where it starts and ends in the source, in bytes.
+
+    It is laid out as rows of `row` bytes.
+    """
 
     item: Item
     start: int
     stop: int
+    row: int
 
 
 def execute(
@@ -87,7 +91,10 @@ def execute(
 
 
 def _pieces(item: Item, room: int) -> Iterator[_Piece]:
-    """Cut a tensor into runs of whole blocks of both encodings, each within `room` bytes."""
+    """Cut a tensor into runs of whole blocks of both encodings, each within `room` bytes.
+
+    Importance is of columns, so with it the runs are whole rows; blocks alone know no rows.
+    """
     source, target = item.source.encoding, item.info.encoding
     total = item.source.nbytes
     if item.is_copy:
@@ -95,11 +102,16 @@ def _pieces(item: Item, room: int) -> Iterator[_Piece]:
         block = source.size if source.is_known else 1
         step = max(min(_MAX_COPY, room) // block, 1) * block
     else:
-        unit = lcm(source.block, target.block)
+        blocks = lcm(source.block, target.block)
+        unit = blocks if item.importance is None else item.info.row
         elements = max(min(_MAX_ELEMENTS, room // _WORKING) // unit, 1) * unit
         step = elements // source.block * source.size
     for start in range(0, total, step):
-        yield _Piece(item, start, min(start + step, total))
+        stop = min(start + step, total)
+        row = stop - start
+        if item.importance is not None:
+            row = item.info.row // source.block * source.size
+        yield _Piece(item, start, stop, row)
 
 
 def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
@@ -114,11 +126,12 @@ def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
 
     source, target = item.source.encoding, item.info.encoding
     try:
-        made, overflows = transcode(np.frombuffer(raw, np.uint8)[None], source, target)
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, piece.row)
+        made, overflows = transcode(rows, source, target, item.importance)
     except NonFiniteError as error:
         index = piece.start // source.size * source.block + error.index
         raise ConversionError(
-            f"`{item.source.name}` has {error.value} at element {index}, which {target} cannot "
+            f"`{item.source.name}` has {error.value:g} at element {index}, which {target} cannot "
             "hold", hint="a checkpoint with such a number is damaged; a float dtype keeps it",
         ) from error  # fmt: skip
     return made.reshape(-1).data, overflows

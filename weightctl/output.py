@@ -70,10 +70,11 @@ def check_target(
         _refuse_foreign(path, set(replaceable), force=force)
     elif os.path.lexists(path) and not force:
         raise OutputError(f"{path} exists", hint="pass --force to replace it")
-    free = shutil.disk_usage(parent).free
-    if nbytes > free:
+    disk = shutil.disk_usage(parent)
+    # Some file systems do not tell: all their figures are zero.
+    if disk.total and nbytes > disk.free:
         raise OutputError(
-            f"{path}: {nbytes} bytes are needed and {free} are free on its disk",
+            f"{path}: {nbytes} bytes are needed and {disk.free} are free on its disk",
             hint="free some space, or choose another disk",
         )
 

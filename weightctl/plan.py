@@ -11,6 +11,7 @@ from weightctl.formats import format_module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import Value
@@ -25,12 +26,13 @@ class Item:
     """An output tensor, and the tensor of the source that it is made from.
 
     `asked` is the encoding that was asked for, where its blocks do not fit and another took its
-    place.
+    place. `importance` says how much an error in each column matters to a block encoding.
     """
 
     info: TensorInfo
     source: TensorInfo
     asked: str | None = None
+    importance: F32 | None = None
 
     @property
     def is_copy(self) -> bool:

@@ -47,6 +47,9 @@ def can_decode(encoding: Encoding) -> bool:
     return can_encode(encoding) or Ggml.decodes(encoding)
 
 
+_FLOAT16_LARGEST = 65504.0
+
+
 class Transcoded(NamedTuple):
     """The bytes of a new encoding, and how many finite numbers were too large for it."""
 
@@ -62,8 +65,8 @@ def transcode(
     `raw` has shape (rows, bytes per row), the result too; `importance` is one weight per column,
     or None. Plain numbers are rounded once, to nearest even; where one side is a block encoding
     they go through float32, as in ggml. Raises `NonFiniteError` where a block encoding would have
-    to hold a NaN or an infinity, and `EncodingError` where there is no way from the one to the
-    other.
+    to hold a NaN, an infinity or a number that overflows its scale, and `EncodingError` where
+    there is no way from the one to the other.
     """
     if source == target:
         return Transcoded(raw, 0)
@@ -85,6 +88,7 @@ def transcode(
     encoder = codec(target)
     if numbers.size:
         encoder.encode(numbers, importance, out)
+        _require_held(numbers, out, target)
     return Transcoded(out, 0)
 
 
@@ -92,4 +96,17 @@ def _require_finite(rows: F32, target: Encoding) -> None:
     finite = np.isfinite(rows)
     if not finite.all():
         index = int(np.argmin(finite.reshape(-1)))
+        raise NonFiniteError(index, float(rows.reshape(-1)[index]), target.name)
+
+
+def _require_held(rows: F32, blocks: U8, target: Encoding) -> None:
+    """Refuse blocks whose float16 scale has overflowed; smaller numbers cannot do that to it."""
+    if max(rows.max(), -rows.min()) <= _FLOAT16_LARGEST:
+        return
+    held = np.empty_like(rows)
+    with np.errstate(all="ignore"):
+        codec(target).decode(blocks, held)
+    lost = ~np.isfinite(held)
+    if lost.any():
+        index = int(np.argmax(np.where(lost, np.abs(rows), -1)))
         raise NonFiniteError(index, float(rows.reshape(-1)[index]), target.name)

@@ -34,8 +34,8 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:
 
     The bytes are those of ggml's `quantize_q4_K`.
     """
-    x = rows.reshape(len(rows), -1, 256)
     blocks = out.view(BLOCK)
+    x = rows.reshape(*blocks.shape, 256)
     with np.errstate(all="ignore"):
         for tile in tiles(blocks.shape, _TILE):
             block = np.empty(blocks[tile].shape, BLOCK)
@@ -126,13 +126,12 @@ def _scales_and_mins(block: NDArray[np.void]) -> tuple[F32, F32]:
 def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 144)."""
     block = blocks.view(BLOCK)
-    values = out.reshape(len(out), -1, 4, 2, 32)
-    for tile in tiles(block.shape, _TILE):
-        q = block[tile]["q"]
-        flat = block[tile].reshape(-1)
-        scale, low = (v.T.reshape(*q.shape[:3], 2, 1) for v in _scales_and_mins(flat))
-        tile_values = values[tile]
-        tile_values[..., 0, :] = q & 15
-        tile_values[..., 1, :] = q >> 4
-        tile_values *= scale
-        tile_values -= low
+    values = out.reshape(*block.shape, 4, 2, 32)
+    with np.errstate(all="ignore"):
+        for tile in tiles(block.shape, _TILE):
+            part, q = values[tile], block[tile]["q"]
+            scale, low = _scales_and_mins(block[tile].reshape(-1))
+            part[..., 0, :] = q & 15
+            part[..., 1, :] = q >> 4
+            part *= scale.T.reshape(*part.shape[:4], 1)
+            part -= low.T.reshape(*part.shape[:4], 1)

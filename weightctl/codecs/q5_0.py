@@ -29,8 +29,8 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:
 
     The bytes are those of ggml's `quantize_q5_0`.
     """
-    x = rows.reshape(len(rows), -1, 32)
     blocks = out.view(BLOCK)
+    x = rows.reshape(*blocks.shape, 32)
     with np.errstate(all="ignore"):
         if importance is None:
             for tile in tiles(blocks.shape, _TILE):
@@ -77,13 +77,14 @@ def _pack(scale: F32, level: U8, block: NDArray[np.void]) -> None:
 def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32 * 22)."""
     block = blocks.view(BLOCK)
-    values = out.reshape(len(out), -1, 32)
-    for tile in tiles(block.shape, _TILE):
-        low, high = block[tile]["low"], block[tile]["high"]
-        level = np.unpackbits(high, axis=-1, bitorder="little").view(np.int8)
-        level <<= 4
-        level[..., :16] |= (low & 15).view(np.int8)
-        level[..., 16:] |= (low >> 4).view(np.int8)
-        level -= 16
-        scale = block[tile]["scale"].astype(np.float32)
-        np.multiply(level, scale[..., None], out=values[tile], dtype=np.float32)
+    values = out.reshape(*block.shape, 32)
+    with np.errstate(all="ignore"):
+        for tile in tiles(block.shape, _TILE):
+            low, high = block[tile]["low"], block[tile]["high"]
+            level = np.unpackbits(high, axis=-1, bitorder="little").view(np.int8)
+            level <<= 4
+            level[..., :16] |= (low & 15).view(np.int8)
+            level[..., 16:] |= (low >> 4).view(np.int8)
+            level -= 16
+            scale = block[tile]["scale"].astype(np.float32)
+            np.multiply(level, scale[..., None], out=values[tile], dtype=np.float32)

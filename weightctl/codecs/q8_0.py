@@ -28,8 +28,8 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:  # noqa: ARG001
 
     As in ggml's `quantize_q8_0`, `importance` changes nothing.
     """
-    x = rows.reshape(len(rows), -1, 32)
     blocks = out.view(BLOCK)
+    x = rows.reshape(*blocks.shape, 32)
     for tile in tiles(blocks.shape, _TILE):
         _encode(x[tile], blocks[tile])
 
@@ -53,7 +53,8 @@ def _encode(x: F32, block: NDArray[np.void]) -> None:
 def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32 * 34)."""
     block = blocks.view(BLOCK)
-    values = out.reshape(len(out), -1, 32)
-    for tile in tiles(block.shape, _TILE):
-        scale = block[tile]["scale"].astype(np.float32)
-        np.multiply(block[tile]["q"], scale[..., None], out=values[tile], dtype=np.float32)
+    values = out.reshape(*block.shape, 32)
+    with np.errstate(all="ignore"):
+        for tile in tiles(block.shape, _TILE):
+            scale = block[tile]["scale"].astype(np.float32)
+            np.multiply(block[tile]["q"], scale[..., None], out=values[tile], dtype=np.float32)

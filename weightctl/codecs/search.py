@@ -34,7 +34,7 @@ _MANTISSA = np.int32(2**23 - 1)
 _HALF = np.int32(2**22)
 _EXPONENT = np.float32(2**23).view(np.int32)
 
-# Blocks with no larger magnitude than this are zero: ggml's GROUP_MAX_EPS.
+# Where all magnitudes are below this they count as zero: ggml's GROUP_MAX_EPS.
 _NEGLIGIBLE = np.float32(1e-15)
 
 
