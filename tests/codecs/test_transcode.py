@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from weightctl import DType, QuantizationEncoding
+from weightctl.codecs import can_decode, can_encode, codec, transcode
+from weightctl.codecs.scalar import convert, numpy_dtype, pack
+from weightctl.dtype import ENCODINGS, Encoding, unknown_encoding
+from weightctl.errors import EncodingError, NonFiniteError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    U8 = NDArray[np.uint8]
+    F32 = NDArray[np.float32]
+
+DECODED = [e for e in ENCODINGS.values() if can_decode(e)]
+ENCODED = [e for e in ENCODINGS.values() if can_encode(e)]
+BLOCKS = [e for e in DECODED if e.quantization is not None]
+ROWS, COLUMNS = 4, 512
+PAIRS = pytest.mark.parametrize(
+    ("source", "target"), [(s, t) for s in DECODED for t in ENCODED], ids=str
+)
+
+
+def reference(raw: U8, encoding: Encoding) -> F32:
+    with np.errstate(all="ignore"):
+        values: F32 = dequantize(raw, GGMLQuantizationType[encoding.name])
+    return values
+
+
+def random_blocks(encoding: Encoding) -> U8:
+    """Return rows of random blocks, none of which gives an infinity, NaN or huge numbers."""
+    need = ROWS * COLUMNS // encoding.block
+    raw = np.random.default_rng(encoding.gguf).integers(0, 256, (4 * need, encoding.size), np.uint8)
+    values = reference(raw, encoding)
+    finite = np.isfinite(values).all(axis=1)
+    # Nor a number that could overflow the scale of another block.
+    sound = raw[finite & (np.abs(np.where(finite[:, None], values, 0)).max(axis=1) < 65504)]
+    assert len(sound) >= need
+    return np.ascontiguousarray(sound[:need]).reshape(ROWS, -1)
+
+
+def random_numbers(dtype: DType) -> NDArray[np.float64]:
+    """Return rows of numbers that every type has room for; those of a scale are powers of two."""
+    generator = np.random.default_rng(5)
+    if dtype is DType.float8_e8m0fnu:
+        return 2.0 ** generator.integers(0, 6, (ROWS, COLUMNS))
+    if dtype.is_float:
+        return generator.uniform(0.25, 6, (ROWS, COLUMNS))
+    return generator.integers(1, 2 if dtype is DType.bool else 100, (ROWS, COLUMNS)).astype(float)
+
+
+def rows_of(encoding: Encoding) -> tuple[U8, F32 | NDArray[np.float64]]:
+    """Return the bytes of rows and the numbers that they stand for."""
+    if encoding.dtype is None:
+        raw = random_blocks(encoding)
+        return raw, reference(raw, encoding)
+    numbers = random_numbers(encoding.dtype).astype(numpy_dtype(encoding.dtype))
+    return pack(numbers), numbers.real.astype(np.float64)
+
+
+def leads_nowhere(source: Encoding, target: Encoding) -> bool:
+    """Whether the one cannot become the other."""
+    from_, to = source.dtype, target.dtype
+    if DType.complex64 in {from_, to}:
+        return True
+    if to is DType.float8_e8m0fnu and from_ is None:
+        return True  # blocks have numbers that are not positive
+    return (from_ is None or from_.is_float) and to is not None and not to.is_float
+
+
+@PAIRS
+def test_transcoding_is_decoding_and_encoding(source: Encoding, target: Encoding) -> None:
+    raw, numbers = rows_of(source)
+    if source == target:
+        assert transcode(raw, source, target).raw is raw
+        return
+    if leads_nowhere(source, target):
+        with pytest.raises(EncodingError):
+            transcode(raw, source, target)
+        return
+    made, _ = transcode(raw, source, target)
+    expected = np.empty((ROWS, COLUMNS // target.block * target.size), np.uint8)
+    if target.dtype is None:
+        codec(target).encode(numbers.astype(np.float32), None, expected)
+    elif target.dtype.is_float:
+        expected = pack(convert(numbers, target.dtype))
+    else:
+        expected = pack(numbers.astype(numpy_dtype(target.dtype)))
+    assert made.dtype == np.uint8
+    assert made.shape == expected.shape
+    assert np.array_equal(made, expected)
+
+
+@pytest.mark.parametrize("encoding", BLOCKS, ids=str)
+def test_blocks_are_decoded_as_the_gguf_package_does(encoding: Encoding) -> None:
+    raw = random_blocks(encoding)
+    found = np.empty((ROWS, COLUMNS), np.float32)
+    codec(encoding).decode(raw, found)
+    assert np.array_equal(found, reference(raw, encoding))
+    as_float64 = transcode(raw, encoding, DType.float64.encoding).raw.view(np.float64)
+    assert np.array_equal(as_float64, found)
+
+
+@pytest.mark.parametrize("encoding", BLOCKS, ids=str)
+def test_blocks_of_any_bytes_are_decoded_without_a_warning(encoding: Encoding) -> None:
+    raw = np.random.default_rng(9).integers(0, 256, (3, 40 * encoding.size), np.uint8)
+    raw[0] = 255
+    raw[1, : 20 * encoding.size] = 0
+    found = transcode(raw, encoding, DType.float32.encoding).raw.view(np.float32)
+    assert np.array_equal(found, reference(raw, encoding), equal_nan=True)
+
+
+@pytest.mark.parametrize("encoding", BLOCKS, ids=str)
+def test_no_rows_and_empty_rows_are_decoded(encoding: Encoding) -> None:
+    for shape in ((0, encoding.size), (2, 0), (0, 0)):
+        made, overflows = transcode(np.empty(shape, np.uint8), encoding, DType.float16.encoding)
+        assert made.shape == (shape[0], shape[1] // encoding.size * encoding.block * 2)
+        assert overflows == 0
+
+
+@pytest.mark.parametrize("encoding", [e for e in BLOCKS if can_encode(e)], ids=str)
+def test_no_rows_and_empty_rows_are_encoded(encoding: Encoding) -> None:
+    for shape in ((0, 4 * encoding.block), (2, 0), (0, 0)):
+        made, _ = transcode(np.empty(shape, np.uint8), DType.float32.encoding, encoding)
+        assert made.shape == (shape[0], shape[1] // 4 // encoding.block * encoding.size)
+
+
+def test_every_block_type_that_the_gguf_package_decodes_is_decoded() -> None:
+    known = {QuantizationEncoding.Q8_1, QuantizationEncoding.Q8_K, QuantizationEncoding.Q1_0}
+    unread = {kind for kind in QuantizationEncoding if not can_decode(kind.encoding)}
+    assert unread == known | {QuantizationEncoding.Q2_0}
+
+
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if not can_decode(e)], ids=str)
+def test_what_cannot_be_decoded_is_said(encoding: Encoding) -> None:
+    with pytest.raises(EncodingError, match=f"data of {encoding} cannot be interpreted"):
+        transcode(np.zeros((1, encoding.size), np.uint8), encoding, DType.float32.encoding)
+
+
+def test_an_encoding_that_the_table_lacks_has_no_codec() -> None:
+    with pytest.raises(EncodingError, match="gguf type 99 cannot be interpreted"):
+        codec(unknown_encoding("gguf", 99, 4, 8))
+
+
+@pytest.mark.parametrize("target", [e for e in BLOCKS if not can_encode(e)], ids=str)
+def test_what_cannot_be_encoded_is_said(target: Encoding) -> None:
+    rows = np.zeros((1, 4 * target.block), np.uint8)
+    with pytest.raises(EncodingError, match=f"has no encoder for {target}"):
+        transcode(rows, DType.float32.encoding, target)
+
+
+@pytest.mark.parametrize("target", [e for e in BLOCKS if can_encode(e)], ids=str)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf], ids=str)
+def test_blocks_refuse_what_is_not_finite_and_name_it(target: Encoding, number: float) -> None:
+    rows = np.zeros((2, target.block), np.float32)
+    rows[1, 7:9] = number
+    with pytest.raises(NonFiniteError, match=f"which {target} cannot hold") as caught:
+        transcode(rows.view(np.uint8), DType.float32.encoding, target)
+    assert caught.value.index == target.block + 7
+    assert str(caught.value.value) == str(number)
+    assert caught.value.encoding == target.name
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_what_is_too_large_for_float32_is_not_finite_in_blocks() -> None:
+    rows = np.full((1, 32), 1e300)
+    with pytest.raises(NonFiniteError, match="element 0 is inf"):
+        transcode(rows.view(np.uint8), DType.float64.encoding, ENCODINGS["Q8_0"])
+
+
+@pytest.mark.parametrize("target", [e for e in BLOCKS if can_encode(e)], ids=str)
+def test_blocks_refuse_what_overflows_their_scale_and_name_it(target: Encoding) -> None:
+    rows = np.zeros((2, target.block), np.float32)
+    rows[1, 3] = 1e9
+    with pytest.raises(NonFiniteError, match=r"is 1e\+09, which") as caught:
+        transcode(rows.view(np.uint8), DType.float32.encoding, target)
+    assert caught.value.index == target.block + 3
+
+
+@pytest.mark.parametrize(
+    ("target", "count"), [("F16", 2), ("BF16", 0), ("F32", 0), ("F8_E4M3", 4), ("F8_E5M2", 2)]
+)
+def test_overflows_are_counted(target: str, count: int) -> None:
+    rows = np.array([[1, 500, -70000], [np.nan, np.inf, 70000]], np.float64)
+    made = transcode(rows.view(np.uint8), DType.float64.encoding, ENCODINGS[target])
+    assert made.overflows == count
+
+
+def test_importance_reaches_the_codec() -> None:
+    target = ENCODINGS["Q4_K"]
+    generator = np.random.default_rng(2)
+    rows = generator.standard_normal((2, 512)).astype(np.float32)
+    importance = generator.uniform(0, 9, 512).astype(np.float32)
+    expected = np.empty((2, 288), np.uint8)
+    codec(target).encode(rows, importance, expected)
+    raw = rows.view(np.uint8)
+    made = transcode(raw, DType.float32.encoding, target, importance).raw
+    assert np.array_equal(made, expected)
+    assert not np.array_equal(made, transcode(raw, DType.float32.encoding, target).raw)

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from build import Gguf, Tensor, safetensors_of
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, open_weights
+from weightctl.codecs.scalar import numpy_dtype
+from weightctl.dtype import unknown_encoding
+from weightctl.errors import EncodingError
+from weightctl.weights import TensorInfo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+FLOATS = [DType.float16, DType.bfloat16, DType.float32, DType.float64]
+SATURATING = {
+    DType.float8_e4m3fn: 448, DType.float8_e4m3fnuz: 240, DType.float8_e5m2fnuz: 57344,
+    DType.float4_e2m1fn: 6,
+}  # fmt: skip
+OVERFLOWING = [DType.float16, DType.bfloat16, DType.float8_e5m2]
+
+
+def data_of(numbers: object, dtype: DType = DType.float32) -> WeightData:
+    return WeightData.from_numpy(np.array(numbers, numpy_dtype(dtype)), "layer.weight")
+
+
+def values(data: WeightData) -> list[float]:
+    return [float(number) for number in data.to_numpy().reshape(-1)]
+
+
+def quantized(shape: tuple[int, ...] = (2, 3, 64)) -> tuple[WeightData, NDArray[np.uint8]]:
+    info = TensorInfo("w", shape, QuantizationEncoding.Q8_0.encoding)
+    raw = np.arange(info.nbytes, dtype=np.uint8) % 60  # scales without infinities
+    return WeightData.stored(info, memoryview(bytearray(raw))), raw.reshape(6, 68)
+
+
+def test_an_array_gives_dtype_and_shape() -> None:
+    data = WeightData.from_numpy(np.zeros((5, 10), np.float16), "layer.weight")
+    assert (data.name, data.dtype, data.shape) == ("layer.weight", DType.float16, (5, 10))
+    assert isinstance(data.shape, Shape)
+    assert data.quantization_encoding is None
+    assert data.info == TensorInfo("layer.weight", (5, 10), DType.float16.encoding)
+    assert repr(data) == "WeightData('layer.weight', DType.float16, [5, 10])"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(d, s) for d in DType for s in [(), (0,), (2,), (3, 2, 2)] if d.encoding.fits(s)],
+    ids=str,
+)
+def test_an_array_of_any_dtype_and_shape_comes_back(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, numpy_dtype(dtype))
+    data = WeightData.from_numpy(array, "w")
+    back = data.to_numpy()
+    assert (data.dtype, data.shape, back.dtype) == (dtype, shape, array.dtype)
+    assert np.array_equal(back, array)
+    assert data.to_buffer().nbytes == dtype.encoding.nbytes(shape)
+
+
+def test_a_contiguous_array_is_not_copied() -> None:
+    array = np.zeros(3)
+    assert np.shares_memory(WeightData.from_numpy(array, "w").to_numpy(), array)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">i2", ">c8"])
+def test_an_array_in_the_other_byte_order_is_turned(kind: str) -> None:
+    data = WeightData.from_numpy(np.array([1, 2], kind), "w")
+    assert data.to_numpy().dtype == np.dtype(kind).newbyteorder("=")
+    assert data.to_numpy().tolist() == [1, 2]
+
+
+def test_data_may_be_any_array_that_offers_dlpack() -> None:
+    tensor = torch.arange(4.0).reshape(2, 2)
+    data = WeightData(tensor, "w", DType.float32, [2, 2])
+    assert data.data is tensor
+    assert values(data.astype(DType.float16)) == [0, 1, 2, 3]
+    assert bytes(data.view(4, 8)) == np.float32(1).tobytes()
+
+
+def test_to_buffer_turns_the_data_into_a_buffer() -> None:
+    data = WeightData(torch.zeros(5, 10), "w", DType.float32, (5, 10))
+    buffer = data.to_buffer()
+    assert isinstance(buffer, Buffer)
+    assert data.data is buffer is data.to_buffer()
+
+
+def test_a_buffer_prints_its_shape() -> None:
+    assert str(data_of(np.zeros((5, 10))).to_buffer()) == "Buffer([5, 10])"
+    assert str(data_of(1).to_buffer()) == "Buffer([])"
+
+
+def test_a_buffer_says_what_it_holds() -> None:
+    buffer = data_of(np.zeros((5, 10)), DType.bfloat16).to_buffer()
+    assert (buffer.dtype, buffer.shape, buffer.size, buffer.nbytes) == (
+        (DType.bfloat16, (5, 10), 50, 100)
+    )
+    assert len(buffer) == 5
+    assert str(buffer.device) == "cpu:0"
+
+
+def test_a_buffer_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(EncodingError, match=r"\[2, 2\] of float32 takes 16 bytes, not 15"):
+        Buffer(memoryview(bytes(15)), DType.float32, (2, 2))
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda d: d.value)
+def test_a_buffer_can_be_pickled_and_copied(dtype: DType) -> None:
+    buffer = data_of([1, 0], dtype).to_buffer()
+    for twin in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        assert (twin.dtype, twin.shape, bytes(twin.memory)) == (dtype, (2,), bytes(buffer.memory))
+
+
+def test_numpy_sees_the_numbers() -> None:
+    data = data_of([1, 2])
+    assert np.asarray(data).dtype == np.float32
+    assert np.shares_memory(np.asarray(data), data.to_numpy())
+    assert not np.shares_memory(np.array(data), data.to_numpy())
+    assert np.asarray(data, np.float64).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(data, np.float64, copy=False)
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda d: d.value)
+def test_astype_to_its_own_dtype_is_the_data_itself(dtype: DType) -> None:
+    data = data_of([1, 1], dtype)
+    assert data.astype(dtype) is data
+
+
+def test_astype_keeps_name_and_shape() -> None:
+    data = data_of([[1.5, 2], [3, 4]]).astype(DType.float16)
+    assert (data.name, data.dtype, data.shape) == ("layer.weight", DType.float16, (2, 2))
+    assert data.info == TensorInfo("layer.weight", (2, 2), DType.float16.encoding)
+    assert values(data) == [1.5, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [DType.float16, DType.bfloat16], ids=lambda d: d.value)
+def test_float32_is_rounded_as_torch_does(dtype: DType) -> None:
+    bits = np.random.default_rng(7).integers(0, 1 << 32, 20_000, np.uint32)
+    numbers = bits.view(np.float32)
+    expected = torch.from_numpy(numbers).to(getattr(torch, dtype.value)).to(torch.float64).numpy()
+    found = data_of(numbers).astype(dtype).to_numpy().astype(np.float64)
+    assert np.array_equal(found, expected, equal_nan=True)
+    signed = ~np.isnan(numbers)
+    assert np.array_equal(np.signbit(found[signed]), np.signbit(expected[signed]))
+
+
+def test_float64_is_rounded_once() -> None:
+    # Just above the middle of two bfloat16; as float32 it would be the middle, and round down.
+    number = 1 + 2**-8 + 2**-40
+    assert values(data_of([number], DType.float64).astype(DType.bfloat16)) == [1 + 2**-7]
+
+
+@pytest.mark.parametrize("dtype", OVERFLOWING, ids=lambda d: d.value)
+def test_what_is_too_large_becomes_an_infinity_where_there_is_one(dtype: DType) -> None:
+    numbers = [1e300, -1e300, np.inf, -np.inf]
+    assert values(data_of(numbers, DType.float64).astype(dtype)) == [np.inf, -np.inf] * 2
+
+
+@pytest.mark.parametrize("dtype", SATURATING, ids=lambda d: d.value)
+def test_what_is_too_large_is_held_at_the_largest_where_there_is_no_infinity(dtype: DType) -> None:
+    largest = SATURATING[dtype]
+    numbers = [1e300, -1e300, np.inf, -np.inf]
+    assert values(data_of(numbers, DType.float64).astype(dtype)) == [largest, -largest] * 2
+
+
+@pytest.mark.parametrize(
+    "dtype", [d for d in DType if d.is_float and d is not DType.float4_e2m1fn], ids=str
+)
+def test_nan_stays_nan(dtype: DType) -> None:
+    for source in FLOATS:
+        assert np.isnan(values(data_of([np.nan], source).astype(dtype))).all()
+
+
+def test_nan_cannot_become_float4() -> None:
+    with pytest.raises(EncodingError, match="element 1 is nan, which float4_e2m1fn cannot hold"):
+        data_of([1, np.nan]).astype(DType.float4_e2m1fn)
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0])
+def test_a_number_that_is_no_scale_cannot_become_float8_e8m0fnu(number: float) -> None:
+    with pytest.raises(EncodingError, match="which float8_e8m0fnu cannot hold"):
+        data_of([1, number]).astype(DType.float8_e8m0fnu)
+
+
+@pytest.mark.parametrize("source", [d for d in DType if d.is_integer], ids=str)
+@pytest.mark.parametrize("target", [d for d in DType if d.is_float], ids=str)
+def test_integers_become_floats(source: DType, target: DType) -> None:
+    assert values(data_of([1, 2, 4, 4], source).astype(target)) == [1, 2, 4, 4]
+
+
+def test_truth_values_become_numbers() -> None:
+    assert values(data_of([0, 1], DType.bool).astype(DType.bfloat16)) == [0, 1]
+    assert values(data_of([0, 1], DType.bool).astype(DType.int16)) == [0, 1]
+
+
+@pytest.mark.parametrize("source", [d for d in DType if d.is_float], ids=str)
+@pytest.mark.parametrize("target", [DType.int8, DType.uint64, DType.bool], ids=str)
+def test_numbers_with_fractions_become_no_integers(source: DType, target: DType) -> None:
+    with pytest.raises(EncodingError, match="cannot go from"):
+        data_of([1, 1], source).astype(target)
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.int8, DType.bool], ids=str)
+def test_complex_numbers_stay_complex(dtype: DType) -> None:
+    with pytest.raises(EncodingError, match="cannot go from"):
+        data_of([1], dtype).astype(DType.complex64)
+    with pytest.raises(EncodingError, match="cannot go from"):
+        data_of([1], DType.complex64).astype(dtype)
+
+
+def test_an_integer_that_does_not_fit_is_an_error() -> None:
+    data = data_of([-1, 300], DType.int64)
+    assert values(data.astype(DType.int16)) == [-1, 300]
+    with pytest.raises(EncodingError, match="300 does not fit into int8"):
+        data.astype(DType.int8)
+    with pytest.raises(EncodingError, match="-1 does not fit into uint16"):
+        data.astype(DType.uint16)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 1, 3)], ids=str)
+def test_any_shape_is_converted(shape: tuple[int, ...]) -> None:
+    data = data_of(np.ones(shape)).astype(DType.bfloat16)
+    assert data.shape == shape
+    assert data.to_numpy().shape == shape
+
+
+def test_two_float4_share_a_byte_the_first_in_the_low_bits() -> None:
+    data = data_of([[0.5, 1, 1.5], [-6, 0, -0.5]]).astype(DType.float4_e2m1fn)
+    assert bytes(data.view()).hex() == "21f390"
+    assert data.to_numpy().dtype == ml_dtypes.float4_e2m1fn
+    assert values(data.astype(DType.float32)) == [0.5, 1, 1.5, -6, 0, -0.5]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 3)], ids=str)
+def test_an_odd_number_of_float4_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(EncodingError):
+        data_of(np.ones(shape)).astype(DType.float4_e2m1fn)
+    with pytest.raises(EncodingError):
+        data_of(np.ones(shape), DType.float4_e2m1fn)
+
+
+def test_quantized_data_is_rows_of_bytes_with_a_logical_side() -> None:
+    data, raw = quantized()
+    assert (data.dtype, data.shape) == (DType.uint8, (6, 68))
+    assert data.quantization_encoding is QuantizationEncoding.Q8_0
+    assert data.info == TensorInfo("w", (2, 3, 64), QuantizationEncoding.Q8_0.encoding)
+    assert np.array_equal(data.to_numpy(), raw)
+    assert repr(data) == "WeightData('w', QuantizationEncoding.Q8_0, [2, 3, 64])"
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, DType.float8_e4m3fn], ids=str)
+def test_astype_dequantizes(dtype: DType) -> None:
+    data, raw = quantized()
+    found = data.astype(dtype)
+    expected = dequantize(raw, GGMLQuantizationType.Q8_0).reshape(2, 3, 64)
+    assert (found.dtype, found.shape, found.quantization_encoding) == (dtype, (2, 3, 64), None)
+    same = data_of(expected).astype(dtype)
+    assert bytes(found.view()) == bytes(same.view())
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (2, 0, 64)], ids=str)
+def test_empty_quantized_data_is_dequantized(shape: tuple[int, ...]) -> None:
+    info = TensorInfo("w", shape, QuantizationEncoding.Q8_0.encoding)
+    data = WeightData.stored(info, memoryview(bytearray()))
+    assert data.astype(DType.float16).shape == shape
+
+
+def test_quantized_data_stays_itself_as_bytes_and_becomes_no_integers() -> None:
+    data, _ = quantized()
+    assert data.astype(DType.uint8) is data
+    with pytest.raises(EncodingError, match="cannot go from Q8_0 to int32"):
+        data.astype(DType.int32)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 35)], ids=str)
+def test_quantized_data_that_is_no_whole_blocks_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(EncodingError, match="no whole Q8_0 blocks"):
+        WeightData(np.zeros(shape, np.uint8), "w", DType.uint8, shape, QuantizationEncoding.Q8_0)
+
+
+def test_data_of_an_unknown_encoding_is_not_interpreted() -> None:
+    info = TensorInfo("w", (4,), unknown_encoding("gguf", 99, 4, 8))
+    with pytest.raises(EncodingError, match="gguf type 99, which weightctl does not know"):
+        WeightData.stored(info, memoryview(bytes(8)))
+
+
+def test_a_new_name_leaves_the_old_one() -> None:
+    data, _ = quantized()
+    other = data.renamed("v")
+    assert (data.name, data.info.name) == ("w", "w")
+    assert (other.name, other.info.name, other.info.shape) == ("v", "v", (2, 3, 64))
+    assert other.to_buffer() is data.to_buffer()
+
+
+@pytest.mark.parametrize("container", ["safetensors", "gguf"])
+def test_writing_into_mapped_data_never_changes_the_file(container: str, tmp_path: Path) -> None:
+    raw = np.arange(4, dtype="<f4").tobytes()
+    made = {
+        "safetensors": safetensors_of({"w": ("F32", (4,), raw)}),
+        "gguf": Gguf().file([Tensor("w", (4,), 0, raw)]),
+    }[container]
+    path = tmp_path / "model"
+    path.write_bytes(made)
+    weights = open_weights(path)
+    data = weights.w.data()
+    data.to_numpy()[:] = 7
+    np.from_dlpack(data)[0] = 8
+    torch.from_dlpack(data)[1] = 9
+    assert values(data) == [8, 9, 7, 7]
+    assert values(weights.w.data()) == [0, 1, 2, 3]
+    assert path.read_bytes() == made
+
+
+def test_data_outlives_the_tree_it_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors_of({"w": ("U8", (4,), b"\1\2\3\4")}))
+    array = open_weights(path).w.data().to_numpy()
+    path.unlink()
+    assert array.tolist() == [1, 2, 3, 4]
