@@ -27,9 +27,10 @@ class MappedFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
-        except OSError as error:
-            hint = "check the path" if isinstance(error, FileNotFoundError) else ""
-            raise FormatError(path, None, error.strerror or str(error), hint=hint) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            hint = "may you read it?" if isinstance(error, PermissionError) else "check the path"
+            raise FormatError(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
         self.size = status.st_size
@@ -55,13 +56,20 @@ class MappedFile:
         """A writable view of a range; what is written into it never reaches the file.
 
         Each call maps only the range, so that a file larger than memory can be used piecewise.
+        Raises `FormatError` where the file has become shorter.
         """
         if nbytes == 0:
             return memoryview(bytearray())
         before = offset % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(
-            self._descriptor, before + nbytes, access=mmap.ACCESS_COPY, offset=offset - before
-        )
+        try:
+            mapped = mmap.mmap(
+                self._descriptor, before + nbytes, access=mmap.ACCESS_COPY, offset=offset - before
+            )
+        except (OSError, ValueError) as error:
+            raise FormatError(
+                self.path, offset, f"{nbytes} bytes cannot be mapped: {error}",
+                hint="did the file change meanwhile?",
+            ) from error  # fmt: skip
         return memoryview(mapped)[before:]
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
