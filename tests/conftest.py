@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from real_files import fetch
 
 if TYPE_CHECKING:

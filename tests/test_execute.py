@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from oracles import ggml_quantize
 
+from oracles import ggml_quantize
 from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGUFReader, dequantize
-from llama_cpp import generate
 from safetensors import safe_open
 
+from llama_cpp import generate
 from weightctl import DType, open_weights
 
 if TYPE_CHECKING:

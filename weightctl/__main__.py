@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command line; Ctrl-C is answered from the first import on."""
+    """Run the command line as this process; Ctrl-C is answered from the first import on."""
     try:
         from weightctl.cli import main as run
 
         run()
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    # Python would free a large tree object by object; the operating system frees it at once.
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from weightctl.sizes import parse_size
 # reports would count the parent's too).
 COMMAND = """
 import sys
-from weightctl.__main__ import main
+from weightctl.cli import main
 try: main()
 finally:
     with open("/proc/self/status") as status:

@@ -11,8 +11,8 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from oracles import ggml_quantize
 
+from oracles import ggml_quantize
 from weightctl.codecs import q4_k, q5_0, q8_0
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from copying import FRAMEWORK, contents, copied, held, spoken
 from hypothesis import given, settings
-from strategies import INTERPRETED, metadata, tensors
 
+from copying import FRAMEWORK, contents, copied, held, spoken
+from strategies import INTERPRETED, metadata, tensors
 from weightctl.dtype import Encoding
 from weightctl.formats import FORMATS, format_module
 from weightctl.weights import TensorInfo

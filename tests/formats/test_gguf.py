@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
+
 from build import BF16, F16, F32, F64, I8, I16, I32, I64, Q4_K, Q6_K, Q8_0, Gguf, Tensor
 from copying import contents, raw, spoken
-
 from weightctl import DType, QuantizationEncoding, open_weights
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.formats.gguf_values import Packed

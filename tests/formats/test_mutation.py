@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from build import F16, F32, Q8_0, Gguf, Tensor, index_of, safetensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from build import F16, F32, Q8_0, Gguf, Tensor, index_of, safetensors_of
 from weightctl import open_weights
 from weightctl.errors import WeightctlError
 from weightctl.formats import FORMATS

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from build import I8, Gguf, Tensor, index_of, safetensors_of
-from copying import contents, raw
 from huggingface_hub import save_torch_state_dict
 
+from build import I8, Gguf, Tensor, index_of, safetensors_of
+from copying import contents, raw
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
-from build import F16, F32, I32, Gguf, Tensor, safetensors_of
-from copying import FRAMEWORK, contents, copied, held, spoken
 from safetensors import safe_open
 
+from build import F16, F32, I32, Gguf, Tensor, safetensors_of
+from copying import FRAMEWORK, contents, copied, held, spoken
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError

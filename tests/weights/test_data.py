@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from build import Gguf, Tensor, safetensors_of
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from build import Gguf, Tensor, safetensors_of
 from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, open_weights
 from weightctl.codecs.scalar import numpy_dtype
 from weightctl.dtype import unknown_encoding

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from build import safetensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from build import safetensors_of
 from weightctl import DType, WeightData, Weights, open_weights
 from weightctl.errors import MissingTensorError
 

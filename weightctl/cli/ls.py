@@ -17,7 +17,7 @@ from weightctl.sizes import format_count, format_size
 from weightctl.store import open_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightctl.cli.outline import Line
     from weightctl.weights.info import Header, TensorInfo
@@ -68,7 +68,8 @@ def ls(
     if header.tensors:
         show_lines([[]])
         show_table(
-            _row(line, header) for line in outline(weights.tree, header.tensors, _kind, depth)
+            _row(line, header)
+            for line in outline(weights.tree, header.tensors, _kinds(header), depth)
         )
 
 
@@ -84,8 +85,9 @@ def _described(info: TensorInfo) -> tuple[Cell, Cell]:
     return Cell(shape, right=True), Cell(info.encoding.name, "cyan")
 
 
-def _kind(info: TensorInfo) -> tuple[object, int]:
-    return (info.shape, info.encoding.name), info.nbytes
+def _kinds(header: Header) -> Callable[[TensorInfo], tuple[object, int]]:
+    extents = header.extents
+    return lambda info: ((info.shape, info.encoding.name), extents[info.name].nbytes)
 
 
 def _row(line: Line[TensorInfo], header: Header) -> Sequence[Cell]:

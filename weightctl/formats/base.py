@@ -66,11 +66,11 @@ def pad(offset: int, alignment: int) -> int:
 
 
 def is_possible(shape: Sequence[int]) -> bool:
-    """Whether a shape is one that arrays can have: its sizes other than 0 do not multiply to more.
+    """Whether a shape is one that arrays can have: no size below 0, no product beyond memory.
 
     A tensor without elements takes no bytes, so no file is too small for its other sizes.
     """
-    return prod(size for size in shape if size) < 1 << 60
+    return min(shape, default=0) >= 0 and prod(filter(None, shape)) < 1 << 60
 
 
 def is_text(name: str) -> bool:

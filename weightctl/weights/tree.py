@@ -31,11 +31,12 @@ class Node:
     def grow(self, segment: str) -> Node:
         """Return the node of this segment below, made where there is none."""
         found = self.below.get(segment)
-        if found is None:
-            found = self.below[segment] = Node()
-            if segment.isdecimal():
-                self._is_sorted = False
-        return found
+        if found is not None:
+            return found
+        if segment.isdecimal():
+            self._is_sorted = False
+        made = self.below[segment] = Node()
+        return made
 
     def children(self) -> dict[str, Node]:
         """What lies below by its segment, in the order of the file; numbers in their own."""
@@ -52,7 +53,7 @@ _MAX_DEPTH = 100
 def _plant(root: Node, path: str, tensor: str) -> None:
     node = root
     for segment in path.split(".", _MAX_DEPTH):
-        node = node.grow(segment)
+        node = node.below.get(segment) or node.grow(segment)
     node.tensor = tensor
 
 
