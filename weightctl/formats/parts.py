@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_module, recognise, sniff
+from weightctl.formats.index import Index, compared, few, read_index
 from weightctl.formats.safetensors import aliases
-from weightctl.untyped import is_object, is_text_map
 from weightctl.weights.mapping import MappedFile
-from weightctl.weights.metadata import TEXT, Value, text
+from weightctl.weights.metadata import TEXT, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from weightctl.weights.info import Extent, Header, TensorInfo
 
@@ -24,8 +23,6 @@ __all__ = ["open_files"]
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^.]+)")
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-_MAX_INDEX = 100_000_000
-_NO_INDEX = "is this the index of a split checkpoint?"
 
 
 class _Parts(NamedTuple):
@@ -33,7 +30,7 @@ class _Parts(NamedTuple):
 
     format: str
     paths: tuple[str, ...]
-    index_path: str | None = None
+    listed: Index | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -45,9 +42,9 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
     parts = _find(path, format_name)
     missing = [part for part in parts.paths if not os.path.exists(part)]
     if missing:
-        names = _few(os.path.basename(part) for part in missing)
+        names = few(os.path.basename(part) for part in missing)
         raise FormatError(
-            parts.index_path or path, None,
+            parts.listed.path if parts.listed else path, None,
             f"{len(missing)} of {len(parts.paths)} parts are missing: {names}",
             hint="is the download complete?",
         )  # fmt: skip
@@ -56,8 +53,8 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
     header = headers[0] if len(headers) == 1 else _merged(headers)
     if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
         header = _check_split(headers, header)
-    if parts.index_path is not None:
-        header = _indexed(header, parts.index_path)
+    if parts.listed is not None:
+        header = compared(header, parts.listed)
     return replace(header, notes=(*parts.notes, *header.notes)), files
 
 
@@ -66,7 +63,12 @@ def _find(path: str, format_name: str | None) -> _Parts:
         return _find_in_directory(path, format_name)
     for name, line in FORMATS.items():
         if line.index_suffix is not None and path.endswith(line.index_suffix):
-            return _parts_of_index(path, name)
+            if format_name not in {None, name}:
+                raise FormatError(
+                    path, None, f"it is an index of {name} files",
+                    hint=f"leave out --from, or say --from {name}",
+                )  # fmt: skip
+            return _parts_of(read_index(path), name)
     file = MappedFile(path)
     found = recognise(file, format_name)
     directory, base = os.path.split(path)
@@ -76,9 +78,15 @@ def _find(path: str, format_name: str | None) -> _Parts:
     index = FORMATS[found].index_suffix
     if index is not None:
         beside = os.path.join(directory, part["stem"] + index)
-        if os.path.exists(beside) and base in _weight_map(beside).values():
-            return _parts_of_index(beside, found)
+        listed = read_index(beside) if os.path.exists(beside) else None
+        if listed is not None and base in listed.parts:
+            return _parts_of(listed, found)
     return _Parts(found, tuple(os.path.join(directory, name) for name in _set_of(part)))
+
+
+def _parts_of(index: Index, format_name: str) -> _Parts:
+    directory = os.path.dirname(index.path)
+    return _Parts(format_name, tuple(os.path.join(directory, name) for name in index.parts), index)
 
 
 def _part(name: str) -> re.Match[str] | None:
@@ -145,7 +153,7 @@ def _choose(directory: str, format_name: str, names: list[str]) -> _Parts:
     line = FORMATS[format_name]
     indexes = [name for name in names if name.endswith(line.index_suffix or "/")]
     if len(indexes) == 1:
-        return _parts_of_index(os.path.join(directory, indexes[0]), format_name)
+        return _parts_of(read_index(os.path.join(directory, indexes[0])), format_name)
     checkpoints: dict[str, tuple[str, ...]] = {}
     for name in names:
         if name in indexes:
@@ -164,41 +172,6 @@ def _choose(directory: str, format_name: str, names: list[str]) -> _Parts:
             hint="name one of them",
         )  # fmt: skip
     return _Parts(format_name, tuple(os.path.join(directory, name) for name in chosen))
-
-
-def _parts_of_index(path: str, format_name: str) -> _Parts:
-    directory = os.path.dirname(path)
-    names = dict.fromkeys(_weight_map(path).values())
-    for name in names:
-        if os.path.basename(name) != name or name in {"", ".", ".."}:
-            raise FormatError(
-                path, None, f"the index names `{name}`, which is outside its directory",
-                hint="do not trust this checkpoint",
-            )  # fmt: skip
-    return _Parts(format_name, tuple(os.path.join(directory, name) for name in names), path)
-
-
-def _index(path: str) -> dict[str, Any]:
-    file = MappedFile(path)
-    if file.size > _MAX_INDEX:
-        raise FormatError(path, None, f"an index of {file.size} bytes is none", hint=_NO_INDEX)
-    try:
-        document = json.loads(str(file.whole, "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(path, None, f"the index is no JSON: {error}", hint=_NO_INDEX) from error
-    if not is_object(document):
-        raise FormatError(path, None, "the index is no JSON object", hint=_NO_INDEX)
-    return document
-
-
-def _weight_map(path: str) -> dict[str, str]:
-    entries = _index(path).get("weight_map")
-    if not is_text_map(entries) or not entries:
-        raise FormatError(
-            path, None, "the index has no `weight_map` from tensor names to file names",
-            hint=_NO_INDEX,
-        )  # fmt: skip
-    return entries
 
 
 def _merged(headers: list[Header]) -> Header:
@@ -252,51 +225,3 @@ def _check_split(headers: list[Header], merged: Header) -> Header:
                 )  # fmt: skip
     metadata = {key: value for key, value in merged.metadata.items() if key not in _SPLIT_KEYS}
     return replace(merged, metadata=metadata)
-
-
-def _indexed(header: Header, path: str) -> Header:
-    """Compare an index with the headers of its parts; take its tied names."""
-    weight_map = _weight_map(path)
-    stated = _stated(path)
-    tied = aliases(stated, header.tensors)
-    problems = [
-        *_named(
-            "not in the part that the index names",
-            (
-                name for name, part in weight_map.items()
-                if name not in tied and not _is_in(header, name, part)
-            ),
-        ),
-        *_named("in a part but not in the index",
-                (name for name in header.tensors if name not in weight_map)),
-    ]  # fmt: skip
-    if problems:
-        raise FormatError(
-            path, None, "the index and its parts disagree: " + "; ".join(problems),
-            hint="is the download complete, and all of one version?",
-        )  # fmt: skip
-    metadata = {**stated, **header.metadata}
-    return replace(header, metadata=metadata, aliases={**tied, **header.aliases})
-
-
-def _is_in(header: Header, name: str, part: str) -> bool:
-    extent = header.extents.get(name)
-    return extent is not None and os.path.basename(header.files[extent.file]) == part
-
-
-def _named(what: str, names: Iterable[str]) -> list[str]:
-    found = list(names)
-    return [f"{len(found)} tensors {what} ({_few(found)})"] if found else []
-
-
-def _few(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(f"`{name}`" for name in found[:3]) + (", ..." if len(found) > 3 else "")
-
-
-def _stated(path: str) -> Mapping[str, Value]:
-    """Return the strings an index keeps as metadata; its sizes are not carried on."""
-    entries = _index(path).get("metadata")
-    if not is_object(entries):
-        return {}
-    return {key: text(value) for key, value in entries.items() if isinstance(value, str)}
