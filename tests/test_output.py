@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -18,7 +20,7 @@ import pytest
 
 from weightctl import Plan, WeightData, Weights, open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.errors import FormatError, OutputError
+from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.store import save, target
 from weightctl.transforms.cast import cast
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Completed]
 
 OLD = b"what was there before"
+TEMPORARY = re.compile(r"out(\.gguf)?\.weightctl-[0-9a-f]{8}\.partial")
 
 
 def random_weights(tensors: int = 8, rows: int = 256, columns: int = 1024) -> Weights:
@@ -86,12 +89,13 @@ def test_a_signal_at_any_moment_leaves_the_old_file_or_the_new(
         process.communicate()
         assert out.read_bytes() in (OLD, whole)
         leftovers = set(os.listdir(tmp_path)) - {"out.gguf"}
-        assert leftovers <= ({"out.gguf.partial"} if number == signal.SIGKILL else set())
+        assert len(leftovers) <= (number == signal.SIGKILL)
+        assert all(TEMPORARY.fullmatch(name) for name in leftovers)
 
 
 def test_ctrl_c_exits_with_130(model: Path, tmp_path: Path) -> None:
     process = start(model, tmp_path / "out.gguf")
-    while not (tmp_path / "out.gguf.partial").exists():
+    while not os.listdir(tmp_path):
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
@@ -100,10 +104,11 @@ def test_ctrl_c_exits_with_130(model: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_temporary_file_left_by_a_killed_run_is_taken_over(
+def test_what_a_killed_run_has_left_is_removed_by_the_next(
     model: Path, whole: bytes, tmp_path: Path
 ) -> None:
-    (tmp_path / "out.gguf.partial").write_bytes(b"x" * (len(whole) + 1000))
+    (tmp_path / "out.gguf.weightctl-0123abcd.partial").write_bytes(b"x" * 1000)
+    (tmp_path / "out.gguf.weightctl-4567cdef.partial").mkdir()
     process = start(model, tmp_path / "out.gguf")
     process.communicate()
     assert process.returncode == 0
@@ -111,14 +116,94 @@ def test_a_temporary_file_left_by_a_killed_run_is_taken_over(
     assert (tmp_path / "out.gguf").read_bytes() == whole
 
 
-def test_two_runs_do_not_write_one_file(model: Path, tmp_path: Path) -> None:
-    with (tmp_path / "out.gguf.partial").open("wb") as other:
+def test_what_another_run_is_writing_stays(model: Path, tmp_path: Path) -> None:
+    others = tmp_path / "out.gguf.weightctl-0123abcd.partial"
+    with others.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         process = start(model, tmp_path / "out.gguf")
-        _, errors = process.communicate()
-        assert process.returncode == 2
-        assert b"is being written by another process" in errors
-        assert (tmp_path / "out.gguf.partial").exists()
+        process.communicate()
+        assert process.returncode == 0
+        assert others.exists()
+
+
+@pytest.mark.parametrize("name", ["out.gguf.partial", "out.gguf.weightctl-mine.partial"])
+def test_a_file_that_is_only_called_like_a_temporary_one_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(OLD)
+    save(Plan.copy(random_weights(1), "gguf"), tmp_path / "out.gguf")
+    assert (tmp_path / name).read_bytes() == OLD
+
+
+def test_an_input_called_like_a_temporary_file_is_safe(tmp_path: Path) -> None:
+    source = tmp_path / "out.safetensors.partial"
+    save(Plan.copy(random_weights(1), "safetensors"), target(str(source), "safetensors"))
+    before = source.read_bytes()
+    save(Plan.copy(open_weights(source), "safetensors"), tmp_path / "out.safetensors")
+    assert source.read_bytes() == before == (tmp_path / "out.safetensors").read_bytes()
+
+
+def test_a_file_that_appears_meanwhile_stays_without_force(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    plan = Plan.copy(random_weights(1), "gguf")
+    with pytest.raises(OutputError, match="has appeared meanwhile"):
+        save(plan, out, progress=lambda _: out.write_bytes(OLD))
+    assert out.read_bytes() == OLD
+    assert os.listdir(tmp_path) == ["out.gguf"]
+
+
+def test_a_file_that_appears_in_a_directory_meanwhile_stays(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plan = Plan.copy(open_weights(tiny_llama), "safetensors")
+    save(plan, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    thesis = out / "thesis.tex"
+    with pytest.raises(OutputError, match=r"thesis\.tex"):
+        save(plan, out, force=True, progress=lambda _: thesis.write_bytes(OLD))
+    after = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert after == before | {"thesis.tex": OLD}
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_link_to_a_directory_is_followed(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    plan = Plan.copy(open_weights(tiny_llama), "safetensors")
+    for force in (False, True):
+        save(plan, tmp_path / "link", force=force)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "disk" / "config.json").exists()
+
+
+def test_a_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(OLD)
+    out.chmod(0o600)
+    save(Plan.copy(random_weights(1), "gguf"), out, force=True)
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "config.json"])
+def test_what_belongs_to_the_input_is_never_the_output(
+    tiny_llama: Path, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "in")
+    names = open_weights(tiny_llama).header.tensors
+    index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
+    (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps(index))
+    plan = Plan.copy(open_weights(tmp_path / "in"), "gguf")
+    with pytest.raises(OutputError, match="is the input itself"):
+        save(plan, target(str(tmp_path / "in" / name), "gguf"), force=True)
+
+
+def test_a_tensor_that_comes_out_short_is_no_output(tmp_path: Path) -> None:
+    plan = Plan.copy(random_weights(1), "gguf")
+    item = plan.items[0]
+    longer = item.info._replace(shape=(512, 1024))
+    plan = plan.with_items((item.__class__(longer, item.source),))
+    with pytest.raises(ConversionError, match="came out as 1048576 bytes, where 2097152 belong"):
+        save(plan, tmp_path / "out.gguf")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_file_system_that_takes_no_more_leaves_the_old_file(model: Path, tmp_path: Path) -> None:

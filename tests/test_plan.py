@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weightctl import Plan, WeightData, Weights
+from weightctl import DType, Plan, WeightData, Weights
+from weightctl.codecs.scalar import numpy_dtype
 from weightctl.dtype import ENCODINGS, QuantizationEncoding
 from weightctl.errors import ConversionError
 from weightctl.store import save, target
-from weightctl.transforms.cast import cast, is_lossy, is_matrix_weight
+from weightctl.transforms.cast import cast, is_lossy, is_matrix_weight, is_unfit_for_llama_cpp
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
 
@@ -177,3 +178,38 @@ def test_save_reports_progress_in_bytes(tmp_path: object) -> None:
     seen: list[int] = []
     save(plan, target(f"{tmp_path}/out.gguf"), progress=seen.append)
     assert sum(seen) == 64 * 64 * 2
+
+
+def test_eight_bit_numbers_with_scales_beside_them_are_not_taken_for_weights() -> None:
+    names = {"a.weight": "float8_e4m3fn", "a.weight_scale_inv": "float32"}
+    weights = Weights.from_data(
+        {
+            name: WeightData.from_numpy(np.ones((2, 32), numpy_dtype(DType(dtype))), name)
+            for name, dtype in names.items()
+        }
+    )
+    with pytest.raises(ConversionError, match="to be multiplied by scales"):
+        cast(Plan.copy(weights, "safetensors"), BF16)
+
+
+def test_what_no_codec_does_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(
+        ConversionError, match="`weight` would be Q6_K, which weightctl cannot make"
+    ):
+        cast(Plan.copy(tree(weight=(2, 256)), "gguf"), ENCODINGS["Q6_K"]).layout()
+    raw = np.zeros((4, 36), np.uint8)
+    data = WeightData(raw, "weight", DType.uint8, (4, 36), QuantizationEncoding.Q8_1)
+    plan = Plan.copy(Weights.from_data({"weight": data}), "safetensors")
+    with pytest.raises(ConversionError, match="`weight` is Q8_1, which weightctl cannot decode"):
+        cast(plan, BF16).layout()
+
+
+def test_a_plan_of_a_node_has_what_is_below_it() -> None:
+    plan = Plan.copy(tree(a__weight=(2,), ab__weight=(2,), a__b__c=(2,)).a, "gguf")
+    assert [item.info.name for item in plan.items] == ["a.weight", "a.b.c"]
+
+
+def test_vectors_that_llama_cpp_cannot_use_are_found() -> None:
+    plan = Plan.copy(tree(LLAMA, **MODEL), "gguf")
+    unfit = [item.info.name for item in plan.items if is_unfit_for_llama_cpp(plan, item)]
+    assert unfit == ["attn_norm.weight", "attn_q.bias"]

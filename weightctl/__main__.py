@@ -20,9 +20,9 @@ def main() -> NoReturn:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
         code = 130
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError):
+            stream.flush()
     # Python would free a large tree object by object; the operating system frees it at once.
     os._exit(code)
 

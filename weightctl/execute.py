@@ -6,7 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import lcm
+from math import isfinite, lcm
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, NonFiniteError
@@ -63,7 +63,7 @@ def execute(
     neither changes what they are. Raises `ConversionError` that names the tensor and the element
     where a block encoding would have to hold a NaN or an infinity.
     """
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or _cores()
     by_name = {item.info.name: item for item in plan.items}
     room = memory // (workers + _AHEAD)
     running: deque[tuple[TensorInfo, Future[tuple[Bytes, int]]]] = deque()
@@ -88,6 +88,12 @@ def execute(
         finally:
             for _, future in running:
                 future.cancel()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _pieces(item: Item, room: int) -> Iterator[_Piece]:
@@ -130,8 +136,10 @@ def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
         made, overflows = transcode(rows, source, target, item.importance)
     except NonFiniteError as error:
         index = piece.start // source.size * source.block + error.index
+        is_large = isfinite(error.value)
         raise ConversionError(
             f"`{item.source.name}` has {error.value:g} at element {index}, which {target} cannot "
-            "hold", hint="a checkpoint with such a number is damaged; a float dtype keeps it",
+            "hold", hint="--dtype f32 or bf16 holds it" if is_large
+            else "a checkpoint with such a number is damaged; a float dtype keeps it",
         ) from error  # fmt: skip
     return made.reshape(-1).data, overflows

@@ -6,7 +6,10 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
+import secrets
 import shutil
+import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -17,9 +20,15 @@ if TYPE_CHECKING:
 
     from weightctl.formats.base import Bytes
 
-__all__ = ["OutputFile", "check_target", "output_directory", "output_file"]
+__all__ = [
+    "OutputFile",
+    "check_target",
+    "clear_leftovers",
+    "output_directory",
+    "output_file",
+    "refused",
+]
 
-_SUFFIX = ".partial"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -39,7 +48,7 @@ class OutputFile:
             try:
                 count = os.write(self._descriptor, view)
             except OSError as error:
-                raise _refused(self._path, error) from error
+                raise refused(self._path, error) from error
             view = view[count:]
             self.nbytes += count
 
@@ -48,7 +57,7 @@ class OutputFile:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise _refused(self._path, error) from error
+            raise refused(self._path, error) from error
 
 
 def check_target(
@@ -60,7 +69,7 @@ def check_target(
     exist or may not be written, or one too large for its disk. An existing directory is replaced
     only when all it holds is called like one of `replaceable`.
     """
-    parent = os.path.dirname(os.path.abspath(path))
+    parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         raise OutputError(f"{path}: the directory {parent} does not exist", hint="create it first")
     if not os.access(parent, os.W_OK):
@@ -97,27 +106,30 @@ def _refuse_foreign(path: str, replaceable: set[str], *, force: bool) -> None:
     foreign = sorted(set(there) - replaceable)
     if foreign:
         raise OutputError(
-            f"{path} holds files that a conversion did not write: {', '.join(foreign[:3])}",
+            f"{path} holds files that this conversion would not write: {', '.join(foreign[:3])}",
             hint="choose another directory, or move them away",
         )
 
 
 @contextmanager
-def output_file(path: str) -> Generator[OutputFile, None, None]:
+def output_file(path: str, *, force: bool = False) -> Generator[OutputFile, None, None]:
     """Write a file under a temporary name beside `path`, and give it its name when it is whole.
 
-    Whatever happens, `path` is either what it was or the complete new file. The temporary file,
-    `path` with `.partial` behind it, is removed on errors; after a power cut or kill -9 it stays,
-    and the next run takes it over.
+    Whatever happens, `path` is either what it was or the complete new file; without `force` a
+    file that has appeared there meanwhile stays. The temporary file, `path` with
+    `.weightctl-XXXXXXXX.partial` behind it, is removed on errors; after a power cut or kill -9 it
+    stays until the next run.
     """
-    temporary = path + _SUFFIX
-    descriptor = _claimed(temporary)
+    clear_leftovers(path)
+    descriptor, temporary = _new_file(path)
     try:
+        if os.path.exists(path):
+            os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
         target = OutputFile(descriptor, temporary)
         yield target
         target.sync()
-        _rename(temporary, path)
-        _sync_directory(os.path.dirname(os.path.abspath(path)))
+        _name(temporary, path, force=force)
+        _sync_directory(os.path.dirname(path))
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
@@ -126,60 +138,99 @@ def output_file(path: str) -> Generator[OutputFile, None, None]:
         os.close(descriptor)
 
 
-def _claimed(temporary: str) -> int:
-    """Open a temporary file that no other process is writing."""
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(temporary, flags, 0o666)
-    except OSError as error:
-        raise _refused(temporary, error) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise OutputError(
-                f"{temporary} is being written by another process", hint="wait until it is done"
-            ) from error
-        raise _refused(temporary, error) from error
-    return descriptor
-
-
 @contextmanager
-def output_directory(path: str) -> Generator[str, None, None]:
-    """Yield the name of a directory to fill; it becomes `path` when it is whole.
+def output_directory(
+    path: str, *, force: bool = False, replaceable: Iterable[str] = ()
+) -> Generator[str, None, None]:
+    """Yield the name of a new directory to fill; it becomes `path` when it is whole.
 
-    The promises are those of `output_file`.
+    The promises are those of `output_file`; what `check_target` says of `replaceable` is looked
+    at once more before anything goes.
     """
-    path = path.rstrip("/")
-    temporary = path + _SUFFIX
+    clear_leftovers(path)
+    temporary = _temporary(path)
     try:
-        os.makedirs(temporary, exist_ok=True)
-        lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+        os.mkdir(temporary)
+        lock = _locked(temporary)
     except OSError as error:
-        raise _refused(temporary, error) from error
+        raise refused(temporary, error) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise OutputError(
-            f"{temporary} is being written by another process", hint="wait until it is done"
-        ) from error
-    try:
+        if os.path.isdir(path):
+            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         yield temporary
         _sync_directory(temporary)
         if os.path.isdir(path) and os.listdir(path):
             _exchange(temporary, path)
+            try:
+                _refuse_foreign(temporary, set(replaceable), force=force)
+            except OutputError:
+                _exchange(temporary, path)
+                raise
             shutil.rmtree(temporary)
         else:
             _rename(temporary, path)
-        _sync_directory(os.path.dirname(os.path.abspath(path)))
+        _sync_directory(os.path.dirname(path))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
         os.close(lock)
+
+
+def _temporary(path: str) -> str:
+    return f"{path}.weightctl-{secrets.token_hex(4)}.partial"
+
+
+def _new_file(path: str) -> tuple[int, str]:
+    temporary = _temporary(path)
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise refused(temporary, error) from error
+    return descriptor, temporary
+
+
+def _locked(path: str) -> int:
+    """Open a file or directory with a lock that ends with this process; `OSError` if it has one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def clear_leftovers(path: str) -> None:
+    """Remove the temporary files for `path` of runs that were killed: those nobody holds locked."""
+    parent, base = os.path.split(path)
+    pattern = re.compile(re.escape(base) + r"\.weightctl-[0-9a-f]{8}\.partial")
+    with suppress(OSError):
+        for name in filter(pattern.fullmatch, os.listdir(parent)):
+            leftover = os.path.join(parent, name)
+            with suppress(OSError):
+                os.close(_locked(leftover))
+                if os.path.isdir(leftover):
+                    shutil.rmtree(leftover)
+                else:
+                    os.unlink(leftover)
+
+
+def _name(temporary: str, path: str, *, force: bool) -> None:
+    """Give a whole file its name; without `force` only where nothing has that name."""
+    if force:
+        _rename(temporary, path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        message = f"{path} has appeared meanwhile"
+        raise OutputError(message, hint="pass --force to replace it") from error
+    except OSError:  # a file system without hard links
+        _rename(temporary, path)
+    else:
+        os.unlink(temporary)
 
 
 def _exchange(one: str, other: str) -> None:
@@ -189,7 +240,7 @@ def _exchange(one: str, other: str) -> None:
         _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
     ):
         return
-    aside = other + ".replaced"
+    aside = _temporary(other)
     _rename(other, aside)
     _rename(one, other)
     _rename(aside, one)
@@ -199,7 +250,7 @@ def _rename(temporary: str, path: str) -> None:
     try:
         os.replace(temporary, path)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise refused(path, error) from error
 
 
 def _sync_directory(path: str) -> None:
@@ -211,7 +262,8 @@ def _sync_directory(path: str) -> None:
             os.close(descriptor)
 
 
-def _refused(path: str, error: OSError) -> OutputError:
+def refused(path: str, error: OSError) -> OutputError:
+    """Return an error that says why the file system does not take an output."""
     hints = {
         errno.ENOSPC: "free some space; the target is as it was",
         errno.EDQUOT: "your quota is used up; the target is as it was",

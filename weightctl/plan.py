@@ -55,9 +55,10 @@ class Plan:
 
     @classmethod
     def copy(cls, weights: Weights, format_name: str) -> Plan:
-        """Plan to store every tensor of a tree as it is, in a container format."""
+        """Plan to store every tensor at or below a node as it is, in a container format."""
         header = weights.header
-        items = tuple(Item(info, info) for info in header.tensors.values())
+        names = {name for name, _ in weights.items()} if weights.name else header.tensors.keys()
+        items = tuple(Item(info, info) for name, info in header.tensors.items() if name in names)
         return cls(weights.source, format_name, items, header.metadata)
 
     def with_items(self, items: tuple[Item, ...]) -> Plan:
@@ -67,10 +68,14 @@ class Plan:
     def layout(self) -> Layout:
         """Describe the file that this plan makes, to the byte.
 
-        Raises `ConversionError`, for all tensors at once, where the format cannot hold one.
+        Raises `ConversionError`, for all tensors at once, where the format cannot hold one or
+        there is no way to make it.
         """
         written = format_module(self.format)
         tensors = [item.info for item in self.items]
+        impossible = self._impossible()
+        if impossible:
+            raise ConversionError("\n  ".join(["not all of this can be done:", *_few(impossible)]))
         problems = written.unfit(tensors)
         if problems:
             raise ConversionError(
@@ -79,12 +84,30 @@ class Plan:
             )
         return written.layout(tensors, self.metadata, self.alignment)
 
+    def _impossible(self) -> list[str]:
+        changed = [item for item in self.items if not item.is_copy]
+        if not changed:
+            return []
+        from weightctl.codecs import can_decode, can_encode  # numpy, which copies need not
+
+        return [
+            f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
+            for item in changed
+            if not can_decode(item.source.encoding)
+        ] + [
+            f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot make"
+            for item in changed
+            if not can_encode(item.info.encoding)
+        ]
+
     def _remedy(self) -> str:
         unheld = {
             item.info.encoding
             for item in self.items
             if getattr(item.info.encoding, self.format, None) is None
         }
+        if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
+            return "another format holds it, or another --dtype or --quant"
         if any(encoding.quantization for encoding in unheld):
             return "--dtype bf16 (or f16, f32) dequantizes"
         if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):

@@ -12,7 +12,7 @@ from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS, format_by_suffix, format_module
 from weightctl.formats.base import write_in_order
 from weightctl.formats.huggingface import carry, companions
-from weightctl.formats.parts import open_files
+from weightctl.formats.parts import is_part, open_files
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Weights
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.plan import Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Saved", "Target", "open_weights", "save", "target"]
+__all__ = ["Saved", "Target", "check", "open_weights", "save", "target"]
 
 
 def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Weights:
@@ -64,17 +64,17 @@ def target(path: str, format_name: str | None = None) -> Target:
     has such. Raises `ConversionError` where that leaves no answer.
     """
     stem = path.rstrip("/")
+    if not stem or path == "-":
+        raise ConversionError(f"`{path}` is no name for an output", hint="name a file or directory")
+    if path == stem and os.path.isdir(path) and format_by_suffix(path):
+        raise ConversionError(
+            f"{path} is a directory with the suffix of a file",
+            hint="end it with a slash if it is meant",
+        )
     if format_name is not None:
         format_module(format_name)
     if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
-        chosen = format_name or format_by_suffix(path)
-        if chosen is None:
-            suffixes = ", ".join(line.suffix for line in FORMATS.values())
-            raise ConversionError(
-                f"{path}: which format? Its suffix is none of {suffixes}",
-                hint=f"pass --to with one of {', '.join(FORMATS)}",
-            )
-        return Target(path, chosen)
+        return Target(path, _format_of_file(path, format_name))
     chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
     line = FORMATS[chosen]
     if line.in_directory is None:
@@ -85,9 +85,56 @@ def target(path: str, format_name: str | None = None) -> Target:
     return Target(stem, chosen, line.in_directory)
 
 
+def _format_of_file(path: str, format_name: str | None) -> str:
+    by_suffix = format_by_suffix(path)
+    if format_name and by_suffix and format_name != by_suffix:
+        raise ConversionError(
+            f"{path} has the suffix of {by_suffix}, but --to says {format_name}",
+            hint=f"name it with {FORMATS[format_name].suffix}, or leave out --to",
+        )
+    if is_part(path):
+        raise ConversionError(
+            f"{path} has the name of one of several parts, and would be the only one",
+            hint="leave the numbers out of its name",
+        )
+    chosen = format_name or by_suffix
+    if chosen is None:
+        suffixes = ", ".join(line.suffix for line in FORMATS.values())
+        raise ConversionError(
+            f"{path}: which format? Its suffix is none of {suffixes}",
+            hint="for a directory end it with a slash; for a file pass --to and a format",
+        )
+    return chosen
+
+
+def check(plan: Plan, where: Target, *, force: bool = False) -> int:
+    """Refuse what `save` would refuse before it writes; return the bytes of the file to be.
+
+    Raises `ConversionError` where the format cannot hold the plan, and `OutputError` where the
+    target must not or cannot be written.
+    """
+    from weightctl.output import check_target, clear_leftovers
+
+    nbytes = plan.layout().nbytes
+    path = os.path.realpath(where.path)
+    header = plan.source.header
+    carried = companions(header.files)
+    kept: Mapping[str, str] = carried if where.file_name else {}
+    # What a killed run has left takes space that this one may use.
+    clear_leftovers(path)
+    check_target(
+        path,
+        nbytes + sum(os.path.getsize(each) for each in kept.values()),
+        [*header.files, *([header.index] if header.index else ()), *carried.values()],
+        force=force,
+        replaceable=_own_names(where, kept),
+    )
+    return nbytes
+
+
 def save(
     plan: Plan,
-    where: Target,
+    where: Target | str | os.PathLike[str],
     *,
     force: bool = False,
     threads: int | None = None,
@@ -96,45 +143,47 @@ def save(
 ) -> Saved:
     """Carry out a plan; the target is the complete new one, or what it was before.
 
-    `progress` is called with the bytes of each piece written. Raises `OutputError` where the
-    target must not or cannot be written, and `ConversionError` where the plan cannot be.
+    `where` is a `Target`, or a path, which must mean the plan's format. `progress` is called with
+    the bytes of each piece written. Raises as `check` does, and `FormatError` where the source
+    cannot be read.
     """
     # Imported here, so that opening stays quick.
     from weightctl.execute import DEFAULT_MEMORY, Losses, execute
-    from weightctl.output import check_target, output_file
+    from weightctl.output import output_file
 
     started = time.monotonic()
+    if not isinstance(where, Target):
+        where = target(os.fspath(where), plan.format)
+    check(plan, where, force=force)
     layout = plan.layout()
-    carried: Mapping[str, str] = {}
-    if where.file_name is not None:
-        carried = companions(plan.source.header.files)
-    extra = sum(os.path.getsize(path) for path in carried.values())
-    check_target(
-        where.path,
-        layout.nbytes + extra,
-        plan.source.header.files,
-        force=force,
-        replaceable={*carried, where.file_name or ""},
-    )
     losses = Losses()
-    with _opened(plan, where, carried) as path, output_file(path) as sink:
-        pieces = execute(
-            plan, layout.tensors, threads=threads, memory=memory or DEFAULT_MEMORY, losses=losses
-        )
+    budget = DEFAULT_MEMORY if memory is None else memory
+    with _opened(plan, where, force=force) as path, output_file(path, force=force) as sink:
+        pieces = execute(plan, layout.tensors, threads=threads, memory=budget, losses=losses)
         _write(layout, sink, pieces, progress)
     return Saved(layout.nbytes, time.monotonic() - started, losses.overflows)
 
 
-@contextmanager
-def _opened(plan: Plan, where: Target, carried: Mapping[str, str]) -> Generator[str, None, None]:
-    """Yield the path of the file to write, inside a directory with its companions or alone."""
-    if where.file_name is None:
-        yield where.path
-        return
-    from weightctl.output import output_directory
+def _own_names(where: Target, carried: Mapping[str, str]) -> set[str]:
+    return {*carried, where.file_name} if where.file_name else set()
 
-    with output_directory(where.path) as directory:
-        carry(carried, directory, _main_dtype(plan))
+
+@contextmanager
+def _opened(plan: Plan, where: Target, *, force: bool) -> Generator[str, None, None]:
+    """Yield the path of the file to write, inside a directory with its companions or alone."""
+    path = os.path.realpath(where.path)
+    if where.file_name is None:
+        yield path
+        return
+    from weightctl.output import output_directory, refused
+
+    carried = companions(plan.source.header.files)
+    own = _own_names(where, carried)
+    with output_directory(path, force=force, replaceable=own) as directory:
+        try:
+            carry(carried, directory, _main_dtype(plan))
+        except OSError as error:
+            raise refused(directory, error) from error
         yield os.path.join(directory, where.file_name)
 
 
@@ -147,7 +196,9 @@ def _main_dtype(plan: Plan) -> str | None:
             sizes[dtype.value] += item.info.size
     if not sizes or all(item.is_copy for item in plan.items):
         return None
-    return sizes.most_common(1)[0][0]
+    name = sizes.most_common(1)[0][0]
+    # transformers computes in what the config says, and nothing computes in 8-bit floats.
+    return None if name.startswith("float8") else name
 
 
 def _write(

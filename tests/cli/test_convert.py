@@ -56,7 +56,7 @@ def test_the_summary_says_what_changed(weightctl: Run, tiny_llama: Path, tmp_pat
     assert "30 tensors, 3.87 MB -> 2.06 MB (53.2 %)" in done.stdout
     assert "23 x BF16 -> Q8_0" in done.stdout
     assert "7 x BF16 kept" in done.stdout
-    assert done.stderr == ""
+    assert done.stderr.startswith("note: names and metadata stay as they are")
 
 
 def test_quiet_says_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_numbers_too_large_for_their_type_are_counted(weightctl: Run, tmp_path: 
     source = store(tmp_path / "in.safetensors", a=large, b=np.ones((2, 2), np.float32))
     done = weightctl("convert", source, tmp_path / "out.safetensors", "--dtype", "f16")
     assert done.returncode == 0
-    assert "2 numbers in 1 tensors were too large for their new type, 2 of them in a" in done.stdout
+    assert "2 numbers in 1 tensors were too large for their new type, 2 of them in a" in done.stderr
     found = open_weights(tmp_path / "out.safetensors").a.data().to_numpy()
     assert found.tolist() == [[1.0, 65504.0, np.inf, -np.inf, np.inf]]
 
@@ -145,9 +145,13 @@ def test_fp8_goes_into_safetensors_and_back_out(
         (["--dtype", "i8"], "is no type for weights"),
         (["--dtype", "nonsense"], "is no type that weightctl knows"),
         (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
-        (["--quant", "q6_k"], "cannot quantize to Q6_K yet"),
+        (["--quant", "q4_k_m"], "--quant q4_k is the plain type"),
+        (["--quant", "int8"], "it can to Q8_0, Q5_0 and Q4_K"),
+        (["--quant", "q6_k"], "cannot quantize to Q6_K"),
         (["--dtype", "bf16", "--quant", "q8_0"], "both given"),
         (["--mem", "much"], "is not a size"),
+        (["--mem", "10kB"], "is too little"),
+        (["--to", "safetensors"], "has the suffix of gguf"),
         (["--to", "onnx"], "is no format"),
         (["--from", "onnx"], "is no format"),
     ],
@@ -166,7 +170,7 @@ def test_the_output_does_not_depend_on_memory(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     made = []
-    for size in ("1kB", "1MiB", "1GiB"):
+    for size in ("4MB", "50MiB", "1GiB"):
         out = tmp_path / f"{size}.gguf"
         assert (
             weightctl("convert", tiny_llama, out, "--quant", "q4_k", "--mem", size).returncode == 0

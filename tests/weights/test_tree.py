@@ -80,11 +80,16 @@ def test_a_name_exists_only_where_it_is_whole(weights: Weights) -> None:
 
 
 def test_going_somewhere_never_fails(weights: Weights) -> None:
-    nowhere = weights.not_there[7]["x.y"][-1][0:2].z
-    assert nowhere.name == "not_there.7.x.y.-1.slice(0, 2, None).z"
+    nowhere = weights.not_there[7]["x.y"][-1].z
+    assert nowhere.name == "not_there.7.x.y.-1.z"
     assert not nowhere.exists()
     assert list(nowhere) == []
     assert dict(nowhere.items()) == {}
+
+
+def test_a_slice_is_no_place(weights: Weights) -> None:
+    with pytest.raises(TypeError):
+        weights.model.layers[0:2]
 
 
 def test_items_of_a_layer_are_those_of_whole_segments(weights: Weights) -> None:
@@ -172,8 +177,8 @@ def test_names_that_tools_probe_for_are_no_attributes(weights: Weights, name: st
 
 
 def test_a_node_says_what_it_stands_for(weights: Weights) -> None:
-    assert repr(weights) == "<Weights root>"
-    assert repr(weights.model) == "<Weights model>"
+    assert repr(weights) == "<Weights root: 12 tensors>"
+    assert repr(weights.mdoel) == "<Weights mdoel: 0 tensors>"
     assert repr(weights.model.norm) == "<Weights model.norm: F32 [2]>"
 
 

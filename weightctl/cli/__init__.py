@@ -76,8 +76,9 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     # Large headers are many small objects and no garbage; looking for some doubles the time.
     gc.set_threshold(1_000_000, 50, 50)
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` says so
+            signal.signal(number, _end)
     try:
         app(prog_name="weightctl")
     except WeightctlError as error:
@@ -97,8 +98,12 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
 def _complain(error: WeightctlError) -> None:
     from weightctl.cli.render import printable
 
+    if not sys.stderr:  # it was closed before this process began
+        return
+    # The lines of a message are its own; those of names in it are shown as they are written.
+    message = "\n".join(map(printable, error.message.split("\n  ")))
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(printable(error.message), err=True)
+    typer.echo(message.replace("\n", "\n  "), err=True)
     if error.hint:
         typer.secho("hint: ", fg="cyan", err=True, nl=False)
         typer.echo(printable(error.hint), err=True)

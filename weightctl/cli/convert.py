@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli.options import From, Json, Path, Quiet, To, examples
-from weightctl.cli.outline import outline
+from weightctl.cli.outline import counted, outline
 from weightctl.cli.render import Cell, note, printable, show_lines, show_table, show_text
 from weightctl.dtype import Encoding, parse_encoding
 from weightctl.errors import ConversionError
 from weightctl.execute import DEFAULT_MEMORY
+from weightctl.formats.huggingface import config
 from weightctl.plan import Item, Plan
 from weightctl.sizes import format_size, parse_size
-from weightctl.store import Saved, Target, open_weights, save, target
-from weightctl.transforms.cast import cast
+from weightctl.store import Saved, Target, check, open_weights, save, target
+from weightctl.transforms.cast import cast, is_unfit_for_llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from weightctl.cli.outline import Line
 
 __all__ = ["app"]
+
+_LEAST_MEMORY = 4_000_000
 
 app = typer.Typer(add_completion=False)
 
@@ -90,12 +93,12 @@ def convert(
     wanted = _wanted(dtype, quant)
     if wanted is not None:
         plan = cast(plan, wanted, fallback=not no_fallback, requantize=allow_requantize)
-    budget = parse_size(memory)
+    budget = _budget(memory)
     if not quiet:
-        for text in weights.header.notes:
+        for text in (*weights.header.notes, *_advice(plan, where)):
             note(text)
     if dry_run:
-        nbytes = plan.layout().nbytes
+        nbytes = check(plan, where, force=force)
         if as_json:
             show_text(json.dumps(_document(plan, where, nbytes), indent=2) + "\n")
         elif not quiet:
@@ -108,8 +111,36 @@ def convert(
     if as_json:
         show_text(json.dumps(_document(plan, where, saved.nbytes, saved), indent=2) + "\n")
     elif not quiet:
-        lines = [*_summary(path, where, plan, saved.nbytes), [Cell(_speed(saved))]]
-        show_lines([*lines, *_losses(saved)])
+        show_lines([*_summary(path, where, plan, saved.nbytes), [Cell(_speed(saved))]])
+    # Numbers that were lost are told of whatever else was asked to be quiet.
+    for text in _losses(saved):
+        note(text)
+
+
+def _advice(plan: Plan, where: Target) -> Iterator[str]:
+    count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
+    if count:
+        yield (
+            f"{count} vectors are not F32, and llama.cpp computes with no other; --dtype or "
+            "--quant makes them so"
+        )
+    if plan.format == "gguf" and "general.architecture" not in plan.metadata:
+        yield (
+            "names and metadata stay as they are: without GGUF's own (`general.architecture` and "
+            "more) llama.cpp does not load the output"
+        )
+    if where.file_name is not None and not config(plan.source.header.files):
+        yield "no config.json stands beside the input, so transformers does not load the output"
+
+
+def _budget(text: str) -> int:
+    budget = parse_size(text)
+    if budget < _LEAST_MEMORY:
+        raise ConversionError(
+            f"--mem {text} is too little to work in",
+            hint="4MB is the least; a number alone is bytes",
+        )
+    return budget
 
 
 def _wanted(dtype: str | None, quant: str | None) -> Encoding | None:
@@ -127,13 +158,19 @@ def _wanted(dtype: str | None, quant: str | None) -> Encoding | None:
             )
         return encoding
     if quant is not None:
+        if quant.lower().endswith(("_s", "_m", "_l")):
+            raise ConversionError(
+                f"{quant} is a mixture of types, and weightctl quantizes to one",
+                hint=f"--quant {quant[:-2]} is the plain type, where it has an encoder",
+            )
         encoding = parse_encoding(quant)
+        is_plain = encoding.dtype is not None and encoding.dtype.is_float
         if not encoding.codec:
             raise ConversionError(
-                f"weightctl cannot quantize to {encoding} yet",
-                hint="it can to Q8_0, Q5_0 and Q4_K"
-                if encoding.quantization
-                else f"--dtype {quant} stores plain numbers",
+                f"weightctl cannot quantize to {encoding}",
+                hint=f"--dtype {quant} stores plain numbers"
+                if is_plain
+                else "it can to Q8_0, Q5_0 and Q4_K",
             )
         return encoding
     return None
@@ -152,11 +189,11 @@ def _row(line: Line[Item]) -> Sequence[Cell]:
     if item is None:
         if line.name is not None:
             return label, Cell(""), Cell("tied", "cyan")
-        count = f"{line.tensors} tensor{'s' if line.tensors != 1 else ''}"
+        count = counted(line.tensors, line.times)
         return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
     arrow = Cell("" if item.is_copy else "->", "dim")
     changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
-    why = f"{item.info.row} is no multiple of {item.asked}'s block" if item.asked else ""
+    why = f"not {item.asked}" if item.asked else ""
     shape = Cell("x".join(map(str, item.info.shape)) or "scalar", right=True)
     before = Cell(item.source.encoding.name)
     return label, shape, before, arrow, changed, size, Cell(why, "yellow")
@@ -201,15 +238,13 @@ def _speed(saved: Saved) -> str:
     return f"{saved.seconds:.1f} s, {rate}/s"
 
 
-def _losses(saved: Saved) -> list[list[Cell]]:
-    if not saved.overflows:
-        return []
-    name, worst = max(saved.overflows.items(), key=lambda entry: entry[1])
-    text = (
-        f"{sum(saved.overflows.values())} numbers in {len(saved.overflows)} tensors were too large "
-        f"for their new type, {worst} of them in {name}; bf16 and f32 hold larger ones"
-    )
-    return [[Cell(printable(text), "red")]]
+def _losses(saved: Saved) -> Iterator[str]:
+    if saved.overflows:
+        name, worst = max(saved.overflows.items(), key=lambda entry: entry[1])
+        yield (
+            f"{sum(saved.overflows.values())} numbers in {len(saved.overflows)} tensors were too "
+            f"large for their new type, {worst} of them in {name}; bf16 and f32 hold larger ones"
+        )
 
 
 def _document(plan: Plan, where: Target, nbytes: int, saved: Saved | None = None) -> dict[str, Any]:

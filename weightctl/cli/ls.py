@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli.options import From, Json, Path, Quiet, examples
-from weightctl.cli.outline import outline
+from weightctl.cli.outline import counted, outline
 from weightctl.cli.render import Cell, note, printable, show_lines, show_table, show_text
 from weightctl.formats.huggingface import config
 from weightctl.sizes import format_count, format_size
@@ -99,7 +99,7 @@ def _row(line: Line[TensorInfo], header: Header) -> Sequence[Cell]:
     if line.name is not None:
         tied = f"{label} = {header.aliases[line.name]}"
         return (Cell(tied), Cell(""), Cell("tied", "cyan"), Cell(""))
-    count = f"{line.tensors} tensor{'s' if line.tensors != 1 else ''}"
+    count = counted(line.tensors, line.times)
     return (Cell(label, "bold"), Cell(count, "dim", right=True), Cell(""), size)
 
 

@@ -46,7 +46,7 @@ To = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and summaries.")]
 
 
 def examples(lines: Sequence[str]) -> str:

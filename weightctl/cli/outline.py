@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.tree import Node
 
-__all__ = ["Line", "outline"]
+__all__ = ["Line", "counted", "outline"]
 
 Entry = TypeVar("Entry")
 
@@ -106,7 +106,7 @@ class _Outline(Generic[Entry]):
         order: list[tuple[str, Node] | int] = []
         children = node.children()
         for segment, below in children.items():
-            if not segment.isdecimal():
+            if not _is_number(segment):
                 order.append((segment, below))
                 continue
             shape = self.measure(below).shape
@@ -120,6 +120,11 @@ class _Outline(Generic[Entry]):
             else (_numbers(groups[entry]), children[groups[entry][0]], len(groups[entry]))
             for entry in order
         ]
+
+
+def _is_number(segment: str) -> bool:
+    """Whether a segment is a number as layers have it: no leading zero, no more than 9 digits."""
+    return segment.isdecimal() and len(segment) <= 9 and str(int(segment)) == segment
 
 
 def _numbers(segments: list[str]) -> str:
@@ -145,3 +150,10 @@ def outline(
     `look` tells of an entry what makes two of them alike, and its bytes.
     """
     return _Outline(entries, look).lines(root, 0, limit)
+
+
+def counted(tensors: int, times: int) -> str:
+    """Return `27 tensors`, or `3 x 9 tensors` where that many are folded."""
+    each = tensors // times
+    noun = "tensor" if each == 1 else "tensors"
+    return f"{each} {noun}" if times == 1 else f"{times} x {each} {noun}"

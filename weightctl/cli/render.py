@@ -6,10 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.errors import OutputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Cell", "note", "printable", "show_lines", "show_table", "show_text"]
+__all__ = ["Cell", "is_terminal", "note", "printable", "show_lines", "show_table", "show_text"]
 
 _GAP = "  "
 _LEAST = 24
@@ -28,9 +30,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        char
-        if char.isprintable() or char == "\n"
-        else char.encode("unicode_escape", "backslashreplace").decode()
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
         for char in text
     )
 
@@ -43,10 +43,15 @@ def show_table(rows: Iterable[Sequence[Cell]]) -> None:
         max((len(row[column].text) for row in table if column < len(row)), default=0)
         for column in range(count)
     ]
-    if widths and sys.stdout.isatty():
+    if widths and is_terminal():
         others = sum(widths[1:]) + len(_GAP) * (count - 1)
         widths[0] = min(widths[0], max(_columns() - others, _LEAST))
     show_lines(_aligned(row, widths) for row in table)
+
+
+def is_terminal() -> bool:
+    """Whether stdout is a terminal."""
+    return bool(sys.stdout) and sys.stdout.isatty()
 
 
 def _columns() -> int:
@@ -74,7 +79,7 @@ def _shortened(text: str, width: int) -> str:
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
     """Print lines to stdout, in colour on a terminal that has not been told otherwise."""
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+    if is_terminal() and "NO_COLOR" not in os.environ:
         from rich.console import Console
         from rich.text import Text
 
@@ -86,7 +91,12 @@ def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
 
 
 def show_text(text: str) -> None:
-    """Print to stdout; when its reader has seen enough, that is the end, and no error."""
+    """Print to stdout; when its reader has seen enough, that is the end, and no error.
+
+    Raises `OutputError` where stdout takes nothing.
+    """
+    if not sys.stdout:  # it was closed before this process began
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -94,8 +104,11 @@ def show_text(text: str) -> None:
         # Python would try again, and complain, when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except OSError as error:
+        raise OutputError(f"stdout cannot be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
     """Tell a person something on stderr."""
-    sys.stderr.write(f"note: {printable(text)}\n")
+    if sys.stderr:
+        sys.stderr.write(f"note: {printable(text)}\n")

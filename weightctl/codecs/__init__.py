@@ -33,7 +33,7 @@ def codec(encoding: Encoding) -> Codec:
     if can_decode(encoding):
         return Ggml(encoding)
     raise EncodingError(
-        f"data of {encoding.name} cannot be interpreted", hint="its bytes can be copied as they are"
+        f"data of {encoding.name} cannot be interpreted", hint="a newer version may know it"
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from weightctl.errors import ConversionError
+from weightctl.weights.metadata import TEXT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -84,16 +87,35 @@ def is_text(name: str) -> bool:
     return True
 
 
+def tied_names(metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """Find the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
+    return {
+        name: value.content
+        for name, value in metadata.items()
+        if value.type == TEXT and value.content in tensors and name not in tensors
+    }
+
+
 def write_in_order(
     layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes]]
 ) -> None:
-    """Write a file front to back; `pull` gives a tensor's bytes in pieces."""
+    """Write a file front to back; `pull` gives a tensor's bytes in pieces.
+
+    Raises `ConversionError` where those are not as many as the layout says.
+    """
     sink.write(layout.header)
     position = len(layout.header)
     for info, offset in zip(layout.tensors, layout.offsets, strict=True):
         _write_zeros(sink, offset - position)
+        written = 0
         for piece in pull(info):
             sink.write(piece)
+            written += memoryview(piece).nbytes
+        if written != info.nbytes:
+            raise ConversionError(
+                f"`{info.name}` came out as {written} bytes, where {info.nbytes} belong",
+                hint="this is a fault of weightctl; please report it",
+            )
         position = offset + info.nbytes
     _write_zeros(sink, layout.nbytes - position)
 

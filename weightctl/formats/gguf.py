@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.base import Layout, is_possible, is_text, pad
+from weightctl.formats.base import Layout, is_possible, is_text, pad, tied_names
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.mapping import MappedFile
 
-__all__ = ["layout", "read", "sniff", "unfit"]
+__all__ = ["SPLIT_KEYS", "layout", "read", "sniff", "unfit"]
 
 MAGIC = b"GGUF"
 _ALIGNMENT_KEY = "general.alignment"
@@ -28,7 +28,9 @@ _ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 # Plain strings of a safetensors header are kept in GGUF under this prefix.
 _TEXT_PREFIX = "safetensors."
 # Every safetensors file says this, and one written without it says it again.
-_FRAMEWORK = ("format", Value(TEXT, "pt"))
+_FRAMEWORK = ("format", "pt")
+# Where a file is one of several these say which; of the whole they say nothing.
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _MAX_DIMENSIONS = 4
 _MAX_NAME = 63
 
@@ -64,6 +66,7 @@ def read(file: MappedFile) -> Header:
     metadata = _metadata(cursor, value_count)
     alignment = _alignment(cursor, metadata)
     entries = _entries(cursor, tensor_count)
+    metadata = _unprefixed(metadata)
     start = cursor.offset + pad(cursor.offset, alignment)
     tensors, extents, notes = _place(file, entries, start, alignment)
     return Header(
@@ -71,7 +74,8 @@ def read(file: MappedFile) -> Header:
         files=(file.path,),
         tensors=tensors,
         extents=extents,
-        metadata=_unprefixed(metadata),
+        metadata=metadata,
+        aliases=tied_names(metadata, tensors),
         alignment=alignment,
         big_endian=cursor.order == ">",
         notes=notes,
@@ -211,10 +215,27 @@ def _unprefixed(metadata: dict[str, Value]) -> dict[str, Value]:
     for key, value in metadata.items():
         plain = key.removeprefix(_TEXT_PREFIX)
         # A name that is taken would replace the other value.
-        if plain not in metadata and value.type == "string" and is_text(value.content):
+        is_ours = value.type == "string" and (plain, value.content) != _FRAMEWORK
+        if is_ours and plain not in metadata and is_text(value.content):
             made[plain] = Value(TEXT, value.content)
         else:
             made[key] = value
+    return made
+
+
+def _prefixed(metadata: Mapping[str, Value]) -> dict[str, Value]:
+    """Give the strings of a safetensors header keys that no key of GGUF has."""
+    made: dict[str, Value] = {}
+    for key, value in metadata.items():
+        is_plain = value.type == TEXT
+        if is_plain and (key, value.content) == _FRAMEWORK:
+            continue
+        if not is_plain and key in SPLIT_KEYS:
+            continue  # it was one of several files, and is one
+        name = _TEXT_PREFIX + key if is_plain else key
+        if name in made:
+            raise ConversionError(f"two metadata values would both be `{name}` in GGUF")
+        made[name] = value
     return made
 
 
@@ -222,8 +243,11 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
     """What of these tensors GGUF cannot hold, a sentence each."""
     problems: list[str] = []
     for info in tensors:
+        if not is_text(info.name):
+            problems.append(f"{info.name!r} is a name that is no UTF-8")
         if info.encoding.gguf is None:
-            problems.append(f"`{info.name}` is {info.encoding.name}, which GGUF does not have")
+            who = "GGUF does not have" if info.encoding.is_known else "weightctl does not know"
+            problems.append(f"`{info.name}` is {info.encoding.name}, which {who}")
         if len(info.shape) > _MAX_DIMENSIONS:
             problems.append(f"`{info.name}` has {len(info.shape)} dimensions, GGUF at most 4")
         length = len(info.name.encode("utf-8", "replace"))
@@ -236,11 +260,7 @@ def layout(
     tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
 ) -> Layout:
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
-    values = {
-        (_TEXT_PREFIX + key if value.type == TEXT else key): value
-        for key, value in metadata.items()
-        if (key, value) != _FRAMEWORK
-    }
+    values = _prefixed(metadata)
     if alignment is not None:
         values[_ALIGNMENT_KEY] = Value("u32", alignment)
     stated = values.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
@@ -259,7 +279,7 @@ def layout(
         position += info.nbytes + pad(info.nbytes, boundary)
     header = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(values)))
     for key, value in values.items():
-        header += pack_string(key) + pack_value(value)
+        header += pack_string(key) + pack_value(key, value)
     header += entries
     start = len(header) + pad(len(header), boundary)
     return Layout(

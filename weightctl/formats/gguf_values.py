@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
 from weightctl.errors import ConversionError, FormatError
@@ -25,6 +26,11 @@ _CODES = {
 }  # fmt: skip
 _DEPTH = 16
 _FAULTY = "the file is damaged or was written by a faulty tool"
+
+
+@cache
+def _structs(order: str) -> dict[str, struct.Struct]:
+    return {kind: struct.Struct(order + code) for kind, code in _CODES.items()}
 
 
 class Packed(Sequence[Any]):
@@ -85,7 +91,7 @@ class Cursor:
         self._buffer = file.whole
         # Version 1 counts in 32 bits, later ones in 64.
         self._length = struct.Struct(order + ("I" if version == 1 else "Q"))
-        self._structs = {kind: struct.Struct(order + code) for kind, code in _CODES.items()}
+        self._structs = _structs(order)
 
     def fail(self, message: str, hint: str = "is the download complete?") -> FormatError:
         """Return an error at this place."""
@@ -200,11 +206,19 @@ def pack_string(content: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def pack_value(value: Value) -> bytes:
+def pack_value(key: str, value: Value) -> bytes:
     """Return the type and content of a value as GGUF v3 stores them.
 
-    Raises `ConversionError` for a type that GGUF does not have.
+    Raises `ConversionError` for a type that GGUF does not have, and content that is not of it.
     """
+    try:
+        return _pack(value)
+    except (struct.error, AttributeError, TypeError, OverflowError) as error:
+        message = f"the metadata value of `{key}` is no {value.type}: {error}"
+        raise ConversionError(message) from error
+
+
+def _pack(value: Value) -> bytes:
     kind = "string" if value.type == TEXT else value.type
     element = element_type(kind)
     if element is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats.safetensors import aliases
+from weightctl.formats.base import tied_names
 from weightctl.untyped import is_object, is_text_map
 from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import text
@@ -69,7 +69,7 @@ def read_index(path: str) -> Index:
 
 def compared(header: Header, index: Index) -> Header:
     """Take the tied names of an index; `FormatError` where it and the parts' headers disagree."""
-    tied = aliases(index.metadata, header.tensors)
+    tied = tied_names(index.metadata, header.tensors)
     elsewhere = [
         name
         for name, part in index.weight_map.items()
@@ -90,7 +90,7 @@ def compared(header: Header, index: Index) -> Header:
             hint="is the download complete, and all of one version?",
         )  # fmt: skip
     metadata = {**index.metadata, **header.metadata}
-    return replace(header, metadata=metadata, aliases={**tied, **header.aliases})
+    return replace(header, metadata=metadata, aliases={**tied, **header.aliases}, index=index.path)
 
 
 def _is_in(header: Header, name: str, part: str) -> bool:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_module, recognise, sniff
+from weightctl.formats.base import tied_names
+from weightctl.formats.gguf import SPLIT_KEYS
 from weightctl.formats.index import Index, compared, few, read_index
-from weightctl.formats.safetensors import aliases
 from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import TEXT, Value
 
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Extent, Header, TensorInfo
 
-__all__ = ["open_files"]
+__all__ = ["is_part", "open_files"]
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^.]+)")
-_SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 class _Parts(NamedTuple):
@@ -93,6 +93,11 @@ def _part(name: str) -> re.Match[str] | None:
     """Match the name of a part; one that counts beyond its set is a name like any other."""
     part = _PART.fullmatch(name)
     return part if part and 0 < int(part["number"]) <= int(part["count"]) else None
+
+
+def is_part(path: str) -> bool:
+    """Whether a path has the name of one of several parts."""
+    return _part(os.path.basename(path)) is not None
 
 
 def _set_of(part: re.Match[str]) -> Iterable[str]:
@@ -200,22 +205,22 @@ def _merged(headers: list[Header]) -> Header:
         tensors=tensors,
         extents=extents,
         metadata=metadata,
-        aliases={} if headers[0].format == "gguf" else aliases(metadata, tensors),
+        aliases=tied_names(metadata, tensors),
         notes=tuple(note for header in headers for note in header.notes),
     )
 
 
 def _is_place(entry: tuple[str, Value]) -> bool:
     # A text of that name is from a safetensors header, and says nothing of this file.
-    return entry[0] in _SPLIT_KEYS and entry[1].type != TEXT
+    return entry[0] in SPLIT_KEYS and entry[1].type != TEXT
 
 
 def _check_split(headers: list[Header], merged: Header) -> Header:
     """Compare what each part of a split GGUF says of its place; drop those keys from the whole."""
     for number, header in enumerate(headers):
-        says = [header.metadata.get(key) for key in _SPLIT_KEYS]
+        says = [header.metadata.get(key) for key in SPLIT_KEYS]
         expected = [number, len(headers), len(merged.tensors)]
-        for key, value, right in zip(_SPLIT_KEYS, says, expected, strict=True):
+        for key, value, right in zip(SPLIT_KEYS, says, expected, strict=True):
             if value is None or value.content != right:
                 raise FormatError(
                     header.files[0], None,
@@ -223,5 +228,5 @@ def _check_split(headers: list[Header], merged: Header) -> Header:
                     hint="the parts do not belong together, or this is one of several and was "
                     "renamed: parts are called NAME-00001-of-00003.gguf",
                 )  # fmt: skip
-    metadata = {key: value for key, value in merged.metadata.items() if key not in _SPLIT_KEYS}
+    metadata = {key: value for key, value in merged.metadata.items() if key not in SPLIT_KEYS}
     return replace(merged, metadata=metadata)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError, WeightctlError
-from weightctl.formats.base import Layout, is_possible, is_text, pad
+from weightctl.formats.base import Layout, is_possible, is_text, pad, tied_names
 from weightctl.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.mapping import MappedFile
 
-__all__ = ["aliases", "layout", "read", "sniff", "unfit"]
+__all__ = ["layout", "read", "sniff", "unfit"]
 
 _METADATA = "__metadata__"
 # Typed metadata (GGUF's) is kept as one JSON string under this key.
@@ -56,7 +56,7 @@ def read(file: MappedFile) -> Header:
         tensors=tensors,
         extents=extents,
         metadata=metadata,
-        aliases=aliases(metadata, tensors),
+        aliases=tied_names(metadata, tensors),
         alignment=_alignment(start),
     )
 
@@ -201,21 +201,16 @@ def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], s
         )  # fmt: skip
 
 
-def aliases(metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
-    """Find the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
-    return {
-        name: value.content
-        for name, value in metadata.items()
-        if value.type == TEXT and value.content in tensors and name not in tensors
-    }
-
-
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
     """What of these tensors safetensors cannot hold, a sentence each."""
     problems = [
-        f"`{info.name}` is {info.encoding.name}, which safetensors does not have"
+        f"`{info.name}` is {info.encoding.name}, which "
+        + ("safetensors does not have" if info.encoding.is_known else "weightctl does not know")
         for info in tensors
         if info.encoding.safetensors is None
+    ]
+    problems += [
+        f"{info.name!r} is a name that is no UTF-8" for info in tensors if not is_text(info.name)
     ]
     if any(info.name == _METADATA for info in tensors):
         problems.append(f"`{_METADATA}` is no name for a tensor there")

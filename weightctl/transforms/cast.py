@@ -11,10 +11,12 @@ from weightctl.errors import ConversionError
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightctl.plan import Item, Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["cast", "is_lossy", "is_matrix_weight"]
+__all__ = ["cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
 # What takes the place of a block type whose block does not divide the row (llama.cpp,
 # src/llama-quant.cpp, `tensor_type_fallback`); what does not fit either becomes F16.
@@ -29,9 +31,9 @@ _FALLBACK = {
 # and the small ones of recurrent models, as GGUF and as Hugging Face call them.
 _KEPT = re.compile(
     r"_norm\.weight$|norm\.weight$|layernorm|layer_norm|"
-    r"ffn_gate_inp|\.(router|gate)\.weight$|"
-    r"pos_embd|position_embd|position_embeddings|\bwpe\b|token_types|token_type_embeddings|"
-    r"ssm_conv1d|shortconv|conv1d|time_mix_|attn_rel_b|altup|laurel|patch_embd|patch_embed",
+    r"ffn_gate_inp|\.(router|gate|shared_expert_gate)\.weight$|"
+    r"pos_embd|position_embd|position_embedding|embed_positions|\bwpe\b|token_types|token_type_embeddings|"
+    r"ssm_conv1d|shortconv|conv1d|time_mix_|attn_rel_b|relative_attention_bias|altup|laurel|patch_embd|patch_embed",
     re.IGNORECASE,
 )
 
@@ -42,6 +44,8 @@ _FILE_TYPES = {
 }  # fmt: skip
 _GUESSED = 1024
 _ARCHITECTURE = "general.architecture"
+# What scales are called that stand beside 8-bit numbers (DeepSeek, compressed-tensors).
+_SCALES = ("_scale_inv", "_scale")
 
 
 def is_matrix_weight(info: TensorInfo) -> bool:
@@ -74,8 +78,9 @@ def cast(plan: Plan, target: Encoding, *, fallback: bool = True, requantize: boo
     changed = [item for item in items if not item.is_copy]
     if not requantize:
         _refuse_second_loss(changed, target)
+    _refuse_scaled(items, changed)
     if not fallback:
-        _refuse_substitutes(changed, target)
+        _refuse_substitutes(items, target)
     return replace(plan, items=items, metadata=_described(plan, items, target))
 
 
@@ -101,6 +106,19 @@ def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
     return ENCODINGS["F32"] if cannot_stay or is_vector else info.encoding
 
 
+def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
+    """Whether a tensor is a vector of a model for llama.cpp in an encoding it does not add with."""
+    dtype = item.info.encoding.dtype
+    return (
+        plan.format == "gguf"
+        and _ARCHITECTURE in plan.metadata
+        and len(item.info.shape) <= 1
+        and dtype is not None
+        and dtype.is_float
+        and item.info.encoding.name != "F32"
+    )
+
+
 def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
     if target.fits(shape):
         return target
@@ -121,8 +139,24 @@ def _refuse_second_loss(changed: list[Item], target: Encoding) -> None:
         )
 
 
-def _refuse_substitutes(changed: list[Item], target: Encoding) -> None:
-    substituted = [item for item in changed if item.asked]
+def _refuse_scaled(items: Sequence[Item], changed: list[Item]) -> None:
+    names = {item.source.name for item in items}
+    scaled = [
+        item.source
+        for item in changed
+        if item.source.encoding.size == item.source.encoding.block == 1
+        and any(item.source.name + suffix in names for suffix in _SCALES)
+    ]
+    if scaled:
+        raise ConversionError(
+            f"{len(scaled)} tensors are {scaled[0].encoding} numbers to be multiplied by scales "
+            f"that stand beside them (`{scaled[0].name}`), which weightctl cannot do yet",
+            hint="without --dtype and --quant they are copied as they are",
+        )
+
+
+def _refuse_substitutes(items: Sequence[Item], target: Encoding) -> None:
+    substituted = [item for item in items if item.asked]
     if substituted:
         first = substituted[0]
         raise ConversionError(
@@ -135,7 +169,7 @@ def _refuse_substitutes(changed: list[Item], target: Encoding) -> None:
 def _described(plan: Plan, items: tuple[Item, ...], target: Encoding) -> dict[str, Value]:
     """Keep the two keys that tell llama.cpp of the types in step with them."""
     metadata = dict(plan.metadata)
-    if plan.format == "gguf" and _ARCHITECTURE in metadata:
+    if _ARCHITECTURE in metadata:
         metadata["general.file_type"] = Value("u32", _FILE_TYPES.get(target.name, _GUESSED))
         if any(item.info.encoding.quantization for item in items):
             metadata["general.quantization_version"] = Value("u32", 2)

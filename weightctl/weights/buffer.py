@@ -107,9 +107,6 @@ class Buffer:
 
         return CPU
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"Buffer({list(self.shape)})"
 

@@ -71,7 +71,7 @@ class WeightData:
         if quantization is None:
             raise EncodingError(
                 f"`{info.name}` is of {info.encoding.name}, which weightctl does not know",
-                hint="its bytes can be listed and copied, not interpreted",
+                hint="it can be listed, not interpreted; a newer version may know it",
             )
         rows = prod(info.shape[:-1])
         shape = (rows, memory.nbytes // rows if rows else 0)
@@ -98,8 +98,16 @@ class WeightData:
         return made
 
     def to_buffer(self) -> Buffer:
-        """Turn the data into a `Buffer`, in place, and return it."""
+        """Turn the data into a `Buffer`, in place, and return it.
+
+        Raises `EncodingError` where the data is not of the dtype and shape that it came with.
+        """
         buffer = Buffer.from_dlpack(self.data)
+        if buffer.dtype is not self.dtype or buffer.shape != self.shape.sizes:
+            raise EncodingError(
+                f"`{self.name}` is said to be {self.dtype.value} {list(self.shape.sizes)}; its "
+                f"data is {buffer.dtype.value} {list(buffer.shape)}"
+            )
         self.data = buffer
         return buffer
 

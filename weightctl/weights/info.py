@@ -52,8 +52,8 @@ class Header:
 
     `tensors` and `extents` have the same names, in the order of the file. `aliases` are further
     names of tensors (tied weights). `metadata` keeps the types the file gives its values.
-    `alignment` is the boundary in bytes that tensors start on. `notes` are what a person should
-    be told of how it was opened.
+    `alignment` is the boundary in bytes that tensors start on. `index` is the path of the file
+    that lists the parts. `notes` are what a person should be told of how it was opened.
     """
 
     format: str
@@ -64,4 +64,5 @@ class Header:
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     alignment: int = 1
     big_endian: bool = False
+    index: str | None = None
     notes: tuple[str, ...] = ()

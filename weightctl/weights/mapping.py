@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["MappedFile"]
+
+
+# Writable pages are promised memory unless told otherwise, and a tensor may be larger than that.
+_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+_WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+_HINTS = {
+    errno.EACCES: "may you read it?",
+    errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
+}
 
 
 class MappedFile:
@@ -29,7 +41,7 @@ class MappedFile:
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            hint = "may you read it?" if isinstance(error, PermissionError) else "check the path"
+            hint = _HINTS.get(getattr(error, "errno", None) or 0, "check the path")
             raise FormatError(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
@@ -63,7 +75,7 @@ class MappedFile:
         before = offset % mmap.ALLOCATIONGRANULARITY
         try:
             mapped = mmap.mmap(
-                self._descriptor, before + nbytes, access=mmap.ACCESS_COPY, offset=offset - before
+                self._descriptor, before + nbytes, _PRIVATE, _WRITABLE, offset=offset - before
             )
         except (OSError, ValueError) as error:
             raise FormatError(

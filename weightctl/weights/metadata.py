@@ -54,8 +54,14 @@ def element_type(array_type: str) -> str | None:
 
 def to_json(metadata: Mapping[str, Value]) -> str:
     """Return `{"key": {"type": "u32", "value": 7}, ...}`; infinities and NaN become strings."""
+    plain = {key: {"type": v.type, "value": _plain(v.content)} for key, v in metadata.items()}
+    for key, entry in plain.items():
+        try:
+            _typed(entry["type"], entry["value"], _DEPTH)
+        except (ValueError, OverflowError) as error:
+            raise WeightctlError(f"the metadata value of `{key}`: {error}") from error
     return json.dumps(
-        {key: {"type": v.type, "value": _plain(v.content)} for key, v in metadata.items()},
+        plain,
         allow_nan=False,
         separators=(",", ":"),
     )

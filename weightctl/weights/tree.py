@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import MissingTensorError
@@ -47,7 +49,9 @@ class Node:
 
 
 # A name of more segments keeps the rest in one, so that nobody needs to recurse deeper.
-_MAX_DEPTH = 100
+_MAX_DEPTH = 32
+# Among how many names a missing one is looked for.
+_CANDIDATES = 1000
 
 
 def _plant(root: Node, path: str, tensor: str) -> None:
@@ -188,7 +192,14 @@ class Weights:
     def _suggestion(self, name: str) -> str:
         import difflib  # only on an error
 
-        near = difflib.get_close_matches(name, self.header.tensors, n=3)
+        # What is below the part of the name that is right; among all names of a large tree the
+        # search would take a second.
+        known = name
+        while known and self._tree.find(known) is None:
+            known = known.rpartition(".")[0]
+        node = self._tree.find(known)
+        names = islice(_walk(node), _CANDIDATES) if node is not None else ()
+        near = difflib.get_close_matches(name, names, n=3)
         if near:
             return f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
         return f"the checkpoint has {len(self.header.tensors)} tensors; `items()` yields them"
@@ -205,15 +216,17 @@ class Weights:
         return self[segment]
 
     def __getitem__(self, key: str | int) -> Weights:
-        return self._at(f"{self._prefix}.{key}" if self._prefix else str(key))
+        segment = key if isinstance(key, str) else str(index(key))
+        return self._at(f"{self._prefix}.{segment}" if self._prefix else segment)
 
     def __iter__(self) -> Iterator[str]:
         node = self._tree.find(self._prefix)
         return iter(node.children() if node is not None else ())
 
     def __contains__(self, segment: object) -> bool:
-        node = self._tree.find(self._prefix)
-        return node is not None and str(segment) in node.below
+        if not isinstance(segment, str | int):
+            return False
+        return self._tree.find(self[segment].name) is not None
 
     def __dir__(self) -> list[str]:
         return [*object.__dir__(self), *self]
@@ -236,7 +249,9 @@ class Weights:
         if self.exists():
             info = self.info
             return f"<Weights {self._prefix}: {info.encoding} {list(info.shape)}>"
-        return f"<Weights {self._prefix or 'root'}>"
+        node = self._tree.find(self._prefix)
+        tensors = sum(1 for _ in _walk(node)) if node is not None else 0
+        return f"<Weights {self._prefix or 'root'}: {tensors} tensors>"
 
 
 def _walk(node: Node) -> Iterator[str]:
