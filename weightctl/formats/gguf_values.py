@@ -129,7 +129,7 @@ class Cursor:
         kind = self._kind(key)
         if kind != "array":
             return Value(kind, self._scalar(kind, key))
-        start_type, content = self._array(key, _DEPTH)
+        start_type, content = self._array(key)
         return Value(f"array[{start_type}]", content)
 
     def elements(self, kind: str, count: int) -> list[Any]:
@@ -141,7 +141,7 @@ class Cursor:
             numbers: tuple[Any, ...] = layout.unpack_from(self._buffer, self.offset)
             self.offset += layout.size
             return [bool(n) for n in numbers] if kind == "bool" else list(numbers)
-        return [self._array("a nested array", _DEPTH)[1] for _ in range(count)]
+        return [self._array("a nested array")[1] for _ in range(count)]
 
     def _kind(self, key: str) -> str:
         number = int(self.number("u32"))
@@ -158,24 +158,36 @@ class Cursor:
         number = self.number(kind)
         return bool(number) if kind == "bool" else number
 
-    def _array(self, key: str, depth: int) -> tuple[str, Packed]:
-        if depth == 0:
-            raise self.fail(f"`{key}` nests arrays more than {_DEPTH} deep", _FAULTY)
+    def _array(self, key: str) -> tuple[str, Packed]:
+        kind, count = self._array_head(key)
+        start = Cursor(self.file, self.version, self.order, self.offset)
+        inner = self._skip(kind, count, key, _DEPTH)
+        return inner, Packed(start, self.offset, inner, count)
+
+    def _array_head(self, key: str) -> tuple[str, int]:
         kind = self._kind(key)
         count = self.count()
-        left = self.file.size - self.offset
-        smallest = self._structs[kind].size if kind in _CODES else self._length.size
-        if count * smallest > left:
+        if count * self._smallest(kind) > self.file.size - self.offset:
             raise self.fail(f"`{key}` says it has {count} elements; the file ends before that")
-        start = Cursor(self.file, self.version, self.order, self.offset)
-        inner = kind
+        return kind, count
+
+    def _smallest(self, kind: str) -> int:
+        return self._structs[kind].size if kind in _CODES else self._length.size
+
+    def _skip(self, kind: str, count: int, key: str, depth: int) -> str:
+        """Move behind the elements of an array; return their type, that of arrays in full."""
         if kind in _CODES:
-            self.offset += count * smallest
-        elif kind == "string":
+            self.offset += count * self._smallest(kind)
+            return kind
+        if kind == "string":
             self._skip_strings(key, count)
-        else:
-            inner = self._skip_arrays(key, count, depth)
-        return inner, Packed(start, self.offset, inner, count)
+            return kind
+        if depth == 1:
+            raise self.fail(f"`{key}` nests arrays more than {_DEPTH} deep", _FAULTY)
+        kinds = {self._skip(*self._array_head(key), key, depth - 1) for _ in range(count)}
+        if len(kinds) > 1:
+            raise self.fail(f"`{key}` mixes arrays of {' and '.join(sorted(kinds))}", _FAULTY)
+        return f"array[{kinds.pop() if kinds else 'u8'}]"
 
     def _skip_strings(self, key: str, count: int) -> None:
         unpack, width = self._length.unpack_from, self._length.size
@@ -188,12 +200,6 @@ class Cursor:
         if offset > self.file.size:
             raise self.fail(f"the strings of `{key}` do not end inside the file")
         self.offset = offset
-
-    def _skip_arrays(self, key: str, count: int, depth: int) -> str:
-        kinds = {self._array(key, depth - 1)[0] for _ in range(count)}
-        if len(kinds) > 1:
-            raise self.fail(f"`{key}` mixes arrays of {' and '.join(sorted(kinds))}", _FAULTY)
-        return f"array[{kinds.pop() if kinds else 'u8'}]"
 
     def _need(self, nbytes: int, what: str) -> None:
         if nbytes > self.file.size - self.offset:
