@@ -116,6 +116,13 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(
     assert (tmp_path / "out.gguf").read_bytes() == whole
 
 
+def test_a_dry_run_removes_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    left = tmp_path / "out.gguf.weightctl-0123abcd.partial"
+    left.write_bytes(OLD)
+    assert weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--dry-run").returncode == 0
+    assert left.read_bytes() == OLD
+
+
 def test_what_another_run_is_writing_stays(model: Path, tmp_path: Path) -> None:
     others = tmp_path / "out.gguf.weightctl-0123abcd.partial"
     with others.open("wb") as other:

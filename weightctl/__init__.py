@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from weightctl.registry import load
+from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -48,11 +48,7 @@ _NAMES = {
     "save": "weightctl.store:save",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module 'weightctl' has no attribute {name!r}")
-    return load(_NAMES[name])
+__getattr__ = loaded_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -116,11 +116,10 @@ def output_file(path: str, *, force: bool = False) -> Generator[OutputFile, None
     """Write a file under a temporary name beside `path`, and give it its name when it is whole.
 
     Whatever happens, `path` is either what it was or the complete new file; without `force` a
-    file that has appeared there meanwhile stays. The temporary file, `path` with
-    `.weightctl-XXXXXXXX.partial` behind it, is removed on errors; after a power cut or kill -9 it
-    stays until the next run.
+    file that has appeared there meanwhile stays. The temporary file, `path` with `.weightctl-`,
+    eight hexadecimal digits and `.partial` behind it, is removed on errors; after a power cut or
+    kill -9 it stays until `clear_leftovers`.
     """
-    clear_leftovers(path)
     descriptor, temporary = _new_file(path)
     try:
         if os.path.exists(path):
@@ -147,7 +146,6 @@ def output_directory(
     The promises are those of `output_file`; what `check_target` says of `replaceable` is looked
     at once more before anything goes.
     """
-    clear_leftovers(path)
     temporary = _temporary(path)
     try:
         os.mkdir(temporary)
@@ -163,7 +161,7 @@ def output_directory(
             _exchange(temporary, path)
             try:
                 _refuse_foreign(temporary, set(replaceable), force=force)
-            except OutputError:
+            except BaseException:
                 _exchange(temporary, path)
                 raise
             shutil.rmtree(temporary)
@@ -171,7 +169,9 @@ def output_directory(
             _rename(temporary, path)
         _sync_directory(os.path.dirname(path))
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        # Where the names could not be exchanged back, what was there before has this name.
+        if os.path.isdir(temporary) and os.path.samestat(os.fstat(lock), os.stat(temporary)):
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
         os.close(lock)

@@ -1,11 +1,14 @@
-"""A table of names whose objects are imported when they are first asked for."""
+"""Tables of names whose objects are imported when they are first asked for."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["load"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["load", "loaded_on_use"]
 
 
 def load(reference: str) -> Any:
@@ -16,3 +19,14 @@ def load(reference: str) -> Any:
     module, _, name = reference.partition(":")
     loaded = import_module(module)
     return getattr(loaded, name) if name else loaded
+
+
+def loaded_on_use(package: str, references: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose names are loaded when they are first used."""
+
+    def find(name: str) -> Any:
+        if name not in references:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return load(references[name])
+
+    return find

@@ -107,29 +107,27 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     return chosen
 
 
-def check(plan: Plan, where: Target, *, force: bool = False) -> int:
-    """Refuse what `save` would refuse before it writes; return the bytes of the file to be.
+def check(plan: Plan, where: Target, *, force: bool = False) -> Layout:
+    """Refuse what `save` would refuse before it writes; return the file to be.
 
     Raises `ConversionError` where the format cannot hold the plan, and `OutputError` where the
     target must not or cannot be written.
     """
-    from weightctl.output import check_target, clear_leftovers
+    from weightctl.output import check_target
 
-    nbytes = plan.layout().nbytes
+    layout = plan.layout()
     path = os.path.realpath(where.path)
     header = plan.source.header
     carried = companions(header.files)
     kept: Mapping[str, str] = carried if where.file_name else {}
-    # What a killed run has left takes space that this one may use.
-    clear_leftovers(path)
     check_target(
         path,
-        nbytes + sum(os.path.getsize(each) for each in kept.values()),
+        layout.nbytes + sum(os.path.getsize(each) for each in kept.values()),
         [*header.files, *([header.index] if header.index else ()), *carried.values()],
         force=force,
         replaceable=_own_names(where, kept),
     )
-    return nbytes
+    return layout
 
 
 def save(
@@ -149,13 +147,14 @@ def save(
     """
     # Imported here, so that opening stays quick.
     from weightctl.execute import DEFAULT_MEMORY, Losses, execute
-    from weightctl.output import output_file
+    from weightctl.output import clear_leftovers, output_file
 
     started = time.monotonic()
     if not isinstance(where, Target):
         where = target(os.fspath(where), plan.format)
-    check(plan, where, force=force)
-    layout = plan.layout()
+    # What a killed run has left takes space that this one may use.
+    clear_leftovers(os.path.realpath(where.path))
+    layout = check(plan, where, force=force)
     losses = Losses()
     budget = DEFAULT_MEMORY if memory is None else memory
     with _opened(plan, where, force=force) as path, output_file(path, force=force) as sink:

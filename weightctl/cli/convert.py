@@ -98,7 +98,7 @@ def convert(
         for text in (*weights.header.notes, *_advice(plan, where)):
             note(text)
     if dry_run:
-        nbytes = check(plan, where, force=force)
+        nbytes = check(plan, where, force=force).nbytes
         if as_json:
             show_text(json.dumps(_document(plan, where, nbytes), indent=2) + "\n")
         elif not quiet:
