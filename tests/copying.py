@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl import Weights, open_weights
 from weightctl.plan import Plan
-from weightctl.store import save, target
+from weightctl.store import save
+from weightctl.targets import target
+from weightctl.transforms.align import align
 from weightctl.weights import TensorInfo, WeightData
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ FRAMEWORK = ("format", ("text", "'pt'"))
 def copied(weights: Weights, path: Path, alignment: int | None = None) -> Weights:
     """Write every tensor as it is into the format of a suffix, and open what was written."""
     where = target(str(path))
-    save(replace(Plan.copy(weights, where.format), alignment=alignment), where, force=True)
+    plan = Plan.copy(weights, where.format)
+    save(plan if alignment is None else align(plan, alignment), where, force=True)
     return open_weights(path)
 
 

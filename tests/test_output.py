@@ -5,115 +5,32 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import random
-import re
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
+import socket
+import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from weightctl import Plan, WeightData, Weights, open_weights
-from weightctl.dtype import ENCODINGS
-from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.store import save, target
-from weightctl.transforms.cast import cast
+from outcomes import KINDS, random_weights, standing
+from weightctl import Plan, open_weights
+from weightctl.errors import ConversionError, OutputError, WeightctlError
+from weightctl.formats import FORMATS
+from weightctl.store import save
+from weightctl.targets import target
+from weightctl.transforms.split import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from conftest import Completed
+    from outcomes import Kind
 
     Run = Callable[..., Completed]
 
 OLD = b"what was there before"
-TEMPORARY = re.compile(r"out(\.gguf)?\.weightctl-[0-9a-f]{8}\.partial")
-
-
-def random_weights(tensors: int = 8, rows: int = 256, columns: int = 1024) -> Weights:
-    random_numbers = np.random.default_rng(7)
-    shape = (rows, columns)
-    return Weights.from_data(
-        {
-            f"layers.{number}.weight": WeightData.from_numpy(
-                random_numbers.standard_normal(shape, np.float32), f"layers.{number}.weight"
-            )
-            for number in range(tensors)
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 MB of float32: half a second of quantizing."""
-    path = tmp_path_factory.mktemp("model") / "model.safetensors"
-    save(Plan.copy(random_weights(16, 1024), "safetensors"), target(str(path)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What the conversion of `model` gives when nothing disturbs it."""
-    out = tmp_path_factory.mktemp("whole") / "out.gguf"
-    plan = cast(Plan.copy(open_weights(model), "gguf"), ENCODINGS["Q8_0"])
-    save(plan, target(str(out)))
-    return out.read_bytes()
-
-
-def start(model: Path, out: Path, **options: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "weightctl", "convert", model, out, "--quant", "Q8_0", "--force"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        **options,  # type: ignore[call-overload]
-    )
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_at_any_moment_leaves_the_old_file_or_the_new(
-    model: Path, whole: bytes, tmp_path: Path, number: signal.Signals
-) -> None:
-    out = tmp_path / "out.gguf"
-    moments = random.Random(int(number))
-    for _ in range(8):
-        out.write_bytes(OLD)
-        process = start(model, out)
-        time.sleep(moments.uniform(0.05, 0.9))
-        process.send_signal(number)
-        process.communicate()
-        assert out.read_bytes() in (OLD, whole)
-        leftovers = set(os.listdir(tmp_path)) - {"out.gguf"}
-        assert len(leftovers) <= (number == signal.SIGKILL)
-        assert all(TEMPORARY.fullmatch(name) for name in leftovers)
-
-
-def test_ctrl_c_exits_with_130(model: Path, tmp_path: Path) -> None:
-    process = start(model, tmp_path / "out.gguf")
-    while not os.listdir(tmp_path):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == 130
-    assert b"Traceback" not in errors
-    assert os.listdir(tmp_path) == []
-
-
-def test_what_a_killed_run_has_left_is_removed_by_the_next(
-    model: Path, whole: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / "out.gguf.weightctl-0123abcd.partial").write_bytes(b"x" * 1000)
-    (tmp_path / "out.gguf.weightctl-4567cdef.partial").mkdir()
-    process = start(model, tmp_path / "out.gguf")
-    process.communicate()
-    assert process.returncode == 0
-    assert os.listdir(tmp_path) == ["out.gguf"]
-    assert (tmp_path / "out.gguf").read_bytes() == whole
 
 
 def test_a_dry_run_removes_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
@@ -123,14 +40,12 @@ def test_a_dry_run_removes_nothing(weightctl: Run, tiny_llama: Path, tmp_path: P
     assert left.read_bytes() == OLD
 
 
-def test_what_another_run_is_writing_stays(model: Path, tmp_path: Path) -> None:
+def test_what_another_run_is_writing_stays(tmp_path: Path) -> None:
     others = tmp_path / "out.gguf.weightctl-0123abcd.partial"
     with others.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        process = start(model, tmp_path / "out.gguf")
-        process.communicate()
-        assert process.returncode == 0
-        assert others.exists()
+        save(Plan.copy(random_weights(1), "gguf"), tmp_path / "out.gguf")
+    assert sorted(os.listdir(tmp_path)) == ["out.gguf", others.name]
 
 
 @pytest.mark.parametrize("name", ["out.gguf.partial", "out.gguf.weightctl-mine.partial"])
@@ -213,34 +128,6 @@ def test_a_tensor_that_comes_out_short_is_no_output(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_system_that_takes_no_more_leaves_the_old_file(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    out.write_bytes(OLD)
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-
-    process = start(model, out, preexec_fn=limit)
-    _, errors = process.communicate()
-    assert process.returncode == 2
-    assert b"cannot be written: File too large" in errors
-    assert b"hint:" in errors
-    assert out.read_bytes() == OLD
-    assert os.listdir(tmp_path) == ["out.gguf"]
-
-
-def test_an_input_that_shrinks_meanwhile_leaves_the_old_file(tmp_path: Path) -> None:
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
-    save(Plan.copy(random_weights(), "safetensors"), target(str(source)))
-    out.write_bytes(OLD)
-    plan = cast(Plan.copy(open_weights(source), "gguf"), ENCODINGS["Q8_0"])
-    os.truncate(source, source.stat().st_size // 2)
-    with pytest.raises(FormatError, match="the file ends here"):
-        save(plan, target(str(out)), force=True)
-    assert out.read_bytes() == OLD
-    assert sorted(os.listdir(tmp_path)) == ["in.safetensors", "out.gguf"]
-
-
 def test_an_existing_file_is_not_replaced_without_force(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(OLD)
@@ -297,20 +184,6 @@ def test_a_directory_is_written_whole(tiny_llama: Path, tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path / "out")) == carried | {"model.safetensors"}
 
 
-def test_a_failure_leaves_an_existing_directory_as_it_was(tiny_llama: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    save(Plan.copy(open_weights(tiny_llama), "safetensors"), target(str(out)))
-    (out / "model.safetensors").write_bytes(OLD)
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_llama, copy)
-    plan = Plan.copy(open_weights(copy), "safetensors")
-    os.truncate(copy / "model.safetensors", 1 << 20)
-    with pytest.raises(FormatError):
-        save(plan, target(f"{out}/"), force=True)
-    assert (out / "model.safetensors").read_bytes() == OLD
-    assert sorted(os.listdir(tmp_path)) == ["copy", "out"]
-
-
 def test_a_directory_is_replaced_with_force(tiny_llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = Plan.copy(open_weights(tiny_llama), "safetensors")
@@ -339,3 +212,224 @@ def test_an_empty_directory_is_filled(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     save(Plan.copy(open_weights(tiny_llama), "safetensors"), target(str(tmp_path / "empty")))
     assert (tmp_path / "empty" / "config.json").exists()
+
+
+# What belongs to the input
+
+
+@pytest.fixture(params=["safetensors", "gguf"])
+def parts(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
+    """The files of a model in three parts: its index, where it has one, a config, and the parts."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    plan = split(Plan.copy(random_weights(3, 8), request.param), 1)
+    save(plan, directory / f"model.{request.param}")
+    (directory / "config.json").write_text("{}")
+    return sorted(directory.iterdir())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_file_of_a_split_input_is_ever_the_output(
+    parts: list[Path], tmp_path: Path, name: str
+) -> None:
+    before = standing(parts[0].parent)
+    plan = Plan.copy(open_weights(parts[-1]), name)
+    # By a link, since a part's own name says that it is none for a whole file.
+    link = tmp_path / f"link{FORMATS[name].suffix}"
+    for path in parts:
+        link.symlink_to(path)
+        with pytest.raises(OutputError, match="is the input itself"):
+            save(plan, link, force=True)
+        link.unlink()
+        with pytest.raises(WeightctlError):
+            save(plan, target(str(path), name), force=True)
+    assert standing(parts[0].parent) == before
+
+
+def test_no_part_of_an_output_is_ever_a_part_of_the_input(parts: list[Path]) -> None:
+    before = standing(parts[0].parent)
+    weights = open_weights(parts[-1])
+    plan = split(Plan.copy(weights, weights.header.format), 1)
+    with pytest.raises(OutputError, match="is the input itself"):
+        save(plan, parts[0].parent / f"model.{weights.header.format}", force=True)
+    assert standing(parts[0].parent) == before
+
+
+def test_the_directory_of_a_split_input_is_never_the_output(parts: list[Path]) -> None:
+    directory = parts[0].parent
+    before = standing(directory)
+    with pytest.raises(OutputError, match="holds the input"):
+        save(Plan.copy(open_weights(parts[-1]), "safetensors"), directory, force=True)
+    assert standing(directory) == before
+
+
+def test_another_name_beside_the_input_is_no_harm_to_it(parts: list[Path]) -> None:
+    before = standing(parts[0].parent)
+    weights = open_weights(parts[-1])
+    suffix = FORMATS[weights.header.format].suffix
+    save(Plan.copy(weights, weights.header.format), parts[0].parent / f"other{suffix}")
+    after = standing(parts[0].parent)
+    assert after.pop(f"other{suffix}")
+    assert after == before
+
+
+# What is there already
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_any_file_of_an_output_that_exists_is_kept_without_force(
+    kind: Kind, tmp_path: Path
+) -> None:
+    plan, where = kind.plan(random_weights(3, 8), tmp_path)
+    save(plan, where)
+    names = list(standing(tmp_path))
+    for name in names:
+        for other in standing(tmp_path):
+            (tmp_path / other).unlink()
+        (tmp_path / name).write_bytes(OLD)
+        with pytest.raises(OutputError, match="exists") as caught:
+            save(plan, where)
+        assert "--force" in caught.value.hint
+        assert standing(tmp_path) == {name: OLD}
+
+
+def test_what_is_no_file_is_never_replaced_by_one(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(out))
+        with pytest.raises(OutputError, match="is no file"):
+            save(Plan.copy(random_weights(1), "gguf"), out, force=True)
+    assert stat.S_ISSOCK(out.stat().st_mode)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_place_that_may_not_be_written_is_refused_as_such(kind: Kind, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    plan, where = kind.plan(random_weights(3, 8), tmp_path)
+    try:
+        with pytest.raises(OutputError, match="may not be written"):
+            save(plan, where)
+    finally:
+        tmp_path.chmod(0o700)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_is_no_place_for_an_output(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(OLD)
+    with pytest.raises(OutputError, match="does not exist"):
+        save(Plan.copy(random_weights(1), "gguf"), tmp_path / "file" / "out.gguf")
+    assert (tmp_path / "file").read_bytes() == OLD
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_names_that_collide_are_refused_before_anything_is_written(
+    kind: Kind, tmp_path: Path
+) -> None:
+    plan, where = kind.plan(random_weights(3, 8), tmp_path)
+    save(plan, where)
+    before = standing(tmp_path)
+    same = plan.items[0].info.name
+    items = (plan.items[0], *(replace(i, info=i.info._replace(name=same)) for i in plan.items[1:]))
+    with pytest.raises(ConversionError, match=rf"3 tensors would be called `{same}`"):
+        save(plan.with_items(items), where, force=True)
+    assert standing(tmp_path) == before
+
+
+# Reports
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_report_never_replaces_a_file_of_the_input(
+    weightctl: Run, parts: list[Path], tmp_path: Path, force: bool
+) -> None:
+    before = standing(parts[0].parent)
+    for path in parts:
+        done = weightctl(
+            *("convert", parts[-1], tmp_path / "out.gguf", "--report", path),
+            *(["--force"] if force else []),
+        )
+        assert done.returncode == 2, path
+        assert not (tmp_path / "out.gguf").exists()
+    assert standing(parts[0].parent) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_report_is_no_file_of_the_output(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    save(Plan.copy(open_weights(tiny_llama), "safetensors"), out)
+    before = standing(tmp_path)
+    done = weightctl("convert", tiny_llama, out, "--force", "--report", out / name)
+    assert done.returncode == 2
+    assert standing(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a-00001-of-00005.gguf", "a-00005-of-00005.gguf"])
+def test_a_report_is_no_part_of_the_output(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, name: str
+) -> None:
+    done = weightctl(
+        *("convert", tiny_llama, tmp_path / "a.gguf", "--max-shard-size", "1MB"),
+        *("--force", "--report", tmp_path / name),
+    )
+    assert done.returncode == 2
+    assert "is the output itself" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_report_takes_the_place_of_a_file_only_with_force(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out, report = tmp_path / "out.gguf", tmp_path / "report.json"
+    report.write_bytes(OLD)
+    done = weightctl("convert", tiny_llama, out, "--report", report)
+    assert done.returncode == 2
+    assert f"{report} exists" in done.stderr
+    assert standing(tmp_path) == {"report.json": OLD}
+    assert weightctl("convert", tiny_llama, out, "--report", report, "--force").returncode == 0
+    assert json.loads(report.read_text())["written"] is True
+
+
+def test_a_report_never_takes_the_place_of_a_pipe(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    os.mkfifo(report)
+    # With a reader, since it would be as right to write into it.
+    reader = os.open(report, os.O_RDONLY | os.O_NONBLOCK)
+    weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--report", report, "--force")
+    os.close(reader)
+    assert stat.S_ISFIFO(report.stat().st_mode)
+
+
+# Threads and memory
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_threads_and_memory_change_nothing_of_an_output(kind: Kind, tmp_path: Path) -> None:
+    plan, where = kind.plan(random_weights(3, 700), tmp_path)
+    made = []
+    for threads, memory in [
+        (None, None),
+        (1, 1 << 28),
+        (1, 4_000_000),
+        (2, 8_000_000),
+        (5, 400_000),
+    ]:
+        save(plan, where, force=True, threads=threads, memory=memory)
+        made.append(standing(tmp_path))
+    assert all(each == made[0] for each in made)
+
+
+def test_the_options_for_threads_and_memory_change_nothing_of_an_output(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    for threads, memory in [(1, "256MiB"), (2, "4MB"), (5, "4MB"), (5, "1GiB")]:
+        done = weightctl(
+            *("convert", tiny_llama, tmp_path / f"{threads}-{memory}.gguf", "--quant", "q8_0"),
+            *("-j", str(threads), "--mem", memory),
+        )
+        assert done.returncode == 0
+    assert len(set(standing(tmp_path).values())) == 1

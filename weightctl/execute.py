@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, lcm
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, NonFiniteError
+from weightctl.interrupts import uninterrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
+    from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Bytes
     from weightctl.plan import Item, Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["DEFAULT_MEMORY", "Losses", "execute"]
+__all__ = ["DEFAULT_MEMORY", "execute"]
 
 DEFAULT_MEMORY = 256 << 20
 # Enough to keep every core busy while the oldest piece is written.
@@ -27,13 +29,6 @@ _AHEAD = 2
 _WORKING = 64
 _MAX_ELEMENTS = 1 << 18
 _MAX_COPY = 8 << 20
-
-
-@dataclass(slots=True)
-class Losses:
-    """The numbers that were too large for their new encoding, by tensor."""
-
-    overflows: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +50,43 @@ def execute(
     *,
     threads: int | None = None,
     memory: int = DEFAULT_MEMORY,
-    losses: Losses | None = None,
-) -> Iterator[tuple[TensorInfo, Bytes]]:
+    losses: dict[str, Loss] | None = None,
+) -> Generator[tuple[TensorInfo, Bytes], None, None]:
     """Yield the output's tensors in `order`, each in pieces that follow one another.
 
     The pieces are computed side by side, and no more than `memory` bytes are in use at a time;
-    neither changes what they are. Raises `ConversionError` that names the tensor and the element
+    neither changes what they are. `losses` gets what conversions that can lose something did to
+    the numbers of each tensor. Raises `ConversionError` that names the tensor and the element
     where a block encoding would have to hold a NaN or an infinity.
     """
     workers = threads or _cores()
     by_name = {item.info.name: item for item in plan.items}
     room = memory // (workers + _AHEAD)
-    running: deque[tuple[TensorInfo, Future[tuple[Bytes, int]]]] = deque()
+    measure = losses is not None
+    running: deque[tuple[TensorInfo, Future[tuple[Bytes, Loss | None]]]] = deque()
 
     def finish_oldest() -> tuple[TensorInfo, Bytes]:
-        info, future = running.popleft()
-        made, overflows = future.result()
-        if overflows and losses is not None:
-            counts = losses.overflows
-            counts[info.name] = counts.get(info.name, 0) + overflows
+        with uninterrupted():
+            info, future = running.popleft()
+            made, loss = future.result()
+        if loss is not None and losses is not None:
+            before = losses.get(info.name)
+            losses[info.name] = loss if before is None else before + loss
         return info, made
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="weightctl") as pool:
-        try:
-            for info in order:
-                for piece in _pieces(by_name[info.name], room):
-                    running.append((info, pool.submit(_made, plan, piece)))
-                    if len(running) >= workers + _AHEAD:
-                        yield finish_oldest()
-            while running:
-                yield finish_oldest()
-        finally:
-            for _, future in running:
-                future.cancel()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="weightctl")
+    try:
+        for info in order:
+            for piece in _pieces(by_name[info.name], room):
+                with uninterrupted():
+                    running.append((info, pool.submit(_made, plan, piece, measure=measure)))
+                if len(running) >= workers + _AHEAD:
+                    yield finish_oldest()
+        while running:
+            yield finish_oldest()
+    finally:
+        with uninterrupted():
+            pool.shutdown(cancel_futures=True)
 
 
 def _cores() -> int:
@@ -120,12 +119,12 @@ def _pieces(item: Item, room: int) -> Iterator[_Piece]:
         yield _Piece(item, start, stop, row)
 
 
-def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
+def _made(plan: Plan, piece: _Piece, *, measure: bool) -> tuple[Bytes, Loss | None]:
     raw = bytearray(piece.stop - piece.start)
     item = piece.item
     plan.source.read_into(item.source.name, piece.start, memoryview(raw))
     if item.is_copy:
-        return raw, 0
+        return raw, None
     import numpy as np  # copies need none of it
 
     from weightctl.codecs import transcode
@@ -133,7 +132,7 @@ def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
     source, target = item.source.encoding, item.info.encoding
     try:
         rows = np.frombuffer(raw, np.uint8).reshape(-1, piece.row)
-        made, overflows = transcode(rows, source, target, item.importance)
+        made, loss = transcode(rows, source, target, item.importance, measure=measure)
     except NonFiniteError as error:
         index = piece.start // source.size * source.block + error.index
         is_large = isfinite(error.value)
@@ -142,4 +141,4 @@ def _made(plan: Plan, piece: _Piece) -> tuple[Bytes, int]:
             "hold", hint="--dtype f32 or bf16 holds it" if is_large
             else "a checkpoint with such a number is damaged; a float dtype keeps it",
         ) from error  # fmt: skip
-    return made.reshape(-1).data, overflows
+    return made.reshape(-1).data, loss

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all, and pipes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
+from weightctl.interrupts import uninterrupted
+from weightctl.targets import STDOUT, refuse_what_is_there
+from weightctl.temporary import TEMPORARY, temporary_name
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator
 
     from weightctl.formats.base import Bytes
 
 __all__ = [
     "OutputFile",
-    "check_target",
     "clear_leftovers",
     "output_directory",
-    "output_file",
+    "output_files",
+    "output_stream",
     "refused",
 ]
 
@@ -34,11 +37,11 @@ _RENAME_EXCHANGE = 2
 
 
 class OutputFile:
-    """A file being written; `nbytes` counts what it has so far."""
+    """A file or pipe being written; `nbytes` counts what it has so far."""
 
     def __init__(self, descriptor: int, path: str) -> None:
-        self._descriptor = descriptor
-        self._path = path
+        self.descriptor = descriptor
+        self.path = path
         self.nbytes = 0
 
     def write(self, data: Bytes, /) -> None:
@@ -46,149 +49,146 @@ class OutputFile:
         view = memoryview(data).cast("B")
         while view:
             try:
-                count = os.write(self._descriptor, view)
+                count = os.write(self.descriptor, view)
             except OSError as error:
-                raise refused(self._path, error) from error
+                raise refused(self.path, error) from error
             view = view[count:]
             self.nbytes += count
 
     def sync(self) -> None:
         """Wait until the bytes are on the disk."""
         try:
-            os.fsync(self._descriptor)
+            os.fsync(self.descriptor)
         except OSError as error:
-            raise refused(self._path, error) from error
-
-
-def check_target(
-    path: str, nbytes: int, inputs: Iterable[str], *, force: bool, replaceable: Iterable[str] = ()
-) -> None:
-    """Refuse, before anything is written, a target that must not or cannot be written.
-
-    That is one that exists (unless `force`), one of the inputs, one in a place that does not
-    exist or may not be written, or one too large for its disk. An existing directory is replaced
-    only when all it holds is called like one of `replaceable`.
-    """
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        raise OutputError(f"{path}: the directory {parent} does not exist", hint="create it first")
-    if not os.access(parent, os.W_OK):
-        raise OutputError(f"{path}: {parent} may not be written", hint="choose another place")
-    _refuse_inputs(path, inputs)
-    if os.path.isdir(path):
-        _refuse_foreign(path, set(replaceable), force=force)
-    elif os.path.lexists(path) and not force:
-        raise OutputError(f"{path} exists", hint="pass --force to replace it")
-    disk = shutil.disk_usage(parent)
-    # Some file systems do not tell: all their figures are zero.
-    if disk.total and nbytes > disk.free:
-        raise OutputError(
-            f"{path}: {nbytes} bytes are needed and {disk.free} are free on its disk",
-            hint="free some space, or choose another disk",
-        )
-
-
-def _refuse_inputs(path: str, inputs: Iterable[str]) -> None:
-    for name in inputs:
-        same = os.path.exists(path) and os.path.samefile(name, path)
-        inside = os.path.isdir(path) and os.path.samefile(os.path.dirname(name) or ".", path)
-        if same or inside:
-            raise OutputError(
-                f"{path} is the input itself" if same else f"{path} holds the input {name}",
-                hint="choose another name for the output",
-            )
-
-
-def _refuse_foreign(path: str, replaceable: set[str], *, force: bool) -> None:
-    there = os.listdir(path)
-    if there and not force:
-        raise OutputError(f"{path} exists and is not empty", hint="pass --force to replace it")
-    foreign = sorted(set(there) - replaceable)
-    if foreign:
-        raise OutputError(
-            f"{path} holds files that this conversion would not write: {', '.join(foreign[:3])}",
-            hint="choose another directory, or move them away",
-        )
+            raise refused(self.path, error) from error
 
 
 @contextmanager
-def output_file(path: str, *, force: bool = False) -> Generator[OutputFile, None, None]:
-    """Write a file under a temporary name beside `path`, and give it its name when it is whole.
+def output_files(*, force: bool = False) -> Generator[Callable[[str], OutputFile], None, None]:
+    """Yield what opens a file for a path; each gets its name when all of them are whole.
 
-    Whatever happens, `path` is either what it was or the complete new file; without `force` a
-    file that has appeared there meanwhile stays. The temporary file, `path` with `.weightctl-`,
-    eight hexadecimal digits and `.partial` behind it, is removed on errors; after a power cut or
-    kill -9 it stays until `clear_leftovers`.
+    Whatever happens, the paths are either what they were or the complete new files; without
+    `force` a file that has appeared there meanwhile stays. Until then a file has the name of its
+    path with `.weightctl-`, eight hexadecimal digits and `.partial` behind it. It is removed on
+    errors; after a power cut or kill -9 it stays until `clear_leftovers`.
+
+    Several files cannot get their names at one moment. The one that was opened first, which leads
+    to the others, gets its name last, so that a set is not there before it is complete.
     """
-    descriptor, temporary = _new_file(path)
-    try:
+    files: list[tuple[OutputFile, str]] = []
+
+    def create(path: str) -> OutputFile:
+        with uninterrupted():
+            opened = _new_file(path)
+            files.append((opened, path))
         if os.path.exists(path):
-            os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
-        target = OutputFile(descriptor, temporary)
-        yield target
-        target.sync()
-        _name(temporary, path, force=force)
-        _sync_directory(os.path.dirname(path))
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+            os.fchmod(opened.descriptor, stat.S_IMODE(os.stat(path).st_mode))
+        return opened
+
+    try:
+        yield create
+        for opened, _ in files:
+            opened.sync()
+        with uninterrupted():
+            _name_all([(opened.path, path) for opened, path in files], force=force)
+        for directory in {os.path.dirname(path) for _, path in files}:
+            _sync_directory(directory)
     finally:
-        os.close(descriptor)
+        with uninterrupted():
+            for opened, _ in files:
+                with suppress(OSError):  # those that have their names are gone from here
+                    os.unlink(opened.path)
+                os.close(opened.descriptor)
 
 
 @contextmanager
 def output_directory(
-    path: str, *, force: bool = False, replaceable: Iterable[str] = ()
+    path: str, *, force: bool = False, is_ours: Callable[[str], bool]
 ) -> Generator[str, None, None]:
     """Yield the name of a new directory to fill; it becomes `path` when it is whole.
 
-    The promises are those of `output_file`; what `check_target` says of `replaceable` is looked
-    at once more before anything goes.
+    The promises are those of `output_files`; what is already there is looked at once more before
+    it goes (`refuse_what_is_there`).
     """
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
+    lock = -1
     try:
-        os.mkdir(temporary)
-        lock = _locked(temporary)
-    except OSError as error:
-        raise refused(temporary, error) from error
-    try:
+        with uninterrupted():
+            lock = _new_directory(temporary)
         if os.path.isdir(path):
             os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         yield temporary
         _sync_directory(temporary)
-        if os.path.isdir(path) and os.listdir(path):
-            _exchange(temporary, path)
-            try:
-                _refuse_foreign(temporary, set(replaceable), force=force)
-            except BaseException:
-                _exchange(temporary, path)
-                raise
-            shutil.rmtree(temporary)
-        else:
-            _rename(temporary, path)
+        with uninterrupted():
+            _name_directory(temporary, path, force=force, is_ours=is_ours)
         _sync_directory(os.path.dirname(path))
-    except BaseException:
-        # Where the names could not be exchanged back, what was there before has this name.
-        if os.path.isdir(temporary) and os.path.samestat(os.fstat(lock), os.stat(temporary)):
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
     finally:
-        os.close(lock)
+        with uninterrupted():
+            # What was there before has this name, where the two could not be exchanged back.
+            if lock >= 0 and _is_same(lock, temporary):
+                shutil.rmtree(temporary, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
 
 
-def _temporary(path: str) -> str:
-    return f"{path}.weightctl-{secrets.token_hex(4)}.partial"
+def _new_directory(path: str) -> int:
+    try:
+        os.mkdir(path)
+        return _locked(path)
+    except OSError as error:
+        raise refused(path, error) from error
 
 
-def _new_file(path: str) -> tuple[int, str]:
-    temporary = _temporary(path)
+def _is_same(descriptor: int, path: str) -> bool:
+    return os.path.isdir(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
+
+
+def _name_directory(
+    temporary: str, path: str, *, force: bool, is_ours: Callable[[str], bool]
+) -> None:
+    """Give a whole directory its name; what it takes the place of is removed."""
+    if not os.path.isdir(path) or not os.listdir(path):
+        _rename(temporary, path)
+        return
+    _exchange(temporary, path)
+    try:
+        refuse_what_is_there([temporary], force=force, is_ours=is_ours)
+    except BaseException:
+        _exchange(temporary, path)
+        raise
+    shutil.rmtree(temporary)
+
+
+@contextmanager
+def output_stream(path: str) -> Generator[OutputFile, None, None]:
+    """Open a pipe or device for writing from front to back; `-` is stdout.
+
+    What has been written cannot be taken back. Opening a named pipe waits for its reader.
+    """
+    if path == STDOUT:
+        if not sys.stdout:  # it was closed before this process began
+            raise OutputError("stdout is closed", hint="name a file")
+        sys.stdout.flush()
+        yield OutputFile(sys.stdout.fileno(), "stdout")
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise refused(path, error) from error
+    try:
+        yield OutputFile(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _new_file(path: str) -> OutputFile:
+    temporary = temporary_name(path)
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise refused(temporary, error) from error
-    return descriptor, temporary
+    return OutputFile(descriptor, temporary)
 
 
 def _locked(path: str) -> int:
@@ -202,10 +202,14 @@ def _locked(path: str) -> int:
     return descriptor
 
 
-def clear_leftovers(path: str) -> None:
-    """Remove the temporary files for `path` of runs that were killed: those nobody holds locked."""
+def clear_leftovers(path: str, names: re.Pattern[str] | None = None) -> None:
+    """Remove what killed runs have left: the temporary files that nobody holds locked.
+
+    They are those for `path`, and beside it those for the names of a pattern.
+    """
     parent, base = os.path.split(path)
-    pattern = re.compile(re.escape(base) + r"\.weightctl-[0-9a-f]{8}\.partial")
+    own = re.escape(base) + (f"|{names.pattern}" if names else "")
+    pattern = re.compile(f"({own}){TEMPORARY}")
     with suppress(OSError):
         for name in filter(pattern.fullmatch, os.listdir(parent)):
             leftover = os.path.join(parent, name)
@@ -215,6 +219,34 @@ def clear_leftovers(path: str) -> None:
                     shutil.rmtree(leftover)
                 else:
                     os.unlink(leftover)
+
+
+def _name_all(files: list[tuple[str, str]], *, force: bool) -> None:
+    """Give whole files their names, the first one last."""
+    if len(files) == 1:
+        ((temporary, path),) = files
+        _name(temporary, path, force=force)
+        return
+    moved: list[tuple[str, str]] = []
+    named: list[str] = []
+    try:
+        # Without its first file an old set is incomplete, and cannot be taken for the new one.
+        for _, path in files:
+            if force and os.path.lexists(path):
+                aside = temporary_name(path)
+                _rename(path, aside)
+                moved.append((aside, path))
+        for temporary, path in reversed(files):
+            _name(temporary, path, force=False)
+            named.append(path)
+    except BaseException:
+        for path in named:
+            os.unlink(path)
+        for aside, path in reversed(moved):
+            _rename(aside, path)
+        raise
+    for aside, _ in moved:
+        os.unlink(aside)
 
 
 def _name(temporary: str, path: str, *, force: bool) -> None:
@@ -240,7 +272,7 @@ def _exchange(one: str, other: str) -> None:
         _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
     ):
         return
-    aside = _temporary(other)
+    aside = temporary_name(other)
     _rename(other, aside)
     _rename(one, other)
     _rename(aside, one)
@@ -268,6 +300,8 @@ def refused(path: str, error: OSError) -> OutputError:
         errno.ENOSPC: "free some space; the target is as it was",
         errno.EDQUOT: "your quota is used up; the target is as it was",
         errno.EFBIG: "the file system or a limit (ulimit -f) allows no larger file",
+        errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
+        errno.EPIPE: "its reader has stopped before the end",
     }
     return OutputError(
         f"{path} cannot be written: {error.strerror}", hint=hints.get(error.errno or 0, "")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
+from weightctl.formats.base import Part
+from weightctl.weights.metadata import text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
@@ -26,13 +29,15 @@ class Item:
     """An output tensor, and the tensor of the source that it is made from.
 
     `asked` is the encoding that was asked for, where its blocks do not fit and another took its
-    place. `importance` says how much an error in each column matters to a block encoding.
+    place. `importance` says how much an error in each column matters to a block encoding. `part`
+    is the number of the file that the tensor goes into.
     """
 
     info: TensorInfo
     source: TensorInfo
     asked: str | None = None
     importance: F32 | None = None
+    part: int = 0
 
     @property
     def is_copy(self) -> bool:
@@ -44,45 +49,76 @@ class Item:
 class Plan:
     """The rows of a conversion and the metadata around them.
 
-    A transform is a function from plan to plan. `alignment` is in bytes, None for the format's own.
+    A transform is a function from plan to plan. `tied` are further names of output tensors.
     """
 
     source: Source
     format: str
     items: tuple[Item, ...]
     metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
-    alignment: int | None = None
+    tied: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def copy(cls, weights: Weights, format_name: str) -> Plan:
         """Plan to store every tensor at or below a node as it is, in a container format."""
         header = weights.header
-        names = {name for name, _ in weights.items()} if weights.name else header.tensors.keys()
-        items = tuple(Item(info, info) for name, info in header.tensors.items() if name in names)
-        return cls(weights.source, format_name, items, header.metadata)
+        items = tuple(Item(info, info) for info in header.tensors.values())
+        plan = cls(weights.source, format_name, items, _tying(header.metadata, header.aliases),
+                   header.aliases)  # fmt: skip
+        return plan.only({name for name, _ in weights.items()}) if weights.name else plan
 
     def with_items(self, items: tuple[Item, ...]) -> Plan:
         """Return the plan with other rows."""
         return replace(self, items=items)
 
-    def layout(self) -> Layout:
-        """Describe the file that this plan makes, to the byte.
+    def only(self, names: Collection[str]) -> Plan:
+        """Return the plan for just these of its tensors and tied names.
+
+        Where a tied name stays and its tensor does not, the tensor is stored under that name.
+        """
+        renamed: dict[str, str] = {}
+        for name, tensor in self.tied.items():
+            if name in names and tensor not in names:
+                renamed.setdefault(tensor, name)
+        items = tuple(
+            replace(item, info=item.info._replace(name=renamed.get(item.info.name, item.info.name)))
+            for item in self.items
+            if item.info.name in names or item.info.name in renamed
+        )
+        kept = {item.info.name for item in items}
+        tied = {
+            name: renamed.get(tensor, tensor)
+            for name, tensor in self.tied.items()
+            if name in names and name not in kept
+        }
+        untied = self.tied.keys() - tied
+        metadata = {key: value for key, value in self.metadata.items() if key not in untied}
+        return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """Describe the files that this plan makes, to the byte.
 
         Raises `ConversionError`, for all tensors at once, where the format cannot hold one or
         there is no way to make it.
         """
         written = format_module(self.format)
         tensors = [item.info for item in self.items]
-        impossible = self._impossible()
-        if impossible:
-            raise ConversionError("\n  ".join(["not all of this can be done:", *_few(impossible)]))
-        problems = written.unfit(tensors)
+        self._refuse("not all of this can be done:", [*_colliding(tensors), *self._impossible()])
+        self._refuse(f"{self.format} cannot hold all of this:", written.unfit(tensors))
+        count = 1 + max((item.part for item in self.items), default=0)
+        if count == 1:
+            return (written.layout(tensors, self.metadata),)
+        parts: list[list[TensorInfo]] = [[] for _ in range(count)]
+        for item in self.items:
+            parts[item.part].append(item.info)
+        return tuple(
+            written.layout(part, self.metadata, Part(number, count, len(tensors)))
+            for number, part in enumerate(parts)
+        )
+
+    def _refuse(self, what: str, problems: list[str]) -> None:
         if problems:
-            raise ConversionError(
-                "\n  ".join([f"{self.format} cannot hold all of this:", *_few(problems)]),
-                hint=self._remedy(),
-            )
-        return written.layout(tensors, self.metadata, self.alignment)
+            raise ConversionError("\n  ".join([what, *_few(problems)]), hint=self._remedy())
 
     def _impossible(self) -> list[str]:
         changed = [item for item in self.items if not item.is_copy]
@@ -113,6 +149,16 @@ class Plan:
         if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):
             return "--dtype bf16 (or f16, f32) converts what is no integer"
         return ""
+
+
+def _tying(metadata: Mapping[str, Value], tied: Mapping[str, str]) -> dict[str, Value]:
+    """Keep tied names in the metadata, as huggingface_hub does."""
+    return {**metadata, **{name: text(tensor) for name, tensor in tied.items()}}
+
+
+def _colliding(tensors: list[TensorInfo]) -> list[str]:
+    counts = Counter(info.name for info in tensors)
+    return [f"{n} tensors would be called `{name}`" for name, n in counts.items() if n > 1]
 
 
 def _few(problems: list[str]) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from weightctl.errors import WeightctlError
 
 __all__ = ["format_count", "format_size", "parse_size"]
 
-_UNITS = {"": 1} | {
+_UNITS: dict[str, int] = {"": 1} | {
     unit + suffix: base**power
     for power, unit in enumerate("kmgtp", start=1)
     for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
@@ -22,10 +21,12 @@ def parse_size(text: str) -> int:
 
     Raises `WeightctlError` for anything else.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if match is None or match[2].lower() not in _UNITS:
+    match = re.fullmatch(r"\s*(\d{1,99})(?:\.(\d{1,99}))?\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    if match is None or match[3].lower() not in _UNITS:
         raise WeightctlError(f"`{text}` is not a size", hint="write it like 5GB, 512MiB or 1000000")
-    return int(Fraction(match[1]) * _UNITS[match[2].lower()])
+    decimals = match[2] or ""
+    one = int("1".ljust(len(decimals) + 1, "0"))
+    return int(match[1] + decimals) * _UNITS[match[3].lower()] // one
 
 
 def format_size(nbytes: int) -> str:

@@ -1,29 +1,41 @@
-"""Opening checkpoints and saving plans: the doors to the disk."""
+"""Open a checkpoint, and carry out a plan into another."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
-from weightctl.formats import FORMATS, format_by_suffix, format_module
+from weightctl.formats import format_module
 from weightctl.formats.base import write_in_order
 from weightctl.formats.huggingface import carry, companions
-from weightctl.formats.parts import is_part, open_files
+from weightctl.formats.index import index_of
+from weightctl.formats.parts import open_files
+from weightctl.targets import (
+    Target,
+    check_place,
+    refuse_inputs,
+    refuse_what_is_there,
+    stream_name,
+    target,
+)
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
+    from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Bytes, Layout, Sink
     from weightctl.plan import Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Saved", "Target", "check", "open_weights", "save", "target"]
+__all__ = ["Output", "Saved", "check", "input_files", "open_weights", "save"]
 
 
 def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Weights:
@@ -40,94 +52,114 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
     return Weights(Files(header, files))
 
 
-class Target(NamedTuple):
-    """Where an output goes: a format, and a file, alone or inside a model's directory."""
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The files that a plan makes, by name and known to the byte.
 
-    path: str
-    format: str
-    file_name: str | None = None
+    `index` is the name and content of the file that lists the others, where there is one; `carried`
+    are the paths, by name, of what stands beside the source and goes along.
+    """
+
+    parts: Mapping[str, Layout]
+    index: tuple[str, bytes] | None
+    carried: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the checkpoint's files."""
+        listed = len(self.index[1]) if self.index else 0
+        return sum(layout.nbytes for layout in self.parts.values()) + listed
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """All tensors in the order of their bytes."""
+        return tuple(chain.from_iterable(layout.tensors for layout in self.parts.values()))
 
 
 class Saved(NamedTuple):
-    """What a save did: bytes written, seconds taken, overflows by tensor."""
+    """What a save did: the files and where they are, seconds taken, what was lost by tensor."""
 
-    nbytes: int
+    output: Output
+    paths: tuple[str, ...]
     seconds: float
-    overflows: dict[str, int]
+    losses: Mapping[str, Loss]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the checkpoint's files."""
+        return self.output.nbytes
 
 
-def target(path: str, format_name: str | None = None) -> Target:
-    """Decide what an output path means.
-
-    A known suffix is a file of that format, as any suffix is with `format_name`. A path without a
-    suffix, with a slash at its end, or of a directory is a model's directory, in the format that
-    has such. Raises `ConversionError` where that leaves no answer.
-    """
-    stem = path.rstrip("/")
-    if not stem or path == "-":
-        raise ConversionError(f"`{path}` is no name for an output", hint="name a file or directory")
-    if path == stem and os.path.isdir(path) and format_by_suffix(path):
-        raise ConversionError(
-            f"{path} is a directory with the suffix of a file",
-            hint="end it with a slash if it is meant",
-        )
-    if format_name is not None:
-        format_module(format_name)
-    if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
-        return Target(path, _format_of_file(path, format_name))
-    chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
-    line = FORMATS[chosen]
-    if line.in_directory is None:
-        raise ConversionError(
-            f"{path}: {chosen} is a file, not a directory",
-            hint=f"name it {os.path.join(stem, 'model' + line.suffix)}",
-        )
-    return Target(stem, chosen, line.in_directory)
-
-
-def _format_of_file(path: str, format_name: str | None) -> str:
-    by_suffix = format_by_suffix(path)
-    if format_name and by_suffix and format_name != by_suffix:
-        raise ConversionError(
-            f"{path} has the suffix of {by_suffix}, but --to says {format_name}",
-            hint=f"name it with {FORMATS[format_name].suffix}, or leave out --to",
-        )
-    if is_part(path):
-        raise ConversionError(
-            f"{path} has the name of one of several parts, and would be the only one",
-            hint="leave the numbers out of its name",
-        )
-    chosen = format_name or by_suffix
-    if chosen is None:
-        suffixes = ", ".join(line.suffix for line in FORMATS.values())
-        raise ConversionError(
-            f"{path}: which format? Its suffix is none of {suffixes}",
-            hint="for a directory end it with a slash; for a file pass --to and a format",
-        )
-    return chosen
-
-
-def check(plan: Plan, where: Target, *, force: bool = False) -> Layout:
-    """Refuse what `save` would refuse before it writes; return the file to be.
+def check(plan: Plan, where: Target, *, force: bool = False) -> Output:
+    """Refuse what `save` would refuse before it writes; return the files to be.
 
     Raises `ConversionError` where the format cannot hold the plan, and `OutputError` where the
     target must not or cannot be written.
     """
-    from weightctl.output import check_target
+    output = _output(plan, where)
+    _refuse(plan, where, output, force=force)
+    return output
 
-    layout = plan.layout()
-    path = os.path.realpath(where.path)
+
+def _refuse(plan: Plan, where: Target, output: Output, *, force: bool) -> None:
+    if where.is_stream:
+        if len(output.parts) > 1:
+            raise ConversionError(
+                f"{stream_name(where.path)} is one pipe, and this would be {len(output.parts)} "
+                "files",
+                hint="leave out --max-shard-size, or name a file",
+            )
+        return
+    paths = _paths(where, output)
+    for path in paths:
+        refuse_inputs(path, input_files(plan))
+    is_ours = _is_name_of(where, output)
+    refuse_what_is_there(paths, force=force, is_ours=is_ours)
+    nbytes = output.nbytes + sum(os.path.getsize(each) for each in output.carried.values())
+    root = os.path.realpath(where.path)
+    check_place(os.path.dirname(root), root, nbytes)
+
+
+def input_files(plan: Plan) -> list[str]:
+    """Return the paths of everything that a plan reads or that belongs to it: never an output."""
     header = plan.source.header
-    carried = companions(header.files)
-    kept: Mapping[str, str] = carried if where.file_name else {}
-    check_target(
-        path,
-        layout.nbytes + sum(os.path.getsize(each) for each in kept.values()),
-        [*header.files, *([header.index] if header.index else ()), *carried.values()],
-        force=force,
-        replaceable=_own_names(where, kept),
-    )
-    return layout
+    index = [header.index] if header.index else []
+    return [*header.files, *index, *companions(header.files).values()]
+
+
+def _output(plan: Plan, where: Target) -> Output:
+    layouts = plan.layouts()
+    parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
+    index_name = where.index_name if len(parts) > 1 else None
+    index = None if index_name is None else (index_name, index_of(parts, plan.tied))
+    if where.file_name is None:
+        return Output(parts, index, {})
+    # What is made anew goes before what stands beside the source.
+    made = {*parts, *([index_name] if index_name else ())}
+    beside = companions(plan.source.header.files)
+    carried = {name: path for name, path in beside.items() if name not in made}
+    return Output(parts, index, carried)
+
+
+def _paths(where: Target, output: Output) -> list[str]:
+    """Return what will be new: the directory, or the files."""
+    if where.file_name is not None:
+        return [os.path.realpath(where.path)]
+    if len(output.parts) == 1:
+        return [os.path.realpath(where.path)]
+    directory = os.path.dirname(os.path.realpath(where.path))
+    return [os.path.join(directory, name) for name in _names(output)]
+
+
+def _names(output: Output) -> list[str]:
+    """Return the names of the files, that which leads to the others first."""
+    return [*([output.index[0]] if output.index else ()), *output.parts]
+
+
+def _is_name_of(where: Target, output: Output) -> Callable[[str], bool]:
+    """Return what tells the names that an output into a directory may have."""
+    own = where.pattern()
+    return lambda name: name in output.carried or own.fullmatch(name) is not None
 
 
 def save(
@@ -141,49 +173,69 @@ def save(
 ) -> Saved:
     """Carry out a plan; the target is the complete new one, or what it was before.
 
-    `where` is a `Target`, or a path, which must mean the plan's format. `progress` is called with
-    the bytes of each piece written. Raises as `check` does, and `FormatError` where the source
-    cannot be read.
+    `where` is a `Target`, or a path, which must mean the plan's format. `threads` work side by
+    side, as many as there are cores unless said otherwise, within `memory` bytes; neither changes
+    what is written. `progress` is called with the bytes of each piece written. Raises as `check`
+    does, and `FormatError` where the source cannot be read.
     """
     # Imported here, so that opening stays quick.
-    from weightctl.execute import DEFAULT_MEMORY, Losses, execute
-    from weightctl.output import clear_leftovers, output_file
+    from weightctl.execute import DEFAULT_MEMORY, execute
+    from weightctl.output import clear_leftovers
 
     started = time.monotonic()
     if not isinstance(where, Target):
         where = target(os.fspath(where), plan.format)
+    output = _output(plan, where)
     # What a killed run has left takes space that this one may use.
-    clear_leftovers(os.path.realpath(where.path))
-    layout = check(plan, where, force=force)
-    losses = Losses()
+    if not where.is_stream:
+        names = where.pattern() if where.file_name is None else None
+        clear_leftovers(os.path.realpath(where.path), names)
+    _refuse(plan, where, output, force=force)
+    losses: dict[str, Loss] = {}
     budget = DEFAULT_MEMORY if memory is None else memory
-    with _opened(plan, where, force=force) as path, output_file(path, force=force) as sink:
-        pieces = execute(plan, layout.tensors, threads=threads, memory=budget, losses=losses)
-        _write(layout, sink, pieces, progress)
-    return Saved(layout.nbytes, time.monotonic() - started, losses.overflows)
+    pieces = execute(plan, output.tensors, threads=threads, memory=budget, losses=losses)
+    with closing(pieces), _sinks(plan, where, output, force=force) as sink_of:
+        pull = _Pull(pieces, progress)
+        if output.index:
+            sink_of(output.index[0]).write(output.index[1])
+        for name, layout in output.parts.items():
+            write_in_order(layout, sink_of(name), pull)
+    paths = (where.path,) if where.is_stream else tuple(_final_paths(where, output))
+    return Saved(output, paths, time.monotonic() - started, losses)
 
 
-def _own_names(where: Target, carried: Mapping[str, str]) -> set[str]:
-    return {*carried, where.file_name} if where.file_name else set()
+def _final_paths(where: Target, output: Output) -> list[str]:
+    directory = where.path if where.file_name else os.path.dirname(where.path)
+    return [os.path.join(directory, name) for name in _names(output)]
 
 
 @contextmanager
-def _opened(plan: Plan, where: Target, *, force: bool) -> Generator[str, None, None]:
-    """Yield the path of the file to write, inside a directory with its companions or alone."""
+def _sinks(
+    plan: Plan, where: Target, output: Output, *, force: bool
+) -> Generator[Callable[[str], Sink], None, None]:
+    """Yield what opens the file of a name: in a new directory, in one that is there, or a pipe."""
+    from weightctl.output import output_directory, output_files, output_stream, refused
+
+    if where.is_stream:
+        with output_stream(where.path) as stream:
+            yield lambda _: stream
+        return
     path = os.path.realpath(where.path)
     if where.file_name is None:
-        yield path
+        directory, base = os.path.split(path)
+        with output_files(force=force) as create:
+            # A link is followed, so that the file has the name of what it leads to.
+            alone = len(output.parts) == 1
+            yield lambda name: create(os.path.join(directory, base if alone else name))
         return
-    from weightctl.output import output_directory, refused
-
-    carried = companions(plan.source.header.files)
-    own = _own_names(where, carried)
-    with output_directory(path, force=force, replaceable=own) as directory:
+    is_ours = _is_name_of(where, output)
+    with output_directory(path, force=force, is_ours=is_ours) as directory:
         try:
-            carry(carried, directory, _main_dtype(plan))
+            carry(output.carried, directory, _main_dtype(plan))
         except OSError as error:
             raise refused(directory, error) from error
-        yield os.path.join(directory, where.file_name)
+        with output_files() as create:
+            yield lambda name: create(os.path.join(directory, name))
 
 
 def _main_dtype(plan: Plan) -> str | None:
@@ -200,20 +252,23 @@ def _main_dtype(plan: Plan) -> str | None:
     return None if name.startswith("float8") else name
 
 
-def _write(
-    layout: Layout,
-    sink: Sink,
-    pieces: Iterator[tuple[TensorInfo, Bytes]],
-    progress: Callable[[int], object] | None,
-) -> None:
-    ahead = next(pieces, None)
+class _Pull:
+    """Gives each tensor its pieces; they come in the order of the tensors."""
 
-    def pull(info: TensorInfo) -> Iterable[Bytes]:
-        nonlocal ahead
-        while ahead is not None and ahead[0] is info:
-            yield ahead[1]
-            if progress is not None:
-                progress(memoryview(ahead[1]).nbytes)
-            ahead = next(pieces, None)
+    def __init__(
+        self,
+        pieces: Iterator[tuple[TensorInfo, Bytes]],
+        progress: Callable[[int], object] | None,
+    ) -> None:
+        self._pieces = pieces
+        self._progress = progress
+        self._ahead: tuple[TensorInfo, Bytes] | None = None
 
-    write_in_order(layout, sink, pull)
+    def __call__(self, info: TensorInfo) -> Iterable[Bytes]:
+        if self._ahead is None:
+            self._ahead = next(self._pieces, None)
+        while self._ahead is not None and self._ahead[0] is info:
+            yield self._ahead[1]
+            if self._progress is not None:
+                self._progress(memoryview(self._ahead[1]).nbytes)
+            self._ahead = next(self._pieces, None)

@@ -27,6 +27,12 @@ def test_the_listing_bench_runs() -> None:
     assert len(re.findall(r"\(target \d+\)", done.stdout)) == 3
 
 
+def test_the_conversion_bench_runs() -> None:
+    done = run("conversion.py", "--seconds", "0")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\(target \d+\)", done.stdout)) == 11
+
+
 @pytest.mark.parametrize(
     ("output", "size"),
     [

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import made
 import numpy as np
 import pytest
+from terminal import on_a_terminal, without_colour
 
 from weightctl import Plan, WeightData, Weights
 from weightctl.cli.outline import outline
-from weightctl.store import save, target
+from weightctl.store import save
+from weightctl.targets import target
 from weightctl.weights.metadata import text
 
 if TYPE_CHECKING:
@@ -98,12 +100,33 @@ def test_numbered_tensors_fold() -> None:
 
 def test_ls_shows_the_model_at_a_glance(weightctl: Run, tiny_llama: Path) -> None:
     lines = weightctl("ls", tiny_llama).stdout.splitlines()
-    assert lines[0] == "tiny-llama: llama, safetensors"
+    assert lines[0] == f"{tiny_llama}: llama, safetensors"
     assert lines[1] == "30 tensors, 1.94 M parameters, 3.87 MB, 16.00 bits per weight"
     assert any(
         re.fullmatch(r"  layers\.\[0-2\]  x3 +3 x 9 tensors +3\.35 MB", line) for line in lines
     )
-    assert all(len(line) <= 80 for line in lines)
+    assert all(len(line) <= 80 for line in lines[1:])
+
+
+def test_the_title_has_the_path_as_typed_and_the_name_where_it_is_another(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    made.write(tmp_path, "here", {"a": made.numbers("F32", 2)}, _name_or_path="org/Model")
+    made.split(tmp_path)
+
+    def title(path: str) -> str:
+        return weightctl("ls", path, cwd=tmp_path).stdout.splitlines()[0]
+
+    assert title("here/") == "here/: org/Model, safetensors"
+    assert title("split") == "split: safetensors, 2 files"
+    made.write(tmp_path, "same", {"a": made.numbers("F32", 2)}, _name_or_path="same")
+    assert title("./same") == "./same: safetensors"
+
+
+def test_quiet_leaves_out_the_summary(weightctl: Run, tiny_llama: Path) -> None:
+    done = weightctl("ls", tiny_llama, "--quiet")
+    assert done.stdout.startswith("lm_head.weight ")
+    assert done.stderr == ""
 
 
 def test_flat_gives_each_tensor_a_line_to_cut(weightctl: Run, tiny_llama: Path) -> None:
@@ -163,38 +186,15 @@ def test_a_name_cannot_write_to_the_terminal(weightctl: Run, tmp_path: Path) -> 
         assert "a\\x1b[2Jb" in shown or "a\\u001b[2Jb" in shown
 
 
-def on_a_terminal(columns: int, *arguments: str | Path, **environment: str) -> str:
-    """Run the command on a terminal of so many columns; return what it writes there."""
-    ours, theirs = pty.openpty()
-    plain = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLUMNS"}}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "weightctl", *map(str, arguments)],
-        stdout=theirs,
-        stderr=theirs,
-        stdin=theirs,
-        env=plain | {"COLUMNS": str(columns), "TERM": "xterm-256color"} | environment,
-    )
-    os.close(theirs)
-    written = b""
-    try:
-        while piece := os.read(ours, 65536):
-            written += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
-    process.wait()
-    return written.decode()
-
-
 @pytest.mark.parametrize("columns", [80, 200])
 def test_lines_fit_a_terminal(columns: int, tmp_path: Path) -> None:
     path = tmp_path / "long.safetensors"
     names = {f"a_rather_long_name_{'x' * 40}_{kind}.weight_of_something": (8, 8) for kind in "abc"}
     save(Plan.copy(tree_of(names), "safetensors"), target(str(path)))
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", on_a_terminal(columns, "ls", path))
+    shown = without_colour(on_a_terminal(columns, "ls", path))
     lines = shown.splitlines()
     assert len(lines) == 6
-    assert all(len(line) <= columns for line in lines)
+    assert all(len(line) <= columns for line in lines[1:])
     assert ("…" in shown) == (columns == 80)
     assert "weight_of_something" in shown
 
@@ -202,7 +202,10 @@ def test_lines_fit_a_terminal(columns: int, tmp_path: Path) -> None:
 def test_colour_is_for_terminals_that_want_it(weightctl: Run, tiny_llama: Path) -> None:
     assert "\x1b[" in on_a_terminal(80, "ls", tiny_llama)
     assert "\x1b[" not in on_a_terminal(80, "ls", tiny_llama, NO_COLOR="1")
-    assert "\x1b[" not in weightctl("ls", tiny_llama).stdout
+    assert "\x1b[" not in on_a_terminal(80, "ls", tiny_llama, TERM="dumb")
+    for options in ([], ["--flat"], ["-l"], ["--hash"], ["--meta"], ["--json"]):
+        done = weightctl("ls", tiny_llama, *options)
+        assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_an_encoding_without_the_letters_is_no_traceback(weightctl: Run, tmp_path: Path) -> None:
@@ -229,3 +232,29 @@ def test_version_is_that_of_the_package(weightctl: Run) -> None:
     import weightctl as package
 
     assert weightctl("--version").stdout == f"weightctl {package.__version__}\n"
+
+
+def test_wide_letters_keep_columns_and_lines_whole(tmp_path: Path) -> None:
+    tensors = {"重み" * 30: made.numbers("F32", 2), "b" * 70: made.numbers("F32", 3)}
+    made.write(tmp_path, "wide", tensors)
+    shown = on_a_terminal(80, "ls", "wide", "--quiet", cwd=tmp_path, NO_COLOR="1")
+    first, second = shown.splitlines()
+    cells = sum(2 if unicodedata.east_asian_width(char) == "W" else 1 for char in first)
+    assert cells in {len(second), len(second) - 1}
+    assert len(second) <= 80
+
+
+def test_several_checkpoints_follow_one_another(weightctl: Run, tmp_path: Path) -> None:
+    made.small(tmp_path)
+    made.tied(tmp_path)
+    shown = weightctl("ls", "small", "tied", "--depth", "1", cwd=tmp_path).stdout
+    first, second = shown.split("\n\ntied: ")
+    assert first.startswith("small: llama, safetensors\n8 tensors")
+    assert second.startswith("safetensors\n1 tensor, ")
+
+
+def test_a_checkpoint_without_tensors_is_listed(weightctl: Run, tmp_path: Path) -> None:
+    made.write(tmp_path, "bare", {})
+    done = weightctl("ls", "bare", cwd=tmp_path)
+    assert done.stdout == "bare: safetensors\n0 tensors, 0 parameters, 0 B\n"
+    assert (done.returncode, done.stderr) == (0, "")

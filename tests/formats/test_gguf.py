@@ -219,7 +219,7 @@ def test_only_its_data_is_an_error(unknown: Weights) -> None:
 @pytest.mark.parametrize("format_name", ["gguf", "safetensors"])
 def test_converting_it_is_an_error_that_names_the_type(unknown: Weights, format_name: str) -> None:
     with pytest.raises(ConversionError, match="`new` is gguf type 77"):
-        Plan.copy(unknown, format_name).layout()
+        Plan.copy(unknown, format_name).layouts()
 
 
 def test_a_large_array_is_decoded_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def use(path: Path) -> None:
         repr(list(value.content) if value.type.startswith("array") else value.content)
     for format_name in FORMATS:
         with suppress(WeightctlError):
-            Plan.copy(weights, format_name).layout()
+            Plan.copy(weights, format_name).layouts()
     for name in weights.header.tensors:
         with suppress(WeightctlError):
             weights[name].data().to_numpy()

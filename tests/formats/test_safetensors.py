@@ -173,7 +173,7 @@ def test_metadata_is_plain_text(tmp_path: Path) -> None:
 def test_a_gguf_key_of_somebody_else_stays_text(strange: str, tmp_path: Path) -> None:
     weights = opened(tmp_path / "a.safetensors", safetensors_of({}, {"gguf": strange}))
     assert spoken(weights.metadata) == {"gguf": ("text", repr(strange))}
-    assert Plan.copy(weights, "gguf").layout().nbytes
+    assert Plan.copy(weights, "gguf").layouts()[0].nbytes
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_alignment_that_cannot_be_is_refused_when_written(
     typed = json.dumps({"general.alignment": {"type": kind, "value": value}})
     weights = opened(tmp_path / "a.safetensors", safetensors_of({}, {"gguf": typed}))
     with pytest.raises(ConversionError, match="GGUF aligns to powers of two"):
-        Plan.copy(weights, "gguf").layout()
+        Plan.copy(weights, "gguf").layouts()
 
 
 def test_what_safetensors_calls_split_says_nothing_of_parts(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_unknown_dtype_is_listed_and_not_interpreted(tmp_path: Path) -> None:
     with pytest.raises(EncodingError, match="`a` is of safetensors type F3"):
         weights.a.data()
     with pytest.raises(ConversionError, match="`a` is safetensors type F3"):
-        Plan.copy(weights, "safetensors").layout()
+        Plan.copy(weights, "safetensors").layouts()
 
 
 def test_the_name_that_huggingface_records_as_tied_is_an_alias(tmp_path: Path) -> None:
@@ -234,6 +234,6 @@ def test_writing_into_the_data_leaves_the_file_alone(tmp_path: Path) -> None:
 def test_the_framework_is_said_where_nothing_was(tmp_path: Path) -> None:
     weights = opened(tmp_path / "a.safetensors", safetensors_of({}))
     assert not weights.metadata
-    header = Plan.copy(weights, "safetensors").layout().header
+    header = Plan.copy(weights, "safetensors").layouts()[0].header
     key, (_, value) = FRAMEWORK
     assert json.loads(header[8:])["__metadata__"] == {key: value.strip("'")}

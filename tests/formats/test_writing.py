@@ -16,7 +16,8 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.plan import Plan
-from weightctl.store import save, target
+from weightctl.store import save
+from weightctl.targets import target
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def test_every_tensor_in_safetensors_starts_on_its_element_size(tmp_path: Path) 
 
 def test_an_alignment_larger_than_a_header_may_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="safetensors allows 100 MB"):
-        copied(sample([]), tmp_path / "a.safetensors", 1 << 60)
+        copied(sample([]), tmp_path / "a.safetensors", 1 << 30)
 
 
 def test_gguf_keeps_the_alignment_it_was_given(tmp_path: Path) -> None:
@@ -131,18 +132,6 @@ def test_gguf_keeps_the_alignment_it_was_given(tmp_path: Path) -> None:
     again = copied(weights, tmp_path / "b.gguf")
     assert again.header.alignment == weights.header.alignment == 64
     assert all(extent.offset % 64 == 0 for extent in again.header.extents.values())
-
-
-@pytest.mark.parametrize("alignment", [0, -32, 3, 48, 1 << 32])
-def test_gguf_aligns_to_powers_of_two_only(alignment: int, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match=f"powers of two below 4 GiB, not to {alignment}"):
-        copied(sample([]), tmp_path / "a.gguf", alignment)
-
-
-@pytest.mark.parametrize("alignment", [0, -8, 3, 4])
-def test_safetensors_aligns_to_multiples_of_8_only(alignment: int, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match=f"multiples of 8, not to {alignment}"):
-        copied(sample([]), tmp_path / "a.safetensors", alignment)
 
 
 @pytest.mark.parametrize(

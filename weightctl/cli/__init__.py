@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -23,12 +24,22 @@ __all__ = ["COMMANDS", "app", "main"]
 # Each refers to a Typer application of one command, imported when it is called.
 COMMANDS: dict[str, str] = {
     "ls": "weightctl.cli.ls:app",
+    "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
 }
 
 
 class _Commands(typer.core.TyperGroup):
     """The table above, as the group that Typer asks for commands."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # Where Typer looks for what a misspelt command may have meant.
+        self.commands: Any = dict.fromkeys(COMMANDS)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; a path where a command belongs means `ls`."""
+        return super().parse_args(ctx, ["ls", *args] if args and _is_path(args[0]) else args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # Typer's signature
         return list(COMMANDS)
@@ -39,6 +50,13 @@ class _Commands(typer.core.TyperGroup):
         command = get_command(load(COMMANDS[cmd_name]))
         command.name = cmd_name
         return command
+
+
+def _is_path(argument: str) -> bool:
+    """Whether an argument is a path, there or misspelt, and no command and no option."""
+    if argument in COMMANDS or argument.startswith("-"):
+        return False
+    return "/" in argument or "." in argument or os.path.lexists(argument)
 
 
 app = typer.Typer(
@@ -64,7 +82,10 @@ def _weightctl(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
     ] = False,
 ) -> None:
-    """Open, list and convert model checkpoints: GGUF and safetensors."""
+    """Open, list and convert model checkpoints: GGUF and safetensors.
+
+    A path alone is listed: `weightctl PATH` is `weightctl ls PATH`.
+    """
     del version  # its callback has done the work
 
 
@@ -81,11 +102,10 @@ def main() -> NoReturn:
             signal.signal(number, _end)
     try:
         app(prog_name="weightctl")
-    except WeightctlError as error:
-        _complain(error)
-        sys.exit(2)
-    except OSError as error:
-        _complain(WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}"))
+    except (WeightctlError, OSError) as error:
+        from weightctl.cli.render import complain
+
+        complain(error)
         sys.exit(2)
     sys.exit(0)
 
@@ -93,17 +113,3 @@ def main() -> NoReturn:
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
     # An exception, so that temporary files are removed on the way out.
     sys.exit(128 + number)
-
-
-def _complain(error: WeightctlError) -> None:
-    from weightctl.cli.render import printable
-
-    if not sys.stderr:  # it was closed before this process began
-        return
-    # The lines of a message are its own; those of names in it are shown as they are written.
-    message = "\n".join(map(printable, error.message.split("\n  ")))
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message.replace("\n", "\n  "), err=True)
-    if error.hint:
-        typer.secho("hint: ", fg="cyan", err=True, nl=False)
-        typer.echo(printable(error.hint), err=True)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from weightctl.cli.options import From, Json, Path, Quiet, examples
-from weightctl.cli.outline import counted, outline
-from weightctl.cli.render import Cell, note, printable, show_lines, show_table, show_text
-from weightctl.formats.huggingface import config
-from weightctl.sizes import format_count, format_size
+from weightctl.cli.options import (
+    Exclude,
+    From,
+    Include,
+    Json,
+    MetaCommand,
+    Paths,
+    Quiet,
+    Sort,
+    examples,
+)
+from weightctl.cli.render import Cell, complain, note, printable, show_lines, show_table, show_text
+from weightctl.errors import OutputError, WeightctlError
 from weightctl.store import open_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from weightctl.cli.outline import Line
-    from weightctl.weights.info import Header, TensorInfo
+    from weightctl.cli.contents import Contents
     from weightctl.weights.tree import Weights
 
 __all__ = ["app"]
@@ -28,156 +33,179 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 
+class _Asked(NamedTuple):
+    """The options, as they were given; `meta` is empty where no key was."""
+
+    depth: int | None
+    flat: bool
+    details: bool
+    hashes: bool
+    sort: Sort | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+    meta: str | None
+    as_json: bool
+    quiet: bool
+    several: bool
+
+    @property
+    def is_flat(self) -> bool:
+        return self.flat or self.details or self.hashes or self.sort is not None
+
+
 @app.command(
+    cls=MetaCommand,
     epilog=examples(
         [
             "weightctl ls fixtures/tiny-llama",
             "weightctl ls fixtures/tiny-llama --depth 2",
             "weightctl ls fixtures/tiny-llama --flat | grep norm",
+            "weightctl ls fixtures/tiny-llama -l --sort size --include '*proj*'",
+            "weightctl ls fixtures/tiny-llama --hash",
+            "weightctl ls fixtures/tiny-llama --meta",
+            "weightctl ls fixtures/tiny-llama --meta format",
             "weightctl ls fixtures/tiny-llama --json",
         ]
-    )
+    ),
 )
 def ls(
     *,
-    path: Path,
+    paths: Paths,
     depth: Annotated[
         int | None, typer.Option("--depth", min=1, help="Show this many levels of the tree.")
     ] = None,
-    flat: Annotated[bool, typer.Option("--flat", help="Show each tensor on a line.")] = False,
+    flat: Annotated[
+        bool, typer.Option("--flat", help="Show each stored tensor on a line.")
+    ] = False,
+    details: Annotated[
+        bool, typer.Option("--long", "-l", help="Show offset, alignment and file as well.")
+    ] = False,
+    include: Include = None,
+    exclude: Exclude = None,
+    sort: Annotated[
+        Sort | None, typer.Option(help="Order the lines by this; the largest comes first.")
+    ] = None,
+    hashes: Annotated[
+        bool, typer.Option("--hash", help="Show the SHA-256 of each tensor's bytes as well.")
+    ] = False,
+    meta: Annotated[
+        str | None,
+        typer.Option(metavar="[KEY]", help="Show the metadata, or the value of one key whole."),
+    ] = None,
     as_json: Json = False,
     source: From = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is in a checkpoint: its tensors, their shapes, encodings and sizes.
+    """Show what is in checkpoints: their tensors, shapes, encodings and sizes.
 
     Layers that are alike are shown once. Only headers are read, so size does not matter.
     """
-    weights = open_weights(path, source)
-    header = weights.header
-    if not quiet:
-        for text in header.notes:
+    asked = _Asked(
+        depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
+        len(paths) > 1,
+    )  # fmt: skip
+    if meta is not None and asked.is_flat and (meta or not as_json):
+        raise WeightctlError(
+            "--meta shows no tensors", hint="leave out --flat, -l, --sort and --hash"
+        )
+    shown = 0
+    for path in paths:
+        try:
+            weights = open_weights(path, source)
+            if shown and not as_json and not meta:
+                show_lines([[]])
+            _show(path, weights, asked)
+            shown += 1
+        except OutputError:
+            raise
+        except (WeightctlError, OSError) as error:
+            if not asked.several:
+                raise
+            complain(error)
+    if shown < len(paths):
+        raise typer.Exit(2)
+
+
+def _show(path: str, weights: Weights, asked: _Asked) -> None:
+    if asked.meta:
+        _show_value(path, weights, asked)
+        return
+    from weightctl.cli.contents import Contents
+
+    contents = Contents(weights, asked.include, asked.exclude)
+    if not asked.quiet:
+        for text in weights.header.notes:
             note(text)
-    if as_json:
-        show_text(json.dumps(_document(path, weights), indent=2) + "\n")
-        return
-    if flat:
-        show_table(_flat(weights))
-        return
-    show_lines(_summary(path, weights))
-    if header.tensors:
-        show_lines([[]])
-        show_table(
-            _row(line, header)
-            for line in outline(weights.tree, header.tensors, _kinds(header), depth)
-        )
+        if contents.count and not contents.entries and not contents.tensors:
+            note(f"{path}: none of the {contents.count} tensors has such a name")
+    if asked.as_json:
+        _show_json(path, contents, asked)
+    elif asked.meta is not None:
+        _show_metadata(path, contents, asked)
+    elif asked.is_flat:
+        _show_flat(path, contents, asked)
+    else:
+        _show_tree(path, contents, asked)
 
 
-def _flat(weights: Weights) -> Iterator[Sequence[Cell]]:
-    for name, node in weights.items():
-        info = node.info
-        size = "tied" if name in weights.header.aliases else format_size(info.nbytes)
-        yield Cell(name), *_described(info), Cell(size, "dim", right=True)
+def _show_value(path: str, weights: Weights, asked: _Asked) -> None:
+    from weightctl.cli.metadata import find, show_value
+
+    value = find(weights.metadata, asked.meta or "", path)
+    if asked.as_json:
+        from weightctl.cli.document import value_document
+
+        show_text(json.dumps(value_document(value)) + "\n")
+    else:
+        show_value(value)
 
 
-def _described(info: TensorInfo) -> tuple[Cell, Cell]:
-    shape = "x".join(map(str, info.shape)) or "scalar"
-    return Cell(shape, right=True), Cell(info.encoding.name, "cyan")
+def _show_metadata(path: str, contents: Contents, asked: _Asked) -> None:
+    from weightctl.cli.metadata import show_metadata
+    from weightctl.cli.overview import summary
+
+    metadata = contents.weights.metadata
+    if not asked.quiet:
+        show_lines([*summary(path, contents), *([[]] if metadata else [])])
+        if not metadata:
+            note(f"{path}: the header has no metadata")
+    show_metadata(metadata)
 
 
-def _kinds(header: Header) -> Callable[[TensorInfo], tuple[object, int]]:
-    extents = header.extents
-    return lambda info: ((info.shape, info.encoding.name), extents[info.name].nbytes)
+def _show_json(path: str, contents: Contents, asked: _Asked) -> None:
+    from weightctl.cli.document import document
+    from weightctl.cli.listing import hashed, sorted_names
 
-
-def _row(line: Line[TensorInfo], header: Header) -> Sequence[Cell]:
-    times = f"  x{line.times}" if line.times > 1 else ""
-    label = f"{'  ' * line.depth}{line.label}{times}"
-    size = Cell(format_size(line.nbytes), "dim", right=True)
-    if line.entry is not None:
-        return (Cell(label), *_described(line.entry), size)
-    if line.name is not None:
-        tied = f"{label} = {header.aliases[line.name]}"
-        return (Cell(tied), Cell(""), Cell("tied", "cyan"), Cell(""))
-    count = counted(line.tensors, line.times)
-    return (Cell(label, "bold"), Cell(count, "dim", right=True), Cell(""), size)
-
-
-def _summary(path: str, weights: Weights) -> list[list[Cell]]:
-    header = weights.header
-    name, architecture = _identity(weights)
-    title = [Cell(printable(name or os.path.basename(path.rstrip("/"))), "bold")]
-    title.append(Cell(": " + ", ".join(filter(None, [printable(architecture), header.format]))))
-    if len(header.files) > 1:
-        title.append(Cell(f", {len(header.files)} files"))
-    lines = [title, [Cell(_totals(header))]]
-    if len(parts := _by_encoding(header)) > 1:
-        total = sum(parts.values()) or 1
-        shares = (
-            f"{encoding} {format_size(nbytes)} ({100 * nbytes / total:.1f} %)"
-            for encoding, nbytes in parts.items()
-        )
-        lines.append([Cell(", ".join(shares))])
-    return lines
-
-
-def _totals(header: Header) -> str:
-    parameters = sum(info.size for info in header.tensors.values())
-    nbytes = sum(_by_encoding(header).values())
-    bits = f", {8 * nbytes / parameters:.2f} bits per weight" if parameters else ""
-    count = len(header.tensors)
-    return (
-        f"{count} tensor{'s' if count != 1 else ''}, {format_count(parameters)} parameters, "
-        f"{format_size(nbytes)}{bits}"
+    made = document(
+        path,
+        contents,
+        [*contents.tensors] if asked.sort is None else sorted_names(contents, asked.sort),
+        digests=hashed(contents, quiet=asked.quiet) if asked.hashes else None,
+        with_metadata=asked.meta is not None,
     )
+    show_text(json.dumps(made) + "\n")
 
 
-def _by_encoding(header: Header) -> dict[str, int]:
-    nbytes: Counter[str] = Counter()
-    for name, info in header.tensors.items():
-        nbytes[info.encoding.name] += header.extents[name].nbytes
-    return dict(nbytes.most_common())
+def _show_flat(path: str, contents: Contents, asked: _Asked) -> None:
+    from weightctl.cli.listing import equals, hashed, rows, sorted_names
 
-
-def _identity(weights: Weights) -> tuple[str, str]:
-    """Return what the model calls itself, and its architecture; empty where nothing says so."""
-    beside = config(weights.header.files)
-    says = {key: value.content for key, value in weights.metadata.items()}
-    name = says.get("general.name") or beside.get("_name_or_path")
-    architecture = says.get("general.architecture") or beside.get("model_type")
-    return (
-        name if isinstance(name, str) else "",
-        architecture if isinstance(architecture, str) else "",
+    names = sorted_names(contents, asked.sort)
+    digests = hashed(contents, quiet=asked.quiet) if asked.hashes else None
+    equal = equals(contents, names, digests or {})
+    if asked.several and not asked.quiet:
+        show_lines([[Cell(printable(f"{path}:"), "bold")]])
+    heading = asked.details and not asked.quiet
+    show_table(
+        rows(contents, names, details=asked.details, heading=heading, digests=digests, equal=equal)
     )
+    if equal and not asked.quiet:
+        count = f"{len(equal)} tensor{' holds' if len(equal) == 1 else 's hold'}"
+        note(f"{count} the bytes of another (=)")
 
 
-def _document(path: str, weights: Weights) -> dict[str, Any]:
-    header = weights.header
-    name, architecture = _identity(weights)
-    return {
-        "path": path,
-        "format": header.format,
-        "name": name or None,
-        "architecture": architecture or None,
-        "files": list(header.files),
-        "alignment": header.alignment,
-        "notes": list(header.notes),
-        "totals": {
-            "tensors": len(header.tensors),
-            "parameters": sum(info.size for info in header.tensors.values()),
-            "bytes": sum(extent.nbytes for extent in header.extents.values()),
-            "bytes_by_encoding": _by_encoding(header),
-        },
-        "tensors": [
-            {
-                "name": info.name,
-                "shape": list(info.shape),
-                "encoding": info.encoding.name,
-                "bytes": header.extents[info.name].nbytes,
-                "file": header.files[header.extents[info.name].file],
-                "offset": header.extents[info.name].offset,
-            }
-            for info in header.tensors.values()
-        ],
-        "tied": dict(header.aliases),
-    }
+def _show_tree(path: str, contents: Contents, asked: _Asked) -> None:
+    from weightctl.cli.overview import summary, tree_rows
+
+    if not asked.quiet:
+        show_lines([*summary(path, contents), *([[]] if contents.entries else [])])
+    show_table(tree_rows(contents, asked.depth))

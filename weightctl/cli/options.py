@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from weightctl.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["From", "Json", "Path", "Quiet", "To", "examples"]
+__all__ = [
+    "Exclude",
+    "From",
+    "Include",
+    "Json",
+    "MetaCommand",
+    "Path",
+    "Paths",
+    "Quiet",
+    "Sort",
+    "To",
+    "examples",
+]
 
 _FORMATS = ", ".join(FORMATS)
 
@@ -25,6 +40,13 @@ Path = Annotated[
     typer.Argument(
         metavar="PATH",
         help="A checkpoint: a file, any part of a split one, its index, or a directory.",
+    ),
+]
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        help="Checkpoints: files, any part of a split one, its index, or directories.",
     ),
 ]
 From = Annotated[
@@ -45,6 +67,13 @@ To = Annotated[
         autocompletion=_format_names,
     ),
 ]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="Only tensors of such names; '*' matches dots too."),
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="No tensors of such names.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and summaries.")]
 
@@ -52,3 +81,39 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and 
 def examples(lines: Sequence[str]) -> str:
     """Return the end of a help page: commands that work as they stand."""
     return "\n".join(["Examples:", *(f"$ {line}" for line in lines)])
+
+
+class Sort(Enum):
+    """What stored tensors can be sorted by."""
+
+    NAME = "name"
+    SIZE = "size"
+    OFFSET = "offset"
+
+
+class MetaCommand(typer.core.TyperCommand):
+    """A command whose option `--meta` may stand without a key."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments in which `--meta` has got its key, or the empty one."""
+        return super().parse_args(ctx, _with_key(args))
+
+
+def _with_key(arguments: Sequence[str]) -> list[str]:
+    made: list[str] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        if argument == "--":
+            return [*made, argument, *left]
+        if argument == "--meta":
+            has_key = left and not left[0].startswith("-") and not _is_path(left[0])
+            argument = f"--meta={left.pop(0) if has_key else ''}"
+        made.append(argument)
+    return made
+
+
+def _is_path(argument: str) -> bool:
+    """Whether an argument is a path that is there, or looks like one that is misspelt."""
+    suffixes = tuple(line.suffix for line in FORMATS.values())
+    return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)

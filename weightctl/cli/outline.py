@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from weightctl.weights.tree import is_number
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -31,12 +33,8 @@ class Line(NamedTuple, Generic[Entry]):
     nbytes: int
 
 
-class _Measured(NamedTuple):
-    """What is below a node; two nodes with the same `shape` number are alike."""
-
-    shape: int
-    tensors: int
-    nbytes: int
+# What is below a node: a number that nodes which are alike share, how many tensors, their bytes.
+_Measured = tuple[int, int, int]
 
 
 class _Outline(Generic[Entry]):
@@ -59,24 +57,32 @@ class _Outline(Generic[Entry]):
 
     def _look_at(self, node: Node) -> _Measured:
         parts: list[object] = []
+        below = node.below
         # Most nodes have one below them; going down here saves looking at each by itself.
-        while node.tensor is None and len(node.below) == 1:
-            ((segment, node),) = node.below.items()
-            parts.append(segment)
-        entry = self._entry(node)
-        parts.append(node.tensor is None)
+        while len(below) == 1 and node.tensor is None:
+            for segment, node in below.items():  # noqa: B007, PLR1704  # the only one
+                parts.append(segment)
+            below = node.below
         tensors = nbytes = 0
+        kind: object = node.tensor is not None
+        entry = self._entry(node)
         if entry is not None:
             kind, nbytes = self._look(entry)
-            parts.append(kind)
             tensors = 1
-        for segment, below in node.children().items():
-            part = self.measure(below)
-            parts += (segment, part[0])
-            tensors += part[1]
-            nbytes += part[2]
-        shape = self._shapes.setdefault(tuple(parts), len(self._shapes))
-        return _Measured(shape, tensors, nbytes)
+        # No text, so that what leads here cannot be taken for what is below.
+        parts.append((kind,))
+        if below:
+            measured = self._measured
+            for segment, inner in node.children().items():
+                part = measured.get(inner)
+                if part is None:
+                    part = measured[inner] = self._look_at(inner)
+                parts.append(segment)
+                parts.append(part[0])
+                tensors += part[1]
+                nbytes += part[2]
+        shapes = self._shapes
+        return shapes.setdefault(tuple(parts), len(shapes)), tensors, nbytes
 
     def _entry(self, node: Node) -> Entry | None:
         return self._entries.get(node.tensor) if node.tensor is not None else None
@@ -106,10 +112,10 @@ class _Outline(Generic[Entry]):
         order: list[tuple[str, Node] | int] = []
         children = node.children()
         for segment, below in children.items():
-            if not _is_number(segment):
+            if not is_number(segment):
                 order.append((segment, below))
                 continue
-            shape = self.measure(below).shape
+            shape = self.measure(below)[0]
             if shape not in groups:
                 groups[shape] = []
                 order.append(shape)
@@ -120,11 +126,6 @@ class _Outline(Generic[Entry]):
             else (_numbers(groups[entry]), children[groups[entry][0]], len(groups[entry]))
             for entry in order
         ]
-
-
-def _is_number(segment: str) -> bool:
-    """Whether a segment is a number as layers have it: no leading zero, no more than 9 digits."""
-    return segment.isdecimal() and len(segment) <= 9 and str(int(segment)) == segment
 
 
 def _numbers(segments: list[str]) -> str:

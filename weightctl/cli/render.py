@@ -6,23 +6,53 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.errors import OutputError
+from weightctl.errors import OutputError, WeightctlError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Cell", "is_terminal", "note", "printable", "show_lines", "show_table", "show_text"]
+__all__ = [
+    "Cell",
+    "columns",
+    "complain",
+    "described",
+    "is_terminal",
+    "note",
+    "printable",
+    "shape_text",
+    "shortened",
+    "show_lines",
+    "show_table",
+    "show_text",
+    "width",
+    "without_middle",
+]
 
 _GAP = "  "
 _LEAST = 24
+_ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
 class Cell(NamedTuple):
-    """A piece of text, how it looks (a rich style), and whether it stands right in its column."""
+    """A piece of text, its style (words of `_ANSI`), and whether it stands right.
+
+    `short` is what may stand there instead where lines do not fit the terminal.
+    """
 
     text: str
     style: str = ""
     right: bool = False
+    short: str | None = None
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return `512x256`."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def described(shape: Sequence[int], label: str, short: str | None = None) -> tuple[Cell, Cell]:
+    """Return the cells that show a shape and an encoding."""
+    return Cell(shape_text(shape), right=True), Cell(label, "cyan", short=short)
 
 
 def printable(text: str) -> str:
@@ -35,18 +65,50 @@ def printable(text: str) -> str:
     )
 
 
+def width(text: str) -> int:
+    """Return how many columns of a terminal a printable text takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # seldom needed
+
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in {"W", "F"} else 1 for char in text
+    )
+
+
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
     """Print rows in columns; on a terminal the first column gives way so that lines fit."""
-    table = [[cell._replace(text=printable(cell.text)) for cell in row] for row in rows]
-    count = max((len(row) for row in table), default=0)
-    widths = [
-        max((len(row[column].text) for row in table if column < len(row)), default=0)
-        for column in range(count)
+    table = [
+        [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
+        for row in rows
     ]
+    widths = _widths(table)
     if widths and is_terminal():
-        others = sum(widths[1:]) + len(_GAP) * (count - 1)
-        widths[0] = min(widths[0], max(_columns() - others, _LEAST))
+        if _total(widths) > columns():
+            table = [[_brief(cell) for cell in row] for row in table]
+            widths = _widths(table)
+        others = _total(widths) - widths[0]
+        widths[0] = min(widths[0], max(columns() - others, _LEAST))
     show_lines(_aligned(row, widths) for row in table)
+
+
+def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
+    widths: list[int] = []
+    for row in table:
+        widths += [0] * (len(row) - len(widths))
+        for column, cell in enumerate(row):
+            taken = len(cell[0]) if cell[0].isascii() else width(cell[0])
+            widths[column] = max(widths[column], taken)
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    # What is empty in every row takes no gap either.
+    return sum(widths) + len(_GAP) * (sum(map(bool, widths)) - 1)
+
+
+def _brief(cell: Cell) -> Cell:
+    return cell if cell.short is None else cell._replace(text=printable(cell.short))
 
 
 def is_terminal() -> bool:
@@ -54,7 +116,8 @@ def is_terminal() -> bool:
     return bool(sys.stdout) and sys.stdout.isatty()
 
 
-def _columns() -> int:
+def columns() -> int:
+    """Return how many columns the terminal has."""
     import shutil
 
     return shutil.get_terminal_size().columns
@@ -62,32 +125,58 @@ def _columns() -> int:
 
 def _aligned(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
     cells: list[Cell] = []
-    for number, (cell, width) in enumerate(zip(row, widths, strict=False)):
-        text = _shortened(cell.text, width)
-        padded = text.rjust(width) if cell.right else text.ljust(width)
-        cells.append(Cell((_GAP if number else "") + padded, cell.style))
+    for cell, room in zip(row, widths, strict=False):
+        if not room:
+            continue
+        text, style, right, _ = cell
+        taken = width(text)
+        if taken > room:
+            text = without_middle(text, room)
+            taken = width(text)
+        padding = " " * (room - taken)
+        gap = _GAP if cells else ""
+        cells.append(Cell(gap + (padding + text if right else text + padding), style))
     return cells
 
 
-def _shortened(text: str, width: int) -> str:
-    if len(text) <= width:
+def without_middle(text: str, room: int) -> str:
+    """Return a text cut to so many columns in its middle; the end of a name says more."""
+    if width(text) <= room:
         return text
-    # The end of a name says more than its middle.
-    head = len(text) - len(text.lstrip()) + 4
-    return text[:head] + "…" + text[len(text) - (width - head - 1) :]
+    head = text[: min(len(text) - len(text.lstrip()) + 4, room // 3)]
+    left = room - width(head) - 1
+    tail = text[-left:]
+    while width(tail) > left:
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def shortened(text: str, room: int) -> str:
+    """Return as much of the beginning of a text as fits into so many columns."""
+    if width(text) <= room:
+        return text
+    text = text[:room]
+    while width(text) > room - 1:
+        text = text[:-1]
+    return text + "…"
 
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
     """Print lines to stdout, in colour on a terminal that has not been told otherwise."""
-    if is_terminal() and "NO_COLOR" not in os.environ:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(highlight=False, soft_wrap=True)
-        for line in lines:
-            console.print(Text.assemble(*((cell.text, cell.style) for cell in line)))
+    if is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        show_text("".join("".join(map(_coloured, line)).rstrip() + "\n" for line in lines))
         return
-    show_text("".join("".join(cell.text for cell in line).rstrip() + "\n" for line in lines))
+    show_text("".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines))
+
+
+def _coloured(cell: Cell) -> str:
+    text = cell.text
+    if not cell.style or text.isspace():
+        return text
+    start = len(text) - len(text.lstrip())
+    end = len(text.rstrip())
+    codes = ";".join(str(_ANSI[word]) for word in cell.style.split())
+    return f"{text[:start]}\x1b[{codes}m{text[start:end]}\x1b[0m{text[end:]}"
 
 
 def show_text(text: str) -> None:
@@ -112,3 +201,20 @@ def note(text: str) -> None:
     """Tell a person something on stderr."""
     if sys.stderr:
         sys.stderr.write(f"note: {printable(text)}\n")
+
+
+def complain(error: WeightctlError | OSError) -> None:
+    """Tell a person on stderr what went wrong, and what to do."""
+    import typer
+
+    if not sys.stderr:  # it was closed before this process began
+        return
+    if not isinstance(error, WeightctlError):
+        error = WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}")
+    # The lines of a message are its own; those of names in it are shown as they are written.
+    message = "\n".join(map(printable, error.message.split("\n  ")))
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message.replace("\n", "\n  "), err=True)
+    if error.hint:
+        typer.secho("hint: ", fg="cyan", err=True, nl=False)
+        typer.echo(printable(error.hint), err=True)

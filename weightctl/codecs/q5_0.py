@@ -22,6 +22,7 @@ BLOCK = np.dtype([("scale", "<f2"), ("high", "u1", 4), ("low", "u1", 16)])
 assert BLOCK.itemsize == 22  # noqa: S101  (the layout itself, not a check of input)
 
 _TILE = 2048  # blocks
+_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
 def encode(rows: F32, importance: F32 | None, out: U8) -> None:
@@ -80,11 +81,15 @@ def decode(blocks: U8, out: F32) -> None:
     values = out.reshape(*block.shape, 32)
     with np.errstate(all="ignore"):
         for tile in tiles(block.shape, _TILE):
-            low, high = block[tile]["low"], block[tile]["high"]
-            level = np.unpackbits(high, axis=-1, bitorder="little").view(np.int8)
+            part = block[tile]
+            level = np.unpackbits(part["high"], axis=-1, bitorder="little")
             level <<= 4
-            level[..., :16] |= (low & 15).view(np.int8)
-            level[..., 16:] |= (low >> 4).view(np.int8)
-            level -= 16
-            scale = block[tile]["scale"].astype(np.float32)
-            np.multiply(level, scale[..., None], out=values[tile], dtype=np.float32)
+            # Sixteen low bits are two words here, and each word is one of a long column.
+            low, words = part["low"].view(np.uint64), level.view(np.uint64)
+            for i in range(2):
+                words[..., i] |= low[..., i] & _LOW
+                words[..., i + 2] |= low[..., i] >> np.uint64(4) & _LOW
+            signed = level.view(np.int8)
+            signed -= 16
+            scale = part["scale"].astype(np.float32)
+            np.multiply(signed, scale[..., None], out=values[tile], dtype=np.float32)

@@ -8,13 +8,23 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from weightctl.codecs.narrow import widen
 from weightctl.dtype import DType
 from weightctl.errors import EncodingError
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Numbers", "Scalar", "convert", "numpy_dtype", "overflow", "pack", "unpack"]
+__all__ = [
+    "HAS_INFINITY",
+    "Numbers",
+    "Scalar",
+    "convert",
+    "numpy_dtype",
+    "overflow",
+    "pack",
+    "unpack",
+]
 
 Numbers = NDArray[Any]
 
@@ -27,7 +37,7 @@ _ML_DTYPES = {
     DType.float8_e8m0fnu: ml_dtypes.float8_e8m0fnu,
     DType.float4_e2m1fn: ml_dtypes.float4_e2m1fn,
 }
-_HAS_INFINITY = {DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.float8_e5m2}
+HAS_INFINITY = {DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.float8_e5m2}
 _PACKED = ml_dtypes.float4_e2m1fn
 
 
@@ -71,6 +81,10 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
     if numbers.dtype == target:
         return numbers
     _require_convertible(numbers, dtype)
+    if numbers.itemsize <= 2 and numbers.dtype.kind in "fV" and dtype is not DType.float64:
+        numbers = widen(numbers)
+        if dtype is DType.float32:
+            return numbers
     if target.kind != "V" and numbers.dtype.kind != "V" and target.type.__module__ == "numpy":
         with np.errstate(over="ignore", invalid="ignore"):
             return numbers.astype(target)
@@ -80,7 +94,7 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
         numbers = _round_to_odd(numbers)
     elif numbers.dtype != np.float32:
         numbers = numbers.astype(np.float32)
-    if dtype not in _HAS_INFINITY:
+    if dtype not in HAS_INFINITY:
         _require_representable(numbers, dtype)
         largest = np.float32(_largest(target))
         numbers = np.clip(numbers, -largest, largest)
@@ -161,9 +175,10 @@ def overflow(numbers: Numbers, converted: Numbers) -> int:
     is_wide = numbers.dtype == np.float64 or numbers.dtype.kind in "iub"
     wide = numbers.astype(np.float64 if is_wide else np.float32, copy=False)
     over = np.abs(wide) > _largest(converted.dtype)
-    if over.any() and DType(converted.dtype.name) in _HAS_INFINITY:
+    if over.any() and DType(converted.dtype.name) in HAS_INFINITY:
         # A number between the largest and the next step may still round down to the largest.
-        over &= np.isfinite(wide) & np.isinf(converted.astype(np.float64))
+        with np.errstate(invalid="ignore"):
+            over &= np.isfinite(wide) & np.isinf(converted.astype(np.float64))
     return int(np.count_nonzero(over))
 
 

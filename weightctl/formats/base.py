@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -15,9 +16,30 @@ if TYPE_CHECKING:
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
-__all__ = ["Bytes", "Format", "Layout", "Sink", "is_possible", "is_text", "pad", "write_in_order"]
+__all__ = [
+    "ALIGNMENT_KEY",
+    "SPLIT_KEYS",
+    "Bytes",
+    "Format",
+    "Layout",
+    "Part",
+    "Sink",
+    "is_alignment",
+    "is_possible",
+    "is_text",
+    "pad",
+    "tied_names",
+    "write_in_order",
+]
 
 Bytes = bytes | bytearray | memoryview
+
+# The metadata that says on which boundary, in bytes, tensors start. It is GGUF's own key; formats
+# without one keep it too, so that it crosses them and a copy is aligned as its source is.
+ALIGNMENT_KEY = "general.alignment"
+# Where a file is one of several these say which; of the whole they say nothing.
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+_ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 
 
 class Sink(Protocol):
@@ -41,6 +63,15 @@ class Layout(NamedTuple):
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which of several files one is; `number` counts from 0, `tensors` are those of all files."""
+
+    number: int
+    count: int
+    tensors: int
+
+
 class Format(Protocol):
     """A container format; each is one module and one line in `weightctl.formats.FORMATS`."""
 
@@ -57,15 +88,27 @@ class Format(Protocol):
         ...
 
     def layout(
-        self, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
+        self,
+        tensors: Sequence[TensorInfo],
+        metadata: Mapping[str, Value],
+        part: Part | None = None,
     ) -> Layout:
-        """Describe the file that holds these tensors, before a byte of them is read."""
+        """Describe the file that holds these tensors, before a byte of them is read.
+
+        The metadata is of the whole; the first of several files keeps it, and the others only
+        what they cannot be read without. Raises `ConversionError` for metadata that cannot be.
+        """
         ...
 
 
 def pad(offset: int, alignment: int) -> int:
     """Return the bytes from `offset` to the next multiple of `alignment`."""
     return -offset % alignment
+
+
+def is_alignment(value: Value) -> bool:
+    """Whether a value of `ALIGNMENT_KEY` is what GGUF asks for: a u32 power of two."""
+    return value.type == "u32" and value.content in _ALIGNMENTS
 
 
 def is_possible(shape: Sequence[int]) -> bool:

@@ -9,28 +9,35 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.base import Layout, is_possible, is_text, pad, tied_names
+from weightctl.formats.base import (
+    ALIGNMENT_KEY,
+    SPLIT_KEYS,
+    Layout,
+    is_alignment,
+    is_possible,
+    is_text,
+    pad,
+    tied_names,
+)
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
+from weightctl.formats.vocabulary import absent_tokens
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from weightctl.formats.base import Part
     from weightctl.weights.mapping import MappedFile
 
-__all__ = ["SPLIT_KEYS", "layout", "read", "sniff", "unfit"]
+__all__ = ["layout", "read", "sniff", "unfit"]
 
 MAGIC = b"GGUF"
-_ALIGNMENT_KEY = "general.alignment"
 _DEFAULT_ALIGNMENT = Value("u32", 32)
-_ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 # Plain strings of a safetensors header are kept in GGUF under this prefix.
 _TEXT_PREFIX = "safetensors."
 # Every safetensors file says this, and one written without it says it again.
 _FRAMEWORK = ("format", "pt")
-# Where a file is one of several these say which; of the whole they say nothing.
-SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _MAX_DIMENSIONS = 4
 _MAX_NAME = 63
 
@@ -78,7 +85,7 @@ def read(file: MappedFile) -> Header:
         aliases=tied_names(metadata, tensors),
         alignment=alignment,
         big_endian=cursor.order == ">",
-        notes=notes,
+        notes=(*notes, *absent_tokens(metadata)),
     )
 
 
@@ -117,17 +124,13 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 
 
 def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
-    value = metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
-    if not _is_alignment(value):
+    value = metadata.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
+    if not is_alignment(value):
         raise cursor.fail(
-            f"`{_ALIGNMENT_KEY}` is {value.content!r} ({value.type}); it must be a u32 power of "
+            f"`{ALIGNMENT_KEY}` is {value.content!r} ({value.type}); it must be a u32 power of "
             "two", hint="the file was written by a faulty tool",
         )  # fmt: skip
     return int(value.content)
-
-
-def _is_alignment(value: Value) -> bool:
-    return value.type == "u32" and value.content in _ALIGNMENTS
 
 
 def _entries(cursor: Cursor, count: int) -> list[_Entry]:
@@ -257,16 +260,19 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 
 
 def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
 ) -> Layout:
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
     values = _prefixed(metadata)
-    if alignment is not None:
-        values[_ALIGNMENT_KEY] = Value("u32", alignment)
-    stated = values.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
-    if not _is_alignment(stated):
-        raise ConversionError(f"GGUF aligns to powers of two below 4 GiB, not to {stated.content}")
+    stated = values.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
+    if not is_alignment(stated):
+        raise ConversionError(
+            f"GGUF aligns to powers of two below 4 GiB, not to {stated.content}",
+            hint=f"--align 32, or --unset {ALIGNMENT_KEY}",
+        )
     boundary = int(stated.content)
+    if part is not None:
+        values = _of_part(values, part)
     offsets: list[int] = []
     position = 0
     entries = bytearray()
@@ -288,3 +294,16 @@ def layout(
         tuple(start + offset for offset in offsets),
         start + position,
     )
+
+
+def _of_part(values: dict[str, Value], part: Part) -> dict[str, Value]:
+    """Return the metadata of one of several files, with its place (llama.cpp, tools/gguf-split).
+
+    Each file states the alignment: the field's own tool leaves it out, and its files do not load.
+    """
+    if part.number > 0:
+        values = {key: value for key, value in values.items() if key == ALIGNMENT_KEY}
+    place = (
+        Value("u16", part.number), Value("u16", part.count), Value("i32", part.tensors),
+    )  # fmt: skip
+    return values | dict(zip(SPLIT_KEYS, place, strict=True))

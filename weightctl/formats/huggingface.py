@@ -65,9 +65,12 @@ def _sync(stream: IO[Any]) -> None:
     os.fsync(stream.fileno())
 
 
-def config(files: Sequence[str]) -> Mapping[str, Any]:
-    """Return the config.json beside a checkpoint; empty where there is none that is JSON."""
-    return _document(os.path.join(os.path.dirname(files[0]), _CONFIG)) if files else {}
+def config(files: Sequence[str], name: str = _CONFIG) -> Mapping[str, Any]:
+    """Return the config.json beside a checkpoint; empty where there is none that is JSON.
+
+    `name` is that of another such file, as `adapter_config.json`.
+    """
+    return _document(os.path.join(os.path.dirname(files[0]), name)) if files else {}
 
 
 def _document(path: str) -> Mapping[str, Any]:

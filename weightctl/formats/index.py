@@ -16,10 +16,11 @@ from weightctl.weights.metadata import text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from weightctl.formats.base import Layout
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import Value
 
-__all__ = ["Index", "compared", "few", "read_index"]
+__all__ = ["Index", "compared", "few", "index_of", "read_index"]
 
 _MAX_SIZE = 100_000_000
 _HINT = "is this the index of a split checkpoint?"
@@ -89,8 +90,20 @@ def compared(header: Header, index: Index) -> Header:
             index.path, None, "the index and its parts disagree: " + "; ".join(problems),
             hint="is the download complete, and all of one version?",
         )  # fmt: skip
-    metadata = {**index.metadata, **header.metadata}
+    metadata = {**header.metadata}
+    metadata |= {key: index.metadata[key] for key in index.metadata if key not in metadata}
     return replace(header, metadata=metadata, aliases={**tied, **header.aliases}, index=index.path)
+
+
+def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
+    """Return the index of parts by file name, as huggingface_hub writes it.
+
+    `tied` are further names of tensors; they stand in the metadata beside the size of all tensors.
+    """
+    weight_map = {info.name: name for name, layout in parts.items() for info in layout.tensors}
+    total = sum(info.nbytes for layout in parts.values() for info in layout.tensors)
+    document = {"metadata": {**tied, "total_size": total}, "weight_map": weight_map}
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _is_in(header: Header, name: str, part: str) -> bool:

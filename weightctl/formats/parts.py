@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_module, recognise, sniff
-from weightctl.formats.base import tied_names
-from weightctl.formats.gguf import SPLIT_KEYS
+from weightctl.formats.base import SPLIT_KEYS, tied_names
 from weightctl.formats.index import Index, compared, few, read_index
+from weightctl.temporary import is_temporary
 from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import TEXT, Value
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Extent, Header, TensorInfo
 
-__all__ = ["is_part", "open_files"]
+__all__ = ["is_part", "open_files", "part_name"]
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^.]+)")
 
@@ -100,6 +100,12 @@ def is_part(path: str) -> bool:
     return _part(os.path.basename(path)) is not None
 
 
+def part_name(name: str, number: int, count: int) -> str:
+    """Return what part `number`, from 0 on, of `count` is called: `model-00001-of-00003.gguf`."""
+    stem, suffix = os.path.splitext(name)
+    return f"{stem}-{number + 1:05d}-of-{count:05d}{suffix}"
+
+
 def _set_of(part: re.Match[str]) -> Iterable[str]:
     return (
         f"{part['stem']}-{number:05d}-of-{part['count']}{part['suffix']}"
@@ -114,7 +120,7 @@ def _find_in_directory(directory: str, format_name: str | None) -> _Parts:
     format's suffix, else the only file or the only set of parts.
     """
     try:
-        names = sorted(os.listdir(directory))
+        names = sorted(name for name in os.listdir(directory) if not is_temporary(name))
     except OSError as error:
         raise FormatError(directory, None, error.strerror or str(error)) from error
     by_format: dict[str, list[str]] = {}
@@ -198,7 +204,9 @@ def _merged(headers: list[Header]) -> Header:
                 header.files[0], None, "the parts are of different byte orders",
                 hint="the parts do not belong together",
             )  # fmt: skip
-        metadata = {**header.metadata, **metadata}
+        # The first says it in its order; a later one only adds.
+        for key, value in header.metadata.items():
+            metadata.setdefault(key, value)
     return replace(
         headers[0],
         files=tuple(header.files[0] for header in headers),

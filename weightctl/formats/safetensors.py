@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError, WeightctlError
-from weightctl.formats.base import Layout, is_possible, is_text, pad, tied_names
+from weightctl.formats.base import (
+    ALIGNMENT_KEY,
+    Layout,
+    is_alignment,
+    is_possible,
+    is_text,
+    pad,
+    tied_names,
+)
 from weightctl.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
@@ -21,6 +29,7 @@ from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from weightctl.formats.base import Part
     from weightctl.weights.mapping import MappedFile
 
 __all__ = ["layout", "read", "sniff", "unfit"]
@@ -29,7 +38,7 @@ _METADATA = "__metadata__"
 # Typed metadata (GGUF's) is kept as one JSON string under this key.
 _TYPED = "gguf"
 _MAX_HEADER = 100_000_000
-_ALIGNMENT = 8
+_LEAST_ALIGNMENT = 8
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 _DAMAGED = "the file is damaged or was written by a faulty tool"
 
@@ -218,16 +227,16 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 
 
 def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], alignment: int | None
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
 ) -> Layout:
     """Describe a safetensors file: its data starts on the alignment, widest elements first.
 
     The format allows no gaps, so with the widest elements first every tensor starts on a multiple
-    of its own element size.
+    of its own element size. The alignment is that of the metadata, 8 bytes where it has none.
     """
-    boundary = _ALIGNMENT if alignment is None else alignment
-    if boundary <= 0 or boundary % _ALIGNMENT:
-        raise ConversionError(f"safetensors aligns to multiples of 8, not to {alignment}")
+    boundary = _boundary(metadata)
+    if part is not None and part.number > 0:
+        metadata = {}
     ordered = sorted(tensors, key=_element_size, reverse=True)
     ends: dict[str, int] = {}
     position = 0
@@ -254,6 +263,14 @@ def layout(
         tuple(start + ends[info.name] - info.nbytes for info in ordered),
         start + position,
     )
+
+
+def _boundary(metadata: Mapping[str, Value]) -> int:
+    stated = metadata.get(ALIGNMENT_KEY)
+    # One that cannot be is none of safetensors' business.
+    if stated is None or not is_alignment(stated):
+        return _LEAST_ALIGNMENT
+    return max(_LEAST_ALIGNMENT, int(stated.content))
 
 
 def _element_size(info: TensorInfo) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
+from weightctl.logical import parts
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.plan import Item, Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
+__all__ = ["Rule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
 # What takes the place of a block type whose block does not divide the row (llama.cpp,
 # src/llama-quant.cpp, `tensor_type_fallback`); what does not fit either becomes F16.
@@ -44,8 +46,6 @@ _FILE_TYPES = {
 }  # fmt: skip
 _GUESSED = 1024
 _ARCHITECTURE = "general.architecture"
-# What scales are called that stand beside 8-bit numbers (DeepSeek, compressed-tensors).
-_SCALES = ("_scale_inv", "_scale")
 
 
 def is_matrix_weight(info: TensorInfo) -> bool:
@@ -65,30 +65,61 @@ def is_lossy(encoding: Encoding) -> bool:
     )
 
 
-def cast(plan: Plan, target: Encoding, *, fallback: bool = True, requantize: bool = False) -> Plan:
-    """Store what holds fractions in another encoding; integers and truth values stay.
+class Rule(NamedTuple):
+    """The encoding for tensors in whose name a pattern is found; None keeps what they have."""
 
-    Blocks are only for the matrices that llama.cpp would quantize. In a GGUF of a model that
-    llama.cpp runs any other encoding is only for those too: its vectors become F32, since it
-    computes with no other, and norms, routers and positions stay. Where rows do not divide into
-    blocks llama.cpp's substitute is taken; with `fallback=False` that is a `ConversionError`, and
-    so is, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
+    pattern: re.Pattern[str]
+    encoding: Encoding | None
+
+
+def cast(
+    plan: Plan,
+    target: Encoding | None,
+    rules: Sequence[Rule] = (),
+    *,
+    fallback: bool = True,
+    requantize: bool = False,
+) -> Plan:
+    """Store what holds fractions in other encodings; integers and truth values stay.
+
+    A tensor gets the encoding of the first rule whose pattern is found in its name, else `target`,
+    else keeps its own. A rule is obeyed but for blocks where there are no rows to cut into them;
+    `target`'s blocks are only for the matrices that llama.cpp would quantize. In a GGUF of a model
+    that llama.cpp runs any other `target` is only for those too: its vectors become F32, since it
+    computes with no other, and norms, routers and positions stay.
+
+    Where rows do not divide into blocks llama.cpp's substitute is taken; with `fallback=False`
+    that is a `ConversionError`. So is a rule that matches nothing and, without `requantize`, a
+    second loss on top of a first (Q4_1 to Q8_0).
     """
-    items = tuple(_cast_item(plan, item, target) for item in plan.items)
+    for rule in rules:
+        if not any(rule.pattern.search(item.info.name) for item in plan.items):
+            raise ConversionError(
+                f"no tensor's name matches `{rule.pattern.pattern}`",
+                hint="`weightctl ls --flat` lists the names",
+            )
+    items = tuple(_cast_item(plan, item, target, rules) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
     if not requantize:
-        _refuse_second_loss(changed, target)
-    _refuse_scaled(items, changed)
+        _refuse_second_loss(changed)
+    _refuse_scaled(plan, changed)
     if not fallback:
-        _refuse_substitutes(items, target)
+        _refuse_substitutes(items)
     return replace(plan, items=items, metadata=_described(plan, items, target))
 
 
-def _cast_item(plan: Plan, item: Item, target: Encoding) -> Item:
+def _cast_item(plan: Plan, item: Item, target: Encoding | None, rules: Sequence[Rule]) -> Item:
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
         return item
-    if source.quantization is None and not is_matrix_weight(item.info):
+    rule = next((rule for rule in rules if rule.pattern.search(item.info.name)), None)
+    if rule is not None:
+        target = rule.encoding
+    if target is None:
+        return item
+    # Blocks are cut from rows; a vector is none to speak of, and nothing reads one in blocks.
+    is_obeyed = rule is not None and (target.quantization is None or len(item.info.shape) >= 2)
+    if not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
         target = _for_others(plan, item.info, target)
     fitting = _fitting(target, item.info.shape)
     asked = None if fitting is target else target.name
@@ -126,7 +157,7 @@ def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
     return substitute if substitute and substitute.fits(shape) else ENCODINGS["F16"]
 
 
-def _refuse_second_loss(changed: list[Item], target: Encoding) -> None:
+def _refuse_second_loss(changed: list[Item]) -> None:
     twice = [
         item for item in changed if is_lossy(item.source.encoding) and is_lossy(item.info.encoding)
     ]
@@ -134,43 +165,48 @@ def _refuse_second_loss(changed: list[Item], target: Encoding) -> None:
         first = twice[0]
         raise ConversionError(
             f"{len(twice)} tensors have already lost precision (`{first.source.name}` is "
-            f"{first.source.encoding}); {target} would lose more on top",
+            f"{first.source.encoding}); {first.info.encoding} would lose more on top",
             hint="start from the unquantized model, or pass --allow-requantize",
         )
 
 
-def _refuse_scaled(items: Sequence[Item], changed: list[Item]) -> None:
-    names = {item.source.name for item in items}
-    scaled = [
-        item.source
-        for item in changed
-        if item.source.encoding.size == item.source.encoding.block == 1
-        and any(item.source.name + suffix in names for suffix in _SCALES)
-    ]
+def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
+    together = parts(plan.source.header) if changed else set[str]()
+    scaled = [item.source for item in changed if item.source.name in together]
     if scaled:
+        first = scaled[0]
         raise ConversionError(
-            f"{len(scaled)} tensors are {scaled[0].encoding} numbers to be multiplied by scales "
-            f"that stand beside them (`{scaled[0].name}`), which weightctl cannot do yet",
-            hint="without --dtype and --quant they are copied as they are",
+            f"{len(scaled)} tensors are numbers and scales of weights that are quantized already "
+            f"(`{first.name}` is {first.encoding}), and have no meaning alone",
+            hint="without --dtype and --quant they are copied as they are; --tensor-type "
+            "REGEX=keep does so for some",
         )
 
 
-def _refuse_substitutes(items: Sequence[Item], target: Encoding) -> None:
+def _refuse_substitutes(items: Sequence[Item]) -> None:
     substituted = [item for item in items if item.asked]
     if substituted:
         first = substituted[0]
         raise ConversionError(
-            f"rows of {len(substituted)} tensors are no multiple of {target.block} (`"
-            f"{first.info.name}` has rows of {first.info.row}), so they cannot be {target}",
+            f"{len(substituted)} of the tensors cannot be what was asked: `{first.info.name}` has "
+            f"rows of {first.info.row}, which do not divide into blocks of {first.asked}",
             hint=f"without --no-fallback they become {first.info.encoding}",
         )
 
 
-def _described(plan: Plan, items: tuple[Item, ...], target: Encoding) -> dict[str, Value]:
+def _described(plan: Plan, items: Sequence[Item], target: Encoding | None) -> dict[str, Value]:
     """Keep the two keys that tell llama.cpp of the types in step with them."""
     metadata = dict(plan.metadata)
-    if _ARCHITECTURE in metadata:
-        metadata["general.file_type"] = Value("u32", _FILE_TYPES.get(target.name, _GUESSED))
+    if _ARCHITECTURE in metadata and any(not item.is_copy for item in items):
+        name = target.name if target else _most_common(items)
+        metadata["general.file_type"] = Value("u32", _FILE_TYPES.get(name, _GUESSED))
         if any(item.info.encoding.quantization for item in items):
             metadata["general.quantization_version"] = Value("u32", 2)
     return metadata
+
+
+def _most_common(items: Sequence[Item]) -> str:
+    sizes: Counter[str] = Counter()
+    for item in items:
+        sizes[item.info.encoding.name] += item.info.size
+    return sizes.most_common(1)[0][0]

@@ -17,7 +17,18 @@ from weightctl.untyped import is_list, is_sequence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["INTEGERS", "TEXT", "Value", "element_type", "from_json", "text", "to_json"]
+__all__ = [
+    "INTEGERS",
+    "TEXT",
+    "Value",
+    "as_json",
+    "element_type",
+    "from_json",
+    "is_type",
+    "parse_value",
+    "text",
+    "to_json",
+]
 
 TEXT = "text"
 INTEGERS = {
@@ -54,7 +65,7 @@ def element_type(array_type: str) -> str | None:
 
 def to_json(metadata: Mapping[str, Value]) -> str:
     """Return `{"key": {"type": "u32", "value": 7}, ...}`; infinities and NaN become strings."""
-    plain = {key: {"type": v.type, "value": _plain(v.content)} for key, v in metadata.items()}
+    plain = {key: {"type": v.type, "value": as_json(v.content)} for key, v in metadata.items()}
     for key, entry in plain.items():
         try:
             _typed(entry["type"], entry["value"], _DEPTH)
@@ -67,11 +78,36 @@ def to_json(metadata: Mapping[str, Value]) -> str:
     )
 
 
-def _plain(content: Any) -> Any:
+def is_type(name: str) -> bool:
+    """Whether values can be of a type of this name."""
+    return name == TEXT or _innermost(name) in _SCALARS
+
+
+def parse_value(kind: str, written: str) -> Any:
+    """Return the content that a person writes for a type: `5`, `0x10`, `true`, `[1, 2]`, `words`.
+
+    Arrays are JSON. Raises `ValueError` for what is not of the type, `OverflowError` for a float
+    beyond its range.
+    """
+    if kind in {"string", TEXT}:
+        content: Any = written
+    elif kind == "bool":
+        content = {"true": True, "false": False}.get(written.lower(), written)
+    elif kind in INTEGERS:
+        content = int(written, 0)
+    elif kind in _FLOATS:
+        content = float(written)
+    else:
+        content = json.loads(written)
+    return _typed(kind, content, _DEPTH)
+
+
+def as_json(content: Any) -> Any:
+    """Return the content of a value as JSON can hold it: infinities and NaN as strings."""
     if isinstance(content, float) and not math.isfinite(content):
         return str(content)
     if is_sequence(content):
-        return [_plain(element) for element in content]
+        return [as_json(element) for element in content]
     return content
 
 

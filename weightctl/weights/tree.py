@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
+from itertools import chain, islice
 from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import MissingTensorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source
 
-__all__ = ["Node", "Weights", "natural"]
+__all__ = ["Node", "Weights", "is_number", "natural", "planted"]
 
 
 class Node:
@@ -43,15 +43,35 @@ class Node:
     def children(self) -> dict[str, Node]:
         """What lies below by its segment, in the order of the file; numbers in their own."""
         if not self._is_sorted:
-            self.below = dict(sorted(self.below.items(), key=lambda entry: natural(entry[0])))
+            # Experts by the thousand are plain numbers, which sort without being taken apart.
+            key = int if all(map(is_number, self.below)) else natural
+            self.below = {segment: self.below[segment] for segment in sorted(self.below, key=key)}
             self._is_sorted = True
         return self.below
+
+
+def is_number(segment: str) -> bool:
+    """Whether a segment is a number as layers have it: no leading zero, no more than 9 digits."""
+    return (
+        segment.isdecimal()
+        and len(segment) <= 9
+        and segment.isascii()
+        and (segment[0] != "0" or segment == "0")
+    )
 
 
 # A name of more segments keeps the rest in one, so that nobody needs to recurse deeper.
 _MAX_DEPTH = 32
 # Among how many names a missing one is looked for.
 _CANDIDATES = 1000
+
+
+def planted(names: Iterable[str]) -> Node:
+    """Return the tree of some names; the node of each knows its full name as its tensor."""
+    root = Node()
+    for name in names:
+        _plant(root, name, name)
+    return root
 
 
 def _plant(root: Node, path: str, tensor: str) -> None:
@@ -82,12 +102,8 @@ class _Tree:
     @property
     def root(self) -> Node:
         if self._root is None:
-            root = Node()
             header = self.source.header
-            for names in (header.tensors, header.aliases):
-                for name in names:
-                    _plant(root, name, name)
-            self._root = root
+            self._root = planted(chain(header.tensors, header.aliases))
         return self._root
 
     def find(self, prefix: str) -> Node | None:

@@ -1,0 +1,49 @@
+"""The command on a terminal of a given width."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def on_a_terminal(
+    columns: int, *arguments: str | Path, cwd: Path | None = None, **environment: str
+) -> str:
+    """Run the command on a terminal of so many columns; return what it writes there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    plain = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLUMNS"}}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weightctl", *map(str, arguments)],
+        stdout=theirs,
+        stderr=theirs,
+        stdin=theirs,
+        cwd=cwd,
+        env=plain | {"TERM": "xterm-256color"} | environment,
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while piece := os.read(ours, 65536):
+            written += piece
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    process.wait()
+    return written.decode().replace("\r\n", "\n")
+
+
+def without_colour(shown: str) -> str:
+    return _COLOUR.sub("", shown)

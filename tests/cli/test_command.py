@@ -1,0 +1,67 @@
+"""The command as a whole: what stands before its options, completion, and help."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import made
+import pytest
+
+from weightctl.cli import COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+
+def test_a_path_alone_is_listed(weightctl: Run, tmp_path: Path) -> None:
+    made.small(tmp_path)
+    listed = weightctl("ls", "small", "--flat", cwd=tmp_path)
+    assert weightctl("small", "--flat", cwd=tmp_path).stdout == listed.stdout
+    assert weightctl("./small", cwd=tmp_path).stdout.startswith("./small: llama")
+    assert weightctl(".", cwd=tmp_path / "small").stdout.startswith(".: llama")
+
+
+def test_a_misspelt_path_is_no_unknown_command(weightctl: Run) -> None:
+    done = weightctl("modle.gguf")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: modle.gguf: No such file or directory")
+
+
+def test_a_misspelt_command_suggests_the_right_one(weightctl: Run) -> None:
+    done = weightctl("lss")
+    assert done.returncode == 2
+    assert "No such command 'lss'. Did you mean 'ls'?" in done.stderr
+
+
+def test_a_command_is_one_even_where_a_file_has_its_name(weightctl: Run, tmp_path: Path) -> None:
+    shutil.copy(made.gguf(tmp_path), tmp_path / "ls")
+    assert "Missing argument" in weightctl("ls", cwd=tmp_path).stderr
+    assert weightctl("ls", "ls", cwd=tmp_path).returncode == 0
+
+
+def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
+    done = weightctl()
+    for name in COMMANDS:
+        assert f"│ {name} " in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("weightctl ", list(COMMANDS)),
+        ("weightctl ls --sort ", ["name", "size", "offset"]),
+        ("weightctl model.gguf --sort ", ["name", "size", "offset"]),
+        ("weightctl ls --from ", ["safetensors", "gguf"]),
+    ],
+)
+def test_the_shell_completes_what_is_typed(weightctl: Run, typed: str, offered: list[str]) -> None:
+    done = weightctl(
+        _WEIGHTCTL_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(typed.count(" "))
+    )
+    assert done.stdout.split() == offered

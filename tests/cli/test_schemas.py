@@ -1,0 +1,111 @@
+"""What scripts rely on: every command's JSON is as its schema in the package says."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import made
+import pytest
+from jsonschema import Draft202012Validator
+
+from weightctl.cli import COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+# For each command, what it is asked for in a folder of checkpoints.
+ASKED = {
+    "ls": (
+        "small awq mixture adapter tied split small.gguf big.gguf",
+        "small awq small.gguf --hash",
+        "small.gguf --meta",
+        "small.gguf tied --meta=format",
+        "small.gguf --meta tokenizer.ggml.scores",
+        "awq --include *.scales --sort size",
+        "awq --exclude *",
+    ),
+    "diff": (
+        "small small",
+        "small.gguf big.gguf --hash",
+        "small awq",
+        "awq mixture --include *layers*",
+    ),
+    "convert": (
+        "small planned.gguf --dry-run",
+        "small out.gguf --quant q8_0",
+        "small.gguf out --dtype bf16",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made_in = tmp_path_factory.mktemp("checkpoints")
+    for make in (made.small, made.awq, made.mixture, made.adapter, made.tied, made.split):
+        make(made_in)
+    made.gguf(made_in)
+    made.gguf(made_in, "big.gguf", ">")
+    return made_in
+
+
+def schema(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(
+        (files("weightctl") / "schemas" / f"{name}.json").read_text()
+    )
+    return loaded
+
+
+def objects(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every schema of an object with properties inside a schema."""
+    if isinstance(node, dict):
+        if isinstance(node.get("properties"), dict):
+            yield node
+        for below in node.values():
+            yield from objects(below)
+    elif isinstance(node, list):
+        for below in node:
+            yield from objects(below)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_schema_of_its_name(name: str) -> None:
+    Draft202012Validator.check_schema(schema(name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_schema_describes_every_property_and_allows_no_other(name: str) -> None:
+    found = schema(name)
+    for described in objects(found):
+        assert described["additionalProperties"] is False
+        assert set(described["required"]) == set(described["properties"])
+        for property_schema in described["properties"].values():
+            reference = property_schema.get("$ref", "#").rpartition("/")[2]
+            assert "description" in property_schema | found.get("$defs", {}).get(reference, {})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_prints_is_as_its_schema_says(
+    name: str, weightctl: Run, folder: Path
+) -> None:
+    validator = Draft202012Validator(schema(name))
+    for arguments in ASKED[name]:
+        done = weightctl(name, *arguments.split(), "--json", cwd=folder)
+        lines = done.stdout.splitlines()
+        assert lines
+        for line in lines:
+            validator.validate(json.loads(line))
+
+
+def test_a_document_with_more_or_less_is_refused(weightctl: Run, folder: Path) -> None:
+    validator = Draft202012Validator(schema("ls"))
+    document = json.loads(weightctl("ls", "small", "--json", cwd=folder).stdout)
+    assert not validator.is_valid(document | {"surplus": 1})
+    assert not validator.is_valid({key: document[key] for key in document if key != "totals"})
+    assert not validator.is_valid(document | {"tensors": [{"name": "a"}]})

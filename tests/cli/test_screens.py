@@ -1,0 +1,87 @@
+"""What people see at 80 and 200 columns. `python tests/cli/test_screens.py` writes it anew."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+if __name__ == "__main__":  # pytest knows these folders
+    sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+import made
+import pytest
+from terminal import on_a_terminal
+
+SCREENS = Path(__file__).parent / "screens"
+COLUMNS = (80, 200)
+COMMANDS = {
+    "tree": "ls small",
+    "flat": "ls small --flat",
+    "long": "ls small split -l",
+    "hash": "ls small --hash",
+    "meta": "ls small.gguf --meta",
+    "mixture": "ls mixture",
+    "awq": "ls awq",
+    "awq-flat": "ls awq --flat",
+    "adapter": "ls adapter",
+    "tied": "ls tied tied --flat",
+    "diff": "diff small awq",
+}
+
+
+def checkpoints(folder: Path) -> None:
+    """Write what the commands above are about."""
+    made.small(folder)
+    made.split(folder)
+    made.gguf(folder)
+    made.mixture(folder)
+    made.awq(folder)
+    made.adapter(folder)
+    made.tied(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made_in = tmp_path_factory.mktemp("checkpoints")
+    checkpoints(made_in)
+    return made_in
+
+
+def screen(name: str, columns: int, folder: Path) -> str:
+    """Return a command as it is typed, and what the terminal shows then."""
+    command = COMMANDS[name]
+    shown = on_a_terminal(columns, *command.split(), cwd=folder, NO_COLOR="1")
+    return f"$ weightctl {command}\n{shown}"
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_screen_is_what_was_agreed(name: str, columns: int, folder: Path) -> None:
+    assert screen(name, columns, folder) == (SCREENS / f"{name}-{columns}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_screen_fits_80_columns(name: str) -> None:
+    lines = (SCREENS / f"{name}-80.txt").read_text().splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_every_screen_belongs_to_a_command() -> None:
+    expected = {f"{name}-{columns}.txt" for name in COMMANDS for columns in COLUMNS}
+    assert {path.name for path in SCREENS.iterdir()} == expected
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        checkpoints(Path(temporary))
+        for old in SCREENS.iterdir():
+            old.unlink()
+        for name in COMMANDS:
+            for columns in COLUMNS:
+                text = screen(name, columns, Path(temporary))
+                (SCREENS / f"{name}-{columns}.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

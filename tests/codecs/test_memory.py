@@ -1,0 +1,47 @@
+"""Conversions keep to the memory that the executor reckons with."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS, Encoding
+from weightctl.execute import _WORKING
+
+FLOATS = [e for e in ENCODINGS.values() if e.dtype is not None and e.dtype.is_float]
+BLOCKS = [e for e in ENCODINGS.values() if e.codec]
+SOURCES = [*FLOATS, *BLOCKS, ENCODINGS["I64"], ENCODINGS["U8"]]
+F64 = ENCODINGS["F64"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(s, t) for s in SOURCES for t in [*FLOATS, *BLOCKS] if s != t],
+    ids=str,
+)
+def test_a_piece_is_converted_and_measured_within_its_memory(
+    source: Encoding, target: Encoding
+) -> None:
+    # As many numbers as the executor takes at a time; fewer where it is slow.
+    numbers = np.random.default_rng(4).uniform(1, 6, (1, 1 << (17 if target.codec else 18)))
+    made = [of(source, numbers)]
+    if source.name in {"F64", "F32", "BF16", "I64"}:
+        # What the fast ways leave to the slow ones, and what could overflow the scale of a block.
+        numbers[0, ::1000] = 1e5
+        made.append(of(source, numbers))
+    importance = np.ones(numbers.size, np.float32) if target.codec else None
+    for raw in made:
+        tracemalloc.start()
+        transcode(raw, source, target, importance, measure=True)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak + raw.nbytes <= _WORKING * numbers.size
+
+
+def of(encoding: Encoding, numbers: np.ndarray) -> np.ndarray:
+    if encoding.dtype is not None and encoding.dtype.is_integer:
+        return numbers.astype(encoding.dtype.value).view(np.uint8)
+    return transcode(numbers.view(np.uint8), F64, encoding).raw

@@ -1,0 +1,47 @@
+"""What people mean by the patterns they give."""
+
+from __future__ import annotations
+
+import pytest
+
+from weightctl.errors import WeightctlError
+from weightctl.patterns import chosen
+
+LAYERS = [f"layers.{number}.w" for number in range(130)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [
+        ("layers.*", range(130)),
+        ("layers.?.w", range(10)),
+        ("*.[1-3].w", [1, 2, 3]),
+        ("*.1[1-3].w", [11, 12, 13]),
+        ("*.[10].w", [0, 1]),
+        ("*.[0-2,4].w", [0, 1, 2, 4]),
+        ("*.[0-27].w", range(28)),
+        ("*[8-12].w", range(8, 13)),
+        ("*.[0-2,12,100-102].*", [0, 1, 2, 12, 100, 101, 102]),
+        ("layers.1", []),
+        ("Layers.1.w", []),
+        ("*.[27-20].w", []),
+    ],
+)
+def test_a_pattern_is_a_glob_with_the_numbers_of_listings(pattern: str, layers: list[int]) -> None:
+    assert chosen(LAYERS, [pattern]) == [f"layers.{number}.w" for number in layers]
+
+
+def test_what_is_excluded_stays_out_whatever_includes_it() -> None:
+    assert chosen(["a", "b", "c"], ["a", "b"], ["b", "c"]) == ["a"]
+    assert chosen(["a", "b", "c"], (), ["b"]) == ["a", "c"]
+    assert chosen(["a", "b", "c"]) == ["a", "b", "c"]
+
+
+def test_names_with_brackets_and_line_ends_can_be_matched() -> None:
+    assert chosen(["x[1].b", "x1.b", "a\nb"], ["x[[]1].b"]) == ["x[1].b"]
+    assert chosen(["a\nb", "a"], ["a*"]) == ["a\nb", "a"]
+
+
+def test_too_many_numbers_are_refused() -> None:
+    with pytest.raises(WeightctlError, match="too many numbers"):
+        chosen(["a"], ["*.[0-999999999].*"])

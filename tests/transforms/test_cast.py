@@ -1,0 +1,99 @@
+"""Which tensor gets which encoding: what is asked for all, and rules for some."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from weightctl import Plan, WeightData, Weights
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.transforms.cast import Rule, cast
+from weightctl.weights.metadata import Value
+
+LLAMA = {"general.architecture": Value("string", "llama")}
+SHAPES = {
+    "embed.weight": (256, 256),
+    "blk.0.attn_norm.weight": (256,),
+    "blk.0.router.weight": (8, 256),
+    "blk.0.ffn_down.weight": (256, 256),
+    "blk.1.ffn_down.weight": (256, 96),
+    "positions": (256,),
+}
+
+
+def weights(metadata: dict[str, Value] | None = None) -> Weights:
+    dtypes = {"positions": np.int64}
+    return Weights.from_data(
+        {
+            name: WeightData.from_numpy(np.ones(shape, dtypes.get(name, np.float16)), name)
+            for name, shape in SHAPES.items()
+        },
+        metadata,
+    )
+
+
+def encodings(
+    *rules: str, default: str | None = None, metadata: dict[str, Value] | None = None
+) -> list[str]:
+    parsed = [rule.split("=") for rule in rules]
+    plan = cast(
+        Plan.copy(weights(metadata), "gguf"),
+        ENCODINGS[default] if default else None,
+        [Rule(re.compile(name), ENCODINGS.get(encoding)) for name, encoding in parsed],
+    )
+    return [item.info.encoding.name for item in plan.items]
+
+
+def test_without_a_rule_or_a_default_nothing_changes() -> None:
+    assert encodings() == ["F16", "F16", "F16", "F16", "F16", "I64"]
+
+
+def test_a_rule_is_for_the_names_in_which_it_is_found() -> None:
+    assert encodings("down=Q8_0") == ["F16", "F16", "F16", "Q8_0", "Q8_0", "I64"]
+    assert encodings("^blk=BF16") == ["F16", "BF16", "BF16", "BF16", "BF16", "I64"]
+
+
+def test_the_first_rule_that_fits_wins() -> None:
+    found = encodings(r"blk\.0\.ffn=Q5_0", "ffn=Q8_0", "embed=keep", default="Q4_K")
+    assert found == ["F16", "F16", "F16", "Q5_0", "Q8_0", "I64"]
+
+
+def test_what_no_rule_names_gets_the_default() -> None:
+    found = encodings("embed=Q8_0", default="Q4_K")
+    assert found == ["Q8_0", "F16", "F16", "Q4_K", "Q5_0", "I64"]
+
+
+def test_a_rule_may_ask_for_what_a_default_leaves() -> None:
+    assert encodings("router=Q8_0")[2] == "Q8_0"
+    assert encodings("norm=BF16", metadata=LLAMA)[1] == "BF16"
+
+
+def test_vectors_have_no_blocks_whatever_a_rule_says() -> None:
+    assert encodings(".=Q8_0") == ["Q8_0", "F16", "Q8_0", "Q8_0", "Q8_0", "I64"]
+    assert encodings(".=Q8_0", metadata=LLAMA)[1] == "F32"
+
+
+def test_a_rule_that_does_not_fit_takes_the_substitute_and_says_so() -> None:
+    plan = cast(Plan.copy(weights(), "gguf"), None, [Rule(re.compile("down"), ENCODINGS["Q4_K"])])
+    assert [item.asked for item in plan.items] == [None, None, None, None, "Q4_K", None]
+    with pytest.raises(
+        ConversionError, match="rows of 96, which do not divide into blocks of Q4_K"
+    ):
+        cast(plan, None, [Rule(re.compile("down"), ENCODINGS["Q4_K"])], fallback=False)
+
+
+def test_a_rule_that_names_nothing_is_refused() -> None:
+    with pytest.raises(ConversionError, match="no tensor's name matches `dwon`") as caught:
+        encodings("dwon=Q8_0")
+    assert caught.value.hint
+
+
+def test_the_file_type_is_that_of_most_numbers() -> None:
+    plan = Plan.copy(weights(LLAMA), "gguf")
+    assert "general.file_type" not in cast(plan, None).metadata
+    mixed = cast(plan, None, [Rule(re.compile("weight"), ENCODINGS["Q8_0"])])
+    assert mixed.metadata["general.file_type"] == Value("u32", 7)
+    assert mixed.metadata["general.quantization_version"] == Value("u32", 2)

@@ -1,0 +1,118 @@
+"""Metadata that people set and remove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from copying import held
+from weightctl import Plan, open_weights
+from weightctl.errors import ConversionError
+from weightctl.store import save
+from weightctl.transforms.metadata import Setting, change_metadata
+from weightctl.weights.metadata import Value, text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+METADATA = {
+    "n": Value("u32", 1),
+    "x": Value("f32", 1.0),
+    "yes": Value("bool", True),
+    "words": Value("array[string]", ["a"]),
+    "name": Value("string", "old"),
+    "plain": text("old"),
+}
+
+
+def changed(*written: str, unset: tuple[str, ...] = (), to: str = "gguf") -> dict[str, Value]:
+    plan = Plan.copy(held({}, METADATA), to)
+    return dict(change_metadata(plan, map(Setting.parse, written), unset).metadata)
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "value"),
+    [
+        ("n=5", "n", Value("u32", 5)),
+        ("n=0xff", "n", Value("u32", 255)),
+        ("n:i64=-5", "n", Value("i64", -5)),
+        ("x=0.1", "x", Value("f32", 0.10000000149011612)),
+        ("x=inf", "x", Value("f32", float("inf"))),
+        ("yes=false", "yes", Value("bool", False)),
+        ('words=["a", "b=c"]', "words", Value("array[string]", ["a", "b=c"])),
+        ("name=a=b", "name", Value("string", "a=b")),
+        ("name=", "name", Value("string", "")),
+        ("plain=new", "plain", Value("text", "new")),
+        ("new=1", "new", Value("string", "1")),
+        ("new:array[array[u8]]=[[1],[]]", "new", Value("array[array[u8]]", [[1], []])),
+        ("new:text=1", "new", Value("text", "1")),
+        ("a:b=c", "a:b", Value("string", "c")),
+    ],
+)
+def test_a_value_keeps_its_type_or_gets_the_one_that_is_stated(
+    written: str, key: str, value: Value
+) -> None:
+    assert changed(written) == METADATA | {key: value}
+
+
+def test_a_new_value_in_safetensors_is_a_text_of_its_own() -> None:
+    assert changed("new=1", to="safetensors")["new"] == text("1")
+
+
+def test_what_is_unset_is_gone() -> None:
+    assert changed(unset=("n", "plain")).keys() == METADATA.keys() - {"n", "plain"}
+
+
+def test_the_order_of_the_others_stays() -> None:
+    assert list(changed("yes=false", "new=1")) == [*METADATA, "new"]
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("n", "`n` sets nothing"),
+        ("=5", "`=5` sets nothing"),
+        (":u32=5", "`:u32=5` sets nothing"),
+        ("n=-1", "`-1` is no u32, which the metadata `n` is"),
+        ("n=1.5", "is no u32"),
+        ("n=4294967296", "is no u32"),
+        ("n:u8=256", "is no u8"),
+        ("yes=1", "is no bool"),
+        ("x=much", "is no f32"),
+        ("x=1e99", "is no f32"),
+        ("words=a", "is no array"),
+        ("words=[1]", "is no array"),
+        ("words=" + "[" * 99999, "is no array"),
+        ("general.alignment:u32=3", r"`general\.alignment` cannot be 3"),
+        ("general.alignment=32", r"`general\.alignment` cannot be 32 \(string\)"),
+        ("split.count:u16=3", "says which of several files one is"),
+    ],
+)
+def test_what_is_no_value_is_refused(written: str, says: str) -> None:
+    with pytest.raises(ConversionError, match=says) as caught:
+        changed(written)
+    assert caught.value.hint or "weightctl writes it itself" in str(caught.value)
+
+
+def test_a_key_to_unset_that_is_not_there_is_told_of() -> None:
+    with pytest.raises(ConversionError, match="there is no metadata `nam`") as caught:
+        changed(unset=("nam",))
+    assert "name" in caught.value.hint
+
+
+def test_tied_names_are_no_metadata_to_change() -> None:
+    weights = held({})
+    plan = Plan(weights.source, "gguf", (), {"head": text("embed")}, {"head": "embed"})
+    with pytest.raises(ConversionError, match="is a tied tensor"):
+        change_metadata(plan, [], ["head"])
+
+
+def test_what_was_set_is_in_the_file(tmp_path: Path) -> None:
+    plan = change_metadata(
+        Plan.copy(held({}, METADATA), "safetensors"), [Setting("n", None, "7")], ["x"]
+    )
+    save(plan, tmp_path / "a.safetensors")
+    found = open_weights(tmp_path / "a.safetensors").metadata
+    assert found["n"] == Value("u32", 7)
+    assert "x" not in found

@@ -1,0 +1,170 @@
+"""What of a checkpoint is listed, and what its tensors mean: quantized weights, buffers, ties."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.huggingface import config
+from weightctl.logical import adapter, is_buffer, quantized
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.tree import planted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.logical import Adapter, Quantized
+    from weightctl.weights.tree import Node, Weights
+
+    Entry = TensorInfo | Quantized
+
+__all__ = ["Contents", "Entry", "Totals", "kind", "label"]
+
+
+class Totals(NamedTuple):
+    """Sums over entries: parameters, bytes, the bytes behind the parameters, bytes by kind."""
+
+    parameters: int
+    nbytes: int
+    weights_nbytes: int
+    by_kind: dict[str, int]
+
+    @property
+    def bits(self) -> float | None:
+        """The bits that a parameter takes with its share of scales; None without parameters."""
+        return 8 * self.weights_nbytes / self.parameters if self.parameters else None
+
+
+class Contents:
+    """What is listed of a checkpoint: what matches a pattern of `include` and none of `exclude`.
+
+    `tensors` are as they are stored, `entries` as they are meant: a quantized weight is one of
+    them, whatever it is stored in, and `part_of` says which. `aliases` are further names of
+    tensors, `buffers` those that are no weights. `count` is the number of entries in the whole
+    checkpoint.
+    """
+
+    def __init__(
+        self, weights: Weights, include: Sequence[str] = (), exclude: Sequence[str] = ()
+    ) -> None:
+        header = weights.header
+        self.weights = weights
+        self.config = config(header.files)
+        self.quantized: Mapping[str, Quantized] = quantized(header, self.config, self._read)
+        self.part_of = {
+            part: name for name, weight in self.quantized.items() for part in weight.parts
+        }
+        self.tensors: Mapping[str, TensorInfo] = header.tensors
+        self.entries: Mapping[str, Entry] = header.tensors
+        self.aliases: Mapping[str, str] = header.aliases
+        if self.quantized:
+            meant = dict.fromkeys(self.part_of.get(name, name) for name in header.tensors)
+            self.entries = {
+                name: self.quantized.get(name) or header.tensors[name] for name in meant
+            }
+        self.count = len(self.entries)
+        if include or exclude:
+            self._choose(include, exclude)
+        self.buffers = {name for name, info in self.tensors.items() if is_buffer(info)}
+
+    def _read(self, name: str) -> bytes:
+        raw = bytearray(self.weights.header.extents[name].nbytes)
+        self.weights.source.read_into(name, 0, memoryview(raw))
+        return bytes(raw)
+
+    def _choose(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+        from weightctl.patterns import chosen
+
+        names = {*self.tensors, *self.entries, *self.aliases}
+        included = set(chosen(names, include))
+        excluded = names - set(chosen(names, (), exclude))
+        part_of = self.part_of
+
+        def is_shown(name: str) -> bool:
+            meant = part_of.get(name, name)
+            return (name in included or meant in included) and not (
+                name in excluded or meant in excluded
+            )
+
+        def is_meant(name: str, entry: Entry) -> bool:
+            parts: Iterable[str] = () if isinstance(entry, TensorInfo) else entry.parts
+            return is_shown(name) or any(map(is_shown, parts))
+
+        self.tensors = {name: info for name, info in self.tensors.items() if is_shown(name)}
+        self.entries = {n: entry for n, entry in self.entries.items() if is_meant(n, entry)}
+        self.aliases = {name: target for name, target in self.aliases.items() if is_shown(name)}
+        self.quantized = {n: weight for n, weight in self.quantized.items() if n in self.entries}
+
+    @property
+    def tree(self) -> Node:
+        """The entries and aliases as a tree of names."""
+        if self.entries is self.weights.header.tensors:
+            return self.weights.tree
+        return planted((*self.entries, *self.aliases))
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What the model calls itself, and its architecture; empty where nothing says so."""
+        metadata = self.weights.metadata
+        found: list[str] = []
+        for key, beside in (
+            ("general.name", "_name_or_path"),
+            ("general.architecture", "model_type"),
+        ):
+            says = metadata[key].content if key in metadata else self.config.get(beside)
+            found.append(says if isinstance(says, str) else "")
+        return found[0], found[1]
+
+    def title(self, path: str) -> str:
+        """Say what there is at a path: its own name, where it has another, and its format."""
+        header = self.weights.header
+        name, architecture = self.identity
+        base = os.path.basename(os.path.abspath(path))
+        if name in {path, base, os.path.splitext(base)[0]}:
+            name = ""
+        files = f"{len(header.files)} files" if len(header.files) > 1 else ""
+        return ", ".join(filter(None, (name, architecture, header.format, files)))
+
+    @cached_property
+    def adapter(self) -> Adapter | None:
+        """What the checkpoint says of itself as a LoRA adapter, None where it is none."""
+        header = self.weights.header
+        return adapter(header, config(header.files, "adapter_config.json"))
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums over the entries; buffers are no parameters."""
+        extents, buffers = self.weights.header.extents, self.buffers
+        sizes: dict[tuple[int, ...], int] = {}
+        by_kind: dict[str, int] = {}
+        parameters = weights_nbytes = 0
+        for name, entry in self.entries.items():
+            if isinstance(entry, TensorInfo):
+                label, nbytes = entry.encoding.name, extents[name].nbytes
+            else:
+                label, nbytes = entry.scheme, entry.nbytes
+            by_kind[label] = by_kind.get(label, 0) + nbytes
+            if name not in buffers:
+                # Few shapes are many tensors'.
+                size = sizes.get(entry.shape)
+                if size is None:
+                    size = sizes[entry.shape] = prod(entry.shape)
+                parameters += size
+                weights_nbytes += nbytes
+        largest_first = dict(sorted(by_kind.items(), key=lambda each: -each[1]))
+        return Totals(parameters, sum(by_kind.values()), weights_nbytes, largest_first)
+
+
+def kind(entry: Entry) -> tuple[str, float | None]:
+    """Return how an entry is stored: an encoding, or a scheme and the bits of each weight."""
+    if isinstance(entry, TensorInfo):
+        return entry.encoding.name, None
+    return entry.scheme, entry.bits
+
+
+def label(stored: tuple[str, float | None]) -> str:
+    """Return `BF16`, or `AWQ 4-bit, 4.25 bits`."""
+    scheme, bits = stored
+    return scheme if bits is None else f"{scheme}, {bits:.2f} bits"

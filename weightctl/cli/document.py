@@ -1,0 +1,100 @@
+"""A checkpoint as JSON: what `schemas/ls.json` in the package describes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.cli.listing import alignment
+from weightctl.weights.metadata import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.cli.contents import Contents
+    from weightctl.weights.metadata import Value
+
+__all__ = ["document", "value_document"]
+
+
+def document(
+    path: str,
+    contents: Contents,
+    names: Sequence[str],
+    *,
+    digests: Mapping[str, str] | None,
+    with_metadata: bool,
+) -> dict[str, Any]:
+    """Return everything that a listing knows, the tensors in the order of `names`."""
+    header = contents.weights.header
+    name, architecture = contents.identity
+    adapter = contents.adapter
+    metadata = {key: value_document(value) for key, value in header.metadata.items()}
+    return {
+        "path": path,
+        "format": header.format,
+        "name": name or None,
+        "architecture": architecture or None,
+        "files": list(header.files),
+        "alignment": header.alignment,
+        "big_endian": header.big_endian,
+        "notes": list(header.notes),
+        "totals": _totals(contents),
+        "tensors": [_tensor(contents, each, digests) for each in names if each in contents.tensors],
+        "tied": dict(contents.aliases),
+        "logical": [
+            {
+                "name": weight.name,
+                "shape": list(weight.shape),
+                "scheme": weight.scheme,
+                "bits_per_weight": weight.bits,
+                "parts": list(weight.parts),
+            }
+            for weight in contents.quantized.values()
+        ],
+        "adapter": adapter
+        and {
+            "ranks": list(adapter.ranks),
+            "matrices": adapter.matrices,
+            "base": adapter.base or None,
+            "alpha": adapter.alpha,
+        },
+        "metadata": metadata if with_metadata else None,
+    }
+
+
+def value_document(value: Value) -> dict[str, Any]:
+    """Return a metadata value with its type."""
+    return {"type": value.type, "value": as_json(value.content)}
+
+
+def _totals(contents: Contents) -> dict[str, Any]:
+    totals = contents.totals
+    by_encoding: dict[str, int] = {}
+    for name, info in contents.tensors.items():
+        nbytes = contents.weights.header.extents[name].nbytes
+        by_encoding[info.encoding.name] = by_encoding.get(info.encoding.name, 0) + nbytes
+    return {
+        "tensors": len(contents.tensors),
+        "parameters": totals.parameters,
+        "bytes": sum(by_encoding.values()),
+        "bits_per_weight": totals.bits,
+        "bytes_by_encoding": dict(sorted(by_encoding.items(), key=lambda each: -each[1])),
+    }
+
+
+def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) -> dict[str, Any]:
+    header = contents.weights.header
+    info, extent = header.tensors[name], header.extents[name]
+    return {
+        "name": name,
+        "shape": list(info.shape),
+        "encoding": info.encoding.name,
+        "bytes": extent.nbytes,
+        "role": "part" if name in contents.part_of
+        else "buffer" if name in contents.buffers
+        else "weight",
+        "file": header.files[extent.file],
+        "offset": extent.offset,
+        "alignment": alignment(extent.offset),
+        "sha256": digests[name] if digests is not None else None,
+    }  # fmt: skip

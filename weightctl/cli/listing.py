@@ -1,0 +1,151 @@
+"""Each stored tensor on a line of its own: `ls --flat`, `-l`, `--sort`, `--hash`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from weightctl.cli.options import Sort
+from weightctl.cli.render import Cell, described
+from weightctl.sizes import format_size
+from weightctl.weights.tree import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from weightctl.cli.contents import Contents
+
+__all__ = ["alignment", "equals", "hashed", "rows", "sorted_names"]
+
+_LONG = 100_000_000
+
+
+def sorted_names(contents: Contents, by: Sort | None) -> list[str]:
+    """Return the names of tensors and aliases in order; without one, in that of the tree."""
+    tensors, aliases = contents.tensors, contents.aliases
+    extents = contents.weights.header.extents
+    if by is None:
+        # The tree has the whole checkpoint's names.
+        return [name for name, _ in contents.weights.items() if name in tensors or name in aliases]
+    names = [*tensors, *aliases]
+    if by is Sort.NAME:
+        return sorted(names, key=natural)
+    if by is Sort.SIZE:
+        return sorted(names, key=lambda name: -extents[aliases.get(name, name)].nbytes)
+    return sorted(names, key=lambda name: extents[aliases.get(name, name)])
+
+
+def alignment(offset: int) -> int:
+    """Return the largest power of two that divides an offset."""
+    return offset & -offset
+
+
+def hashed(
+    contents: Contents, names: Sequence[str] | None = None, *, quiet: bool
+) -> dict[str, str]:
+    """Return the SHA-256 of the stored tensors listed; on a terminal a bar shows how far it is."""
+    from weightctl.digests import digests
+
+    # A tied name may be listed without what it is tied to.
+    listed = (*contents.tensors, *contents.aliases.values()) if names is None else names
+    wanted = list(dict.fromkeys(listed))
+    extents = contents.weights.header.extents
+    total = sum(extents[name].nbytes for name in wanted)
+    with _bar(total, quiet=quiet) as advance:
+        return digests(contents.weights.source, wanted, progress=advance)
+
+
+def _bar(total: int, *, quiet: bool) -> AbstractContextManager[Callable[[int], object] | None]:
+    # What is done before anybody has looked needs none.
+    if quiet or total < _LONG or not sys.stderr or not sys.stderr.isatty():
+        return nullcontext()
+    from weightctl.cli.progress import progress_bar
+
+    return progress_bar(total)
+
+
+def equals(contents: Contents, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+    """Return which tensors are like one before them: in bytes, shape and encoding."""
+    header = contents.weights.header
+    first: dict[object, str] = {}
+    equal: dict[str, str] = {}
+    for name in names:
+        if name in contents.tensors and name in found and header.extents[name].nbytes:
+            info = header.tensors[name]
+            like = first.setdefault((found[name], info.shape, info.encoding.name), name)
+            if like != name:
+                equal[name] = like
+    return equal
+
+
+def rows(
+    contents: Contents,
+    names: Sequence[str],
+    *,
+    details: bool = False,
+    heading: bool = False,
+    digests: Mapping[str, str] | None = None,
+    equal: Mapping[str, str],
+) -> Iterator[Sequence[Cell]]:
+    """Yield a row for each name: shape, encoding, size, what is asked for, and what it means.
+
+    `details` are offset, alignment and file; `digests` those of the tensors' bytes, and `equal`
+    what `equals` has found.
+    """
+    header = contents.weights.header
+    files = [
+        Cell(os.path.basename(path), "dim", short=_number(number, len(header.files)))
+        for number, path in enumerate(header.files, 1)
+    ]
+    if heading:
+        yield _heading(len(header.files), details=details, with_digests=digests is not None)
+    for name in names:
+        stored = contents.aliases.get(name, name)
+        extent = header.extents[stored]
+        info = header.tensors[stored]
+        size = "-" if name != stored else format_size(extent.nbytes)
+        row = [
+            Cell(name),
+            *described(info.shape, info.encoding.name),
+            Cell(size, "dim", right=True),
+        ]
+        if details:
+            row += [
+                Cell(str(extent.offset), right=True),
+                Cell(str(alignment(extent.offset)), "dim", right=True),
+                files[extent.file],
+            ]
+        if digests is not None:
+            digest = digests[stored]
+            row.append(Cell(digest, "yellow", short=digest[:12]))
+        row.append(_mark(contents, name, equal))
+        yield row
+
+
+def _number(number: int, count: int) -> str:
+    # A narrow terminal has no room for one name on every line.
+    return f"{number} of {count}" if count > 1 else ""
+
+
+def _heading(files: int, *, details: bool, with_digests: bool) -> list[Cell]:
+    titles = [Cell("tensor"), Cell("shape", right=True), Cell("type"), Cell("size", right=True)]
+    if details:
+        titles += [Cell("offset", right=True), Cell("align", right=True)]
+        titles.append(Cell("file", short="file" if files > 1 else ""))
+    if with_digests:
+        titles.append(Cell("sha256"))
+    return [cell._replace(style="bold") for cell in titles]
+
+
+def _mark(contents: Contents, name: str, equal: Mapping[str, str]) -> Cell:
+    if name in contents.aliases:
+        return Cell(f"tied to {contents.aliases[name]}", "cyan", short="tied")
+    if name in equal:
+        # Where that does not fit, the digests beside it say which.
+        return Cell(f"= {equal[name]}", "green", short="=")
+    if name in contents.part_of:
+        return Cell(f"part of {contents.part_of[name]}", "dim", short="part")
+    return Cell("buffer" if name in contents.buffers else "", "dim")

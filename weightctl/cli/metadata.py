@@ -1,0 +1,108 @@
+"""What a checkpoint says about itself, on the screen: `ls --meta`."""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import islice
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    is_terminal,
+    printable,
+    shortened,
+    show_table,
+    show_text,
+    width,
+)
+from weightctl.errors import WeightctlError
+from weightctl.untyped import is_sequence
+from weightctl.weights.metadata import as_json, element_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.weights.metadata import Value
+
+__all__ = ["find", "show_metadata", "show_value"]
+
+# How much of a value is shown where no terminal says how much fits.
+_ROOM = 120
+_LEAST = 24
+
+
+def show_metadata(metadata: Mapping[str, Value]) -> None:
+    """Print each key, its type, and as much of its value as fits."""
+    room = _ROOM
+    if metadata and is_terminal():
+        keys = max(width(printable(key)) for key in metadata)
+        types = max(len(value.type) for value in metadata.values())
+        room = max(columns() - keys - types - 4, _LEAST)
+    show_table(
+        (Cell(key), Cell(value.type, "cyan"), Cell(_brief(value.type, value.content, room)))
+        for key, value in metadata.items()
+    )
+
+
+def _brief(kind: str, content: Any, room: int) -> str:
+    element = element_type(kind)
+    if element is None or not is_sequence(content):
+        return shortened(_shown(kind, content, room), room)
+    # An element takes a column and its comma two at least.
+    count = room // 3 + 1
+    elements = [_brief(element, each, room) for each in islice(content, count)]
+    if len(content) > count:
+        elements.append("...")
+    return shortened(f"[{len(content)}] {', '.join(elements)}", room)
+
+
+def _shown(kind: str, content: Any, room: int) -> str:
+    if isinstance(content, str):
+        # Of a text of megabytes, only what can be seen is looked at.
+        return printable(content[: room + 1])
+    if kind == "f32" and isinstance(content, float) and isfinite(content):
+        return _single(content)
+    return json.dumps(as_json(content)).strip('"')
+
+
+def _single(number: float) -> str:
+    """Return the fewest digits that are this number among those of 32 bits: 1e-05."""
+    texts = (f"{number:.{digits}g}" for digits in range(6, 9))
+    return next((text for text in texts if _in_32_bits(float(text)) == number), f"{number:.9g}")
+
+
+def _in_32_bits(number: float) -> float:
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        return float("inf")
+    return float(rounded)
+
+
+def find(metadata: Mapping[str, Value], key: str, path: str) -> Value:
+    """Return the value of a key; `WeightctlError` with the nearest keys where there is none."""
+    if key in metadata:
+        return metadata[key]
+    import difflib  # only on an error
+
+    near = difflib.get_close_matches(key, metadata, n=3)
+    if near:
+        hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?"
+    else:
+        hint = "`--meta` alone lists all" if metadata else "its header has no metadata"
+    raise WeightctlError(f"{path}: no metadata is called `{key}`", hint=hint)
+
+
+def show_value(value: Value) -> None:
+    """Print a value alone: a text as it stands, anything else as a line of JSON."""
+    content = value.content
+    if not isinstance(content, str):
+        show_text(json.dumps(as_json(content)) + "\n")
+    elif is_terminal():
+        # A terminal gets line breaks and tabs, and nothing else that it could obey.
+        show_text("".join(c if c in "\n\t" else printable(c) for c in content) + "\n")
+    else:
+        show_text(content + "\n")

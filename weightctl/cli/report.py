@@ -1,0 +1,280 @@
+"""What a conversion will do or has done, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.cli.outline import counted
+from weightctl.cli.render import Cell, printable
+from weightctl.errors import OutputError
+from weightctl.formats.huggingface import config
+from weightctl.sizes import format_size
+from weightctl.store import input_files
+from weightctl.targets import (
+    check_place,
+    is_stream,
+    refuse_inputs,
+    refuse_what_is_there,
+    stream_name,
+)
+from weightctl.transforms.cast import is_unfit_for_llama_cpp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.cli.outline import Line
+    from weightctl.codecs.loss import Loss
+    from weightctl.plan import Item, Plan
+    from weightctl.store import Output, Saved
+    from weightctl.targets import Target
+
+__all__ = [
+    "check_report",
+    "document",
+    "notes",
+    "overflow_notes",
+    "plan_kind",
+    "plan_row",
+    "summary",
+    "write_report",
+]
+
+# How many tensors are named before the rest is folded.
+_WORST = 5
+
+
+def plan_kind(item: Item) -> tuple[object, int]:
+    """Return what makes two rows of a plan alike, and the bytes of one."""
+    info = item.info
+    kind = (info.shape, item.source.encoding.name, info.encoding.name, item.asked, item.part)
+    return kind, info.nbytes
+
+
+def plan_row(line: Line[Item]) -> Sequence[Cell]:
+    """Return a line of a plan's outline as columns."""
+    times = f"  x{line.times}" if line.times > 1 else ""
+    label = Cell(f"{'  ' * line.depth}{line.label}{times}", "" if line.entry else "bold")
+    size = Cell(format_size(line.nbytes), "dim", right=True)
+    item = line.entry
+    if item is None:
+        if line.name is not None:
+            return label, Cell(""), Cell("tied", "cyan")
+        count = counted(line.tensors, line.times)
+        return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
+    arrow = Cell("" if item.is_copy else "->", "dim")
+    changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
+    why = f"not {item.asked}" if item.asked else ""
+    shape = Cell("x".join(map(str, item.info.shape)) or "scalar", right=True)
+    before = Cell(item.source.encoding.name)
+    return label, shape, before, arrow, changed, size, Cell(why, "yellow")
+
+
+def notes(plan: Plan, where: Target) -> list[str]:
+    """Return what a person should know before a plan is carried out."""
+    return [*plan.source.header.notes, *_advice(plan, where)]
+
+
+def _advice(plan: Plan, where: Target) -> Iterator[str]:
+    count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
+    if count:
+        yield (
+            f"{count} vectors are not F32, and llama.cpp computes with no other; --dtype or "
+            "--quant makes them so"
+        )
+    if plan.format == "gguf" and "general.architecture" not in plan.metadata:
+        yield (
+            "names and metadata stay as they are: without GGUF's own (`general.architecture` and "
+            "more) llama.cpp does not load the output"
+        )
+    if where.file_name is not None and not config(plan.source.header.files):
+        yield "no config.json stands beside the input, so transformers does not load the output"
+
+
+def summary(
+    path: str, plan: Plan, where: Target, output: Output, *, saved: Saved | None
+) -> list[list[Cell]]:
+    """Return the lines that tell of a conversion; `saved` is None where none took place."""
+    before = sum(item.source.nbytes for item in plan.items)
+    after = sum(item.info.nbytes for item in plan.items)
+    ratio = f" ({100 * after / before:.1f} %)" if before else ""
+    sizes = f"{format_size(before)} -> {format_size(after)}{ratio}"
+    count = len(plan.items)
+    noun = "tensor" if count == 1 else "tensors"
+    place = printable(stream_name(where.path))
+    lines = [
+        [Cell(f"{printable(path)} -> {place} ({where.format})", "bold")],
+        [Cell(f"{count} {noun}, {sizes}; {_files(output)}")],
+        *([Cell(text)] for text in _changes(plan)),
+        *([Cell(text, "yellow")] for text in _substitutes(plan)),
+    ]
+    if saved is None:
+        return [*lines, [Cell("nothing was written")]]
+    rate = format_size(int(saved.nbytes / max(saved.seconds, 1e-3)))
+    return [*lines, *_losses(plan, saved), [Cell(f"{saved.seconds:.1f} s, {rate}/s")]]
+
+
+def _files(output: Output) -> str:
+    count = len(output.parts)
+    what = "the file takes" if count == 1 else f"{count} files take"
+    return f"{what} {format_size(output.nbytes)}"
+
+
+def _changes(plan: Plan) -> Iterator[str]:
+    counts: dict[tuple[str, str], int] = {}
+    for item in plan.items:
+        key = (item.source.encoding.name, item.info.encoding.name)
+        counts[key] = counts.get(key, 0) + 1
+    for (before, after), count in counts.items():
+        yield f"{count} x {before} kept" if before == after else f"{count} x {before} -> {after}"
+    left = len(plan.source.header.tensors) - len(plan.items)
+    if left:
+        yield f"{left} left out"
+
+
+def _substitutes(plan: Plan) -> Iterator[str]:
+    substituted = [item for item in plan.items if item.asked]
+    if substituted:
+        parameters = sum(item.info.size for item in plan.items)
+        share = 100 * sum(item.info.size for item in substituted) / parameters
+        kinds = ", ".join(dict.fromkeys(item.info.encoding.name for item in substituted))
+        asked = ", ".join(dict.fromkeys(item.asked or "" for item in substituted))
+        count = f"{len(substituted)} tensor{'s are' if len(substituted) > 1 else ' is'}"
+        yield (
+            f"{count} {kinds} instead of {asked} ({share:.1f} % of the parameters): rows that do "
+            "not divide into its blocks"
+        )
+
+
+def _losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
+    """Return the lossy changes, worst first, all but a few folded into one line."""
+    lossy = [item for item in plan.items if _is_loss(saved.losses.get(item.info.name))]
+    if not lossy:
+        return []
+    lossy.sort(key=lambda item: _badness(saved.losses[item.info.name]), reverse=True)
+    shown, rest = lossy[:_WORST], lossy[_WORST:]
+    names = [printable(item.info.name) for item in shown]
+    changes = [f"{item.source.encoding} -> {item.info.encoding}" for item in shown]
+    lines = [[Cell("relative RMSE of what was rounded, worst first:")]]
+    for item, name, change in zip(shown, names, changes, strict=True):
+        loss = saved.losses[item.info.name]
+        padded = f"  {name.ljust(max(map(len, names)))}  {change.ljust(max(map(len, changes)))}"
+        gone = "".join(f"; {text}" for text in _gone([loss]))
+        lines.append([Cell(f"{padded}  {_percent(loss.relative_rmse)}{gone}")])
+    if rest:
+        losses = [saved.losses[item.info.name] for item in rest]
+        errors = sorted(loss.relative_rmse for loss in losses)
+        gone = "".join(f"; at most {text}" for text in _gone(losses))
+        span = " to ".join(dict.fromkeys(_percent(error) for error in (errors[0], errors[-1])))
+        lines.append([Cell(f"  {len(rest)} more  {span}{gone}", "dim")])
+    return lines
+
+
+def _is_loss(loss: Loss | None) -> bool:
+    return loss is not None and bool(loss.squared_error or loss.overflows or loss.underflows)
+
+
+def _badness(loss: Loss) -> tuple[float, float]:
+    return loss.overflows / max(loss.count, 1), loss.relative_rmse
+
+
+def _gone(losses: Sequence[Loss]) -> Iterator[str]:
+    """Yield the largest shares of numbers that are too large or too small for their new type."""
+    over = max(loss.overflows / max(loss.count, 1) for loss in losses)
+    under = max(loss.underflows / max(loss.count, 1) for loss in losses)
+    if over:
+        yield f"{_percent(over)} too large"
+    if under:
+        yield f"{_percent(under)} became zero"
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.2f} %" if percent >= 0.1 else f"{percent:.2g} %"
+
+
+def overflow_notes(saved: Saved | None) -> Iterator[str]:
+    """Yield what must be said of numbers that are gone, however quiet it should be."""
+    over = {name: loss for name, loss in saved.losses.items() if loss.overflows} if saved else {}
+    if over:
+        name, worst = max(over.items(), key=lambda entry: entry[1].overflows)
+        total = sum(loss.overflows for loss in over.values())
+        yield (
+            f"{total} numbers in {len(over)} tensors were too large for their new type, "
+            f"{worst.overflows} of them in {name}; bf16 and f32 hold larger ones"
+        )
+
+
+def document(
+    path: str, plan: Plan, where: Target, output: Output, *, saved: Saved | None
+) -> dict[str, Any]:
+    """Return everything about a conversion, as `weightctl/schemas/convert.json` describes it."""
+    index = [{"name": output.index[0], "bytes": len(output.index[1])}] if output.index else []
+    return {
+        "input": path,
+        "output": where.path,
+        "format": where.format,
+        "files": [
+            *({"name": name, "bytes": layout.nbytes} for name, layout in output.parts.items()),
+            *index,
+        ],
+        "bytes": output.nbytes,
+        "tensor_bytes": {
+            "before": sum(item.source.nbytes for item in plan.items),
+            "after": sum(item.info.nbytes for item in plan.items),
+        },
+        "written": saved is not None,
+        "seconds": saved.seconds if saved else None,
+        "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
+        "notes": notes(plan, where),
+        "tied": dict(plan.tied),
+        "tensors": [_entry(item, saved) for item in plan.items],
+    }
+
+
+def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
+    loss = saved.losses.get(item.info.name) if saved else None
+    return {
+        "name": item.info.name,
+        "source": item.source.name,
+        "shape": list(item.info.shape),
+        "from": item.source.encoding.name,
+        "to": item.info.encoding.name,
+        "instead_of": item.asked,
+        "bytes": item.info.nbytes,
+        "file": item.part,
+        # The sums depend, far behind these digits, on how the work was cut.
+        "relative_rmse": float(f"{loss.relative_rmse:.5g}") if loss else None,
+        "overflows": loss.overflows if loss else None,
+        "underflows": loss.underflows if loss else None,
+    }
+
+
+def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
+    """Refuse, before anything is written, a report where none can or must be."""
+    if is_stream(path):
+        return
+    real = os.path.realpath(path)
+    directory, base = os.path.split(real)
+    place = os.path.dirname(os.path.realpath(where.file))
+    if directory == place and (where.file_name or where.pattern().fullmatch(base)):
+        raise OutputError(f"{path} is the output itself", hint="name another file for the report")
+    refuse_inputs(real, input_files(plan))
+    if os.path.isdir(real):
+        raise OutputError(f"{path} is a directory", hint="name a file for the report")
+    refuse_what_is_there([real], force=force)
+    check_place(directory, path, 0)
+
+
+def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
+    """Keep a document as indented JSON in a file that appears whole, or write it into a pipe."""
+    from weightctl.output import output_files, output_stream
+
+    raw = (json.dumps(document, indent=2) + "\n").encode()
+    if is_stream(path):
+        with output_stream(path) as stream:
+            stream.write(raw)
+        return
+    with output_files(force=force) as create:
+        create(os.path.realpath(path)).write(raw)

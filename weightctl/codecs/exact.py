@@ -1,0 +1,60 @@
+"""Which conversions lose nothing, whatever the numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from weightctl.codecs.scalar import HAS_INFINITY, numpy_dtype
+from weightctl.dtype import DType
+
+if TYPE_CHECKING:
+    from weightctl.dtype import Encoding
+
+__all__ = ["is_exact"]
+
+
+class _Range(NamedTuple):
+    """What numbers a type has: bits of the significand, the least above zero, the largest."""
+
+    precision: int
+    least: float
+    largest: float
+
+
+def is_exact(source: Encoding, target: Encoding) -> bool:
+    """Whether every number of one encoding either stays itself in another or is refused.
+
+    The numbers of a block encoding are float32.
+    """
+    if source == target:
+        return True
+    before, after = source.dtype or DType.float32, target.dtype
+    if after is None or after is DType.bool or DType.complex64 in {before, after}:
+        return False
+    if after.is_integer:
+        return before.is_integer or before is DType.bool
+    if before in HAS_INFINITY and after not in HAS_INFINITY:
+        return False
+    own, other = _range(before), _range(after)
+    return (
+        own.precision <= other.precision
+        and own.least >= other.least
+        and own.largest <= other.largest
+    )
+
+
+@cache
+def _range(dtype: DType) -> _Range:
+    if dtype is DType.bool:
+        return _Range(1, 1, 1)
+    if dtype.is_integer:
+        whole = np.iinfo(dtype.value)
+        # The one number with a bit more, -128 for int8, is a power of two.
+        return _Range(int(whole.max).bit_length(), 1, -float(whole.min) or float(whole.max))
+    limits: Any = ml_dtypes.finfo  # ml_dtypes leaves it without types
+    found = limits(numpy_dtype(dtype))
+    return _Range(found.nmant + 1, float(found.smallest_subnormal), float(found.max))

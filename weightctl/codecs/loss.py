@@ -1,0 +1,130 @@
+"""What a conversion did to numbers, and how it is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite, nan, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs.scalar import overflow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32
+    from weightctl.codecs.scalar import Numbers
+
+    F64 = NDArray[np.float64]
+
+__all__ = ["Loss", "measured", "squares_and_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a conversion did to numbers; the losses of a tensor's pieces add up to its own.
+
+    Of `count` numbers `overflows` were too large for their new encoding, and `underflows` became
+    zero without being it (of plain numbers only: a zero in a block is ordinary rounding). `squares`
+    is the sum of their squares and `squared_error` that of the differences, both without the
+    numbers that are infinite or NaN before or after. Where only overflows were counted the sums are
+    NaN, and `underflows` is 0.
+    """
+
+    count: int
+    overflows: int = 0
+    underflows: int = 0
+    squares: float = 0.0
+    squared_error: float = 0.0
+
+    @classmethod
+    def unmeasured(cls, count: int, overflows: int = 0) -> Loss:
+        """The loss of a conversion of which only the overflows were counted."""
+        return cls(count, overflows, squares=nan, squared_error=nan)
+
+    def __add__(self, other: Loss) -> Loss:
+        return Loss(
+            self.count + other.count,
+            self.overflows + other.overflows,
+            self.underflows + other.underflows,
+            self.squares + other.squares,
+            self.squared_error + other.squared_error,
+        )
+
+    @property
+    def relative_rmse(self) -> float:
+        """The root of `squared_error` over `squares`: 0 for no error, 1 where all became zero."""
+        if self.squares == 0:
+            # There were zeros alone, or numbers whose squares are too small even for float64.
+            return float(self.underflows > 0 or self.squared_error > 0)
+        return sqrt(self.squared_error / self.squares)
+
+
+def squares_and_error(numbers: F32, held: F32) -> tuple[float, float]:
+    """Return the sums of squares of `numbers` and of their differences from `held`, shape (n,).
+
+    They are right to 1e-6 of themselves, whatever the size of the numbers, and not finite where
+    some of the numbers are not. `held` is overwritten.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.subtract(numbers, held, out=held)
+        return _sum_of_squares(numbers), _sum_of_squares(error)
+
+
+# A mean square from which on those that float32 cannot hold, below 2**-126, do not count.
+_LEAST_MEAN = 2.0**-100
+
+
+def _sum_of_squares(x: F32) -> float:
+    total = _sum_in_chunks(x)
+    if x.size * _LEAST_MEAN < total < inf or not x.any():
+        return total
+    return _sum_in_chunks(x.astype(np.float64))
+
+
+# Numbers at a time: few enough that rounding errors do not add up, and that no BLAS starts threads
+# of its own for them.
+_CHUNK = 4096
+
+
+def _sum_in_chunks(x: F32 | F64) -> float:
+    whole = x.size // _CHUNK * _CHUNK
+    chunks, rest = x[:whole].reshape(-1, _CHUNK), x[whole:]
+    sums: list[float] = np.vecdot(chunks, chunks).tolist()
+    return sum(sums, float(np.vecdot(rest, rest)) if rest.size else 0.0)
+
+
+_TILE = 1 << 15
+# The squares of numbers up to here can be summed up in float64: 10**28 of them.
+_MOST = 1e140
+
+
+def measured(numbers: Numbers, made: Numbers) -> Loss:
+    """Return the loss of numbers of any type that became `made`, both of shape (n,)."""
+    total = Loss(0)
+    for start in range(0, numbers.size, _TILE):
+        tile = slice(start, start + _TILE)
+        total += _measured_tile(numbers[tile], made[tile])
+    return total
+
+
+def _measured_tile(numbers: Numbers, made: Numbers) -> Loss:
+    with np.errstate(over="ignore", invalid="ignore"):
+        x, held = numbers.astype(np.float64, copy=False), made.astype(np.float64)
+        error = _difference(numbers, x, held)
+        squares, squared_error = _sum_in_chunks(x), _sum_in_chunks(error)
+    if not (isfinite(squares) and isfinite(squared_error)):
+        finite = np.isfinite(error)
+        x, error = (np.clip(np.where(finite, v, 0), -_MOST, _MOST) for v in (x, error))
+        squares, squared_error = _sum_in_chunks(x), _sum_in_chunks(error)
+    underflows = int(np.count_nonzero((x != 0) & (held == 0)))
+    return Loss(numbers.size, overflow(numbers, made), underflows, squares, squared_error)
+
+
+def _difference(numbers: Numbers, x: F64, held: F64) -> F64:
+    if numbers.dtype.kind in "iu" and numbers.itemsize == 8:
+        # Float64 holds not them, but their lower halves, and how far the upper are from `held`.
+        upper = numbers >> 32 << 32
+        x, held = upper.astype(np.float64) - held, -(numbers - upper).astype(np.float64)
+    return x - held

@@ -1,0 +1,65 @@
+"""Which names a person means: globs as in a shell, and ranges of numbers as in listings."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.errors import WeightctlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["chosen"]
+
+# `[0-27]` or `[0-2,14]`. With single digits it is what it is to a shell, one of these characters,
+# and so is `[10]`, which a listing never shows.
+_NUMBERS = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
+_MOST_NUMBERS = 100_000
+
+
+def chosen(
+    names: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> list[str]:
+    """Return the names that match a pattern of `include`, or all, and none of `exclude`.
+
+    `*` and `?` match dots too, `[abc]` one of these characters; `[0-27]` and `[0-2,14]` are
+    numbers, as listings show layers that are alike. Raises `WeightctlError` for a range of more
+    numbers than any model has layers.
+    """
+    wanted = _any_of(include) if include else None
+    unwanted = _any_of(exclude) if exclude else None
+    return [
+        name
+        for name in names
+        if (wanted is None or wanted(name)) and (unwanted is None or not unwanted(name))
+    ]
+
+
+def _any_of(patterns: Sequence[str]) -> Callable[[str], object]:
+    return re.compile("|".join(map(_expression, patterns))).match
+
+
+def _expression(pattern: str) -> str:
+    parts: list[str] = []
+    end = 0
+    for found in _NUMBERS.finditer(pattern):
+        if not found[1].isdecimal() and re.search(r"\d\d", found[1]):
+            parts += [_glob(pattern[end : found.start()]), _numbers(found[1])]
+            end = found.end()
+    return "(?:" + "".join([*parts, _glob(pattern[end:])]) + r")\Z"
+
+
+def _glob(pattern: str) -> str:
+    return fnmatch.translate(pattern).removesuffix(r"\Z")
+
+
+def _numbers(text: str) -> str:
+    numbers: set[int] = set()
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        if int(last or first) - int(first) > _MOST_NUMBERS:
+            raise WeightctlError(f"`[{text}]` is too many numbers", hint="`*` matches any of them")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return r"(?<!\d)(?:" + "|".join(map(str, sorted(numbers))) + r")(?!\d)"

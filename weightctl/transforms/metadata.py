@@ -1,0 +1,89 @@
+"""Other metadata for the output."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.formats.base import ALIGNMENT_KEY, SPLIT_KEYS, is_alignment
+from weightctl.weights.metadata import TEXT, Value, is_type, parse_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.plan import Plan
+
+__all__ = ["Setting", "change_metadata"]
+
+
+class Setting(NamedTuple):
+    """A metadata value as a person writes it; without a `type` it keeps the one that it has."""
+
+    key: str
+    type: str | None
+    text: str
+
+    @classmethod
+    def parse(cls, written: str) -> Setting:
+        """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else."""
+        name, equals, content = written.partition("=")
+        key, colon, kind = name.rpartition(":")
+        if colon and is_type(kind):
+            name = key
+        else:
+            kind = ""
+        if not equals or not name:
+            raise ConversionError(
+                f"`{written}` sets nothing", hint="write KEY=VALUE, or KEY:u32=5 to state a type"
+            )
+        return cls(name, kind or None, content)
+
+
+def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:
+    """Set metadata values and remove others; a value keeps its type unless another is stated.
+
+    A new one without a type is a string. Raises `ConversionError` for a value that is not of its
+    type, a key to remove that is not there, and the keys that weightctl itself keeps.
+    """
+    metadata = dict(plan.metadata)
+    for key in removed:
+        if key not in metadata:
+            near = difflib.get_close_matches(key, metadata, n=3)
+            raise ConversionError(
+                f"there is no metadata `{key}` to unset",
+                hint=f"did you mean {' or '.join(near)}?" if near
+                else "`weightctl ls --meta` lists what there is",
+            )  # fmt: skip
+        _refuse_kept(plan, key)
+        del metadata[key]
+    for setting in settings:
+        _refuse_kept(plan, setting.key)
+        kind = setting.type or _type_of(plan, setting.key)
+        try:
+            content = parse_value(kind, setting.text)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise ConversionError(
+                f"`{setting.text}` is no {kind}, which the metadata `{setting.key}` is",
+                hint=f"--set {setting.key}:TYPE=VALUE states another type",
+            ) from error
+        value = metadata[setting.key] = Value(kind, content)
+        if setting.key == ALIGNMENT_KEY and not is_alignment(value):
+            raise ConversionError(
+                f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",
+                hint="it is a u32 power of two; --align sets it",
+            )
+    return replace(plan, metadata=metadata)
+
+
+def _type_of(plan: Plan, key: str) -> str:
+    if key in plan.metadata:
+        return plan.metadata[key].type
+    return TEXT if plan.format == "safetensors" else "string"
+
+
+def _refuse_kept(plan: Plan, key: str) -> None:
+    if key in SPLIT_KEYS or key in plan.tied:
+        what = "says which of several files one is" if key in SPLIT_KEYS else "is a tied tensor"
+        raise ConversionError(f"the metadata `{key}` {what}, and weightctl writes it itself")
