@@ -320,7 +320,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     fill(disk)
     before = standing(disk)
     plan, where = kind.plan(open_weights(models.small), disk)
-    with pytest.raises(OutputError, match="bytes are needed and 0 are free on its disk"):
+    with pytest.raises(OutputError, match=r"are needed, and 0 B are free on its disk"):
         save(plan, where, force=True)
     assert standing(disk) == before
     assert leftovers(disk) == []

@@ -236,6 +236,30 @@ def test_json_and_the_output_do_not_share_stdout(
     assert "--report FILE" in done.stderr
 
 
+@pytest.mark.parametrize("report", ["-", "/dev/stdout"])
+@pytest.mark.parametrize("out", ["-", "/dev/stdout"])
+def test_a_report_and_the_output_do_not_share_stdout(
+    tiny_llama: Path, out: str, report: str
+) -> None:
+    done = shell(f"{COMMAND} {tiny_llama} {out} --to gguf --report {report} | cat")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert complaint(done) == f"error: {report} is the output itself"
+
+
+def test_a_report_and_the_output_do_not_share_a_named_pipe(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "out.gguf"
+    os.mkfifo(pipe)
+    # Nobody reads what would come behind the output.
+    done = shell(
+        f"cat {pipe} > /dev/null & timeout 10 {COMMAND} {tiny_llama} {pipe} --report {pipe} & "
+        "wait $!; code=$?; kill %1; exit $code"
+    )
+    assert done.returncode == 2
+    assert complaint(done) == f"error: {pipe} is the output itself"
+
+
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
 def test_a_terminal_takes_no_checkpoint(tiny_llama: Path, out: str) -> None:
     ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""Open, list and convert model checkpoints: GGUF and safetensors as one tree of weights."""
+"""Open, list, compare and convert model checkpoints as one tree of weights."""
 
 from __future__ import annotations
 

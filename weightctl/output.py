@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.interrupts import uninterrupted
-from weightctl.targets import STDOUT, refuse_what_is_there
+from weightctl.targets import STDOUT, refuse_what_is_there, stream_name
 from weightctl.temporary import TEMPORARY, temporary_name
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def output_stream(path: str) -> Generator[OutputFile, None, None]:
 
     What has been written cannot be taken back. Opening a named pipe waits for its reader.
     """
-    if path == STDOUT:
+    if stream_name(path) == stream_name(STDOUT):
         if not sys.stdout:  # it was closed before this process began
             raise OutputError("stdout is closed", hint="name a file")
         sys.stdout.flush()

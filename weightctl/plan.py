@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
 from weightctl.formats.base import Part
+from weightctl.logical import parts
 from weightctl.weights.metadata import text
 
 if TYPE_CHECKING:
@@ -108,12 +109,12 @@ class Plan:
         count = 1 + max((item.part for item in self.items), default=0)
         if count == 1:
             return (written.layout(tensors, self.metadata),)
-        parts: list[list[TensorInfo]] = [[] for _ in range(count)]
+        files: list[list[TensorInfo]] = [[] for _ in range(count)]
         for item in self.items:
-            parts[item.part].append(item.info)
+            files[item.part].append(item.info)
         return tuple(
-            written.layout(part, self.metadata, Part(number, count, len(tensors)))
-            for number, part in enumerate(parts)
+            written.layout(file, self.metadata, Part(number, count, len(tensors)))
+            for number, file in enumerate(files)
         )
 
     def _refuse(self, what: str, problems: list[str]) -> None:
@@ -144,6 +145,9 @@ class Plan:
         }
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
             return "another format holds it, or another --dtype or --quant"
+        together = parts(self.source.header) if unheld else set[str]()
+        if any(i.info.encoding in unheld and i.source.name in together for i in self.items):
+            return "weights with scales beside them cannot be taken apart yet: start from others"
         if any(encoding.quantization for encoding in unheld):
             return "--dtype bf16 (or f16, f32) dequantizes"
         if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):

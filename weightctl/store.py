@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
 from weightctl.formats.base import write_in_order
-from weightctl.formats.huggingface import carry, companions
+from weightctl.formats.huggingface import carry, companions, file_name
 from weightctl.formats.index import index_of
 from weightctl.formats.parts import open_files
 from weightctl.targets import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from weightctl.plan import Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Output", "Saved", "check", "input_files", "open_weights", "save"]
+__all__ = ["Output", "Saved", "check", "describe", "input_files", "open_weights", "save"]
 
 
 def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Weights:
@@ -96,7 +96,8 @@ def check(plan: Plan, where: Target, *, force: bool = False) -> Output:
     Raises `ConversionError` where the format cannot hold the plan, and `OutputError` where the
     target must not or cannot be written.
     """
-    output = _output(plan, where)
+    where = _named(plan, where)
+    output = describe(plan, where)
     _refuse(plan, where, output, force=force)
     return output
 
@@ -127,7 +128,19 @@ def input_files(plan: Plan) -> list[str]:
     return [*header.files, *index, *companions(header.files).values()]
 
 
-def _output(plan: Plan, where: Target) -> Output:
+def _named(plan: Plan, where: Target) -> Target:
+    """Give the file in a model's directory the name that its readers look for."""
+    if where.file_name is None:
+        return where
+    return where._replace(file_name=file_name(plan.source.header.files, where.file_name))
+
+
+def describe(plan: Plan, where: Target) -> Output:
+    """Return the files that a plan makes, whether or not the target can be written.
+
+    Raises `ConversionError` as `Plan.layouts` does.
+    """
+    where = _named(plan, where)
     layouts = plan.layouts()
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
     index_name = where.index_name if len(parts) > 1 else None
@@ -185,7 +198,8 @@ def save(
     started = time.monotonic()
     if not isinstance(where, Target):
         where = target(os.fspath(where), plan.format)
-    output = _output(plan, where)
+    where = _named(plan, where)
+    output = describe(plan, where)
     # What a killed run has left takes space that this one may use.
     if not where.is_stream:
         names = where.pattern() if where.file_name is None else None

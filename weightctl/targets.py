@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS, format_by_suffix, format_module
 from weightctl.formats.parts import is_part, part_name
+from weightctl.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -105,7 +106,7 @@ def target(path: str, format_name: str | None = None) -> Target:
 
 def is_stream(path: str) -> bool:
     """Whether a path is a pipe or a device, which takes bytes and keeps none."""
-    if path == STDOUT:
+    if path in _STDOUTS:
         return True
     try:
         mode = os.stat(path).st_mode
@@ -115,8 +116,8 @@ def is_stream(path: str) -> bool:
 
 
 def stream_name(path: str) -> str:
-    """Return what a person calls a stream."""
-    return "stdout" if path == STDOUT else path
+    """Return what a person calls a stream; two names of stdout are one."""
+    return "stdout" if path in _STDOUTS else path
 
 
 def _format_of_file(path: str, format_name: str | None) -> str:
@@ -161,7 +162,8 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
     # Some file systems do not tell: all their figures are zero.
     if disk.total and nbytes > disk.free:
         raise OutputError(
-            f"{path}: {nbytes} bytes are needed and {disk.free} are free on its disk",
+            f"{path}: {format_size(nbytes)} are needed, and {format_size(disk.free)} are free on "
+            "its disk",
             hint="free some space, or choose another disk",
         )
 

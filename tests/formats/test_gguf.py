@@ -251,3 +251,17 @@ def test_what_gguf_py_writes_is_read(order: gguf.GGUFEndian, tmp_path: Path) -> 
         "list": ("array[i32]", ["1", "2", "3"]),
     }
     assert weights.w.data().to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0, 3), (None, 2), (1, 3), (2, None), (-2, None), (3, 1), (0, 99)]
+)
+def test_a_slice_of_an_array_is_that_of_a_list(
+    bounds: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    words = ["a", "", "größe", "d", "e"]
+    raw = Gguf().file([], {"words": ("array[string]", words)})
+    content = opened(tmp_path / "a.gguf", raw).metadata["words"].content
+    assert content[slice(*bounds)] == words[slice(*bounds)]
+    assert content[:2] == words[:2]
+    assert list(content) == words

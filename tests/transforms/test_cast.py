@@ -91,6 +91,16 @@ def test_a_rule_that_names_nothing_is_refused() -> None:
     assert caught.value.hint
 
 
+def test_buffers_stay_unless_a_rule_names_them() -> None:
+    names = ("layers.0.rotary_emb.inv_freq", "norm.running_mean", "norm.bias")
+    held = {name: WeightData.from_numpy(np.ones(8, np.float32), name) for name in names}
+    plan = Plan.copy(Weights.from_data(held), "safetensors")
+    found = [item.info.encoding.name for item in cast(plan, ENCODINGS["F16"]).items]
+    assert found == ["F32", "F32", "F16"]
+    ruled = cast(plan, None, [Rule(re.compile("inv_freq"), ENCODINGS["F16"])])
+    assert ruled.items[0].info.encoding.name == "F16"
+
+
 def test_the_file_type_is_that_of_most_numbers() -> None:
     plan = Plan.copy(weights(LLAMA), "gguf")
     assert "general.file_type" not in cast(plan, None).metadata

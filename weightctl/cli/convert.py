@@ -27,7 +27,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.execute import DEFAULT_MEMORY
 from weightctl.plan import Plan
 from weightctl.sizes import parse_size
-from weightctl.store import check, open_weights, save
+from weightctl.store import check, describe, open_weights, save
 from weightctl.targets import STDOUT, target
 from weightctl.transforms.align import align
 from weightctl.transforms.cast import cast
@@ -60,7 +60,7 @@ app = typer.Typer(add_completion=False)
             "weightctl convert fixtures/tiny-llama tiny-q8_0.gguf --quant Q8_0",
             "weightctl convert fixtures/tiny-llama tiny-f16 --dtype f16",
             "weightctl convert fixtures/tiny-llama tiny-q4_k.gguf --quant Q4_K --dry-run",
-            "weightctl convert fixtures/tiny-llama mix.gguf --quant Q4_K --tensor-type embed=Q8_0",
+            "weightctl convert fixtures/tiny-llama mix.gguf --tensor-type proj=Q8_0",
             "weightctl convert fixtures/tiny-llama shards --max-shard-size 1MB",
         ]
     )
@@ -188,17 +188,14 @@ def convert(
         requantize=allow_requantize,
     )
     plan = change_metadata(plan, map(Setting.parse, settings or ()), unset or ())
-    if alignment is not None:
-        plan = align(plan, parse_size(alignment))
-    if max_shard_size is not None:
-        plan = split(plan, parse_size(max_shard_size))
+    plan, told = _laid_out(plan, alignment, max_shard_size)
     budget = _budget(memory)
     if report is not None:
         check_report(report, plan, where, force=force)
-    for text in () if quiet else notes(plan, where):
+    for text in () if quiet else (*notes(plan, where), *told):
         note(text)
     if dry_run:
-        output, saved = check(plan, where, force=force), None
+        output, saved = describe(plan, where), None
     else:
         _require_stdout(where, as_json=as_json)
         with _progress(plan, quiet=quiet) as advance:
@@ -212,9 +209,26 @@ def convert(
     elif not quiet:
         lines = summary(path, plan, where, output, saved=saved)
         _tell(lines, plan, where, is_plan=dry_run)
+    if dry_run:
+        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        check(plan, where, force=force)
     # Numbers that were lost are told of whatever else was asked to be quiet.
     for text in overflow_notes(saved):
         note(text)
+
+
+def _laid_out(plan: Plan, alignment: str | None, most: str | None) -> tuple[Plan, list[str]]:
+    """Align and split as it was asked; return what should be told of it too."""
+    if alignment is not None:
+        plan = align(plan, parse_size(alignment))
+    if most is None:
+        return plan, []
+    limit = parse_size(most)
+    if limit == 0:
+        raise ConversionError(f"--max-shard-size {most} is no size", hint="write it like 5GB")
+    larger = sum(item.info.nbytes > limit for item in plan.items)
+    told = f"{larger} of {len(plan.items)} tensors are larger than {most}, and are not split"
+    return split(plan, limit), [told] if larger else []
 
 
 def _tell(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:

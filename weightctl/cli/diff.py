@@ -21,6 +21,7 @@ from weightctl.cli.render import (
     show_table,
     show_text,
 )
+from weightctl.errors import WeightctlError
 from weightctl.store import open_weights
 from weightctl.weights.tree import planted
 
@@ -39,7 +40,7 @@ app = typer.Typer(add_completion=False)
         [
             "weightctl diff fixtures/tiny-llama fixtures/tiny-llama/model.safetensors",
             "weightctl diff fixtures/tiny-llama fixtures/tiny-llama --hash",
-            "weightctl diff -q fixtures/tiny-llama fixtures/tiny-llama && echo same",
+            "weightctl diff -q --hash fixtures/tiny-llama fixtures/tiny-llama && echo same",
         ]
     )
 )
@@ -61,6 +62,11 @@ def diff(
     """
     ours = Contents(open_weights(first), include or (), exclude or ())
     theirs = Contents(open_weights(second), include or (), exclude or ())
+    if (include or exclude) and not ours.entries and not theirs.entries:
+        raise WeightctlError(
+            "no tensor of either has such a name",
+            hint="`weightctl ls --flat` lists the names; `*` stands for anything",
+        )
     if not quiet:
         for contents in (ours, theirs):
             for text in contents.weights.header.notes:

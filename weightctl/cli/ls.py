@@ -104,6 +104,11 @@ def ls(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
         len(paths) > 1,
     )  # fmt: skip
+    if depth is not None and asked.is_flat:
+        raise WeightctlError(
+            "--depth is of the tree, and --flat, -l, --sort and --hash list each tensor",
+            hint="leave one of them out",
+        )
     if meta is not None and asked.is_flat and (meta or not as_json):
         raise WeightctlError(
             "--meta shows no tensors", hint="leave out --flat, -l, --sort and --hash"

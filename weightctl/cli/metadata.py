@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,7 @@ def _brief(kind: str, content: Any, room: int) -> str:
         return shortened(_shown(kind, content, room), room)
     # An element takes a column and its comma two at least.
     count = room // 3 + 1
-    elements = [_brief(element, each, room) for each in islice(content, count)]
+    elements = [_brief(element, each, room) for each in content[:count]]
     if len(content) > count:
         elements.append("...")
     return shortened(f"[{len(content)}] {', '.join(elements)}", room)

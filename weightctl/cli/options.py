@@ -69,11 +69,11 @@ To = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option(metavar="GLOB", help="Only tensors of such names; '*' matches dots too."),
+    typer.Option(
+        metavar="GLOB", help="Only such tensors: '*.layers.[0-27].*'; * matches dots too."
+    ),
 ]
-Exclude = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="No tensors of such names.")
-]
+Exclude = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="All but such tensors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and summaries.")]
 

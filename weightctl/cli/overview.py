@@ -81,7 +81,8 @@ def _row(line: Line[Entry], contents: Contents) -> Sequence[Cell]:
     if entry is not None:
         mark = Cell("buffer" if entry.name in contents.buffers else "", "dim")
         stored = kind(entry)
-        return Cell(text), *described(entry.shape, label(stored), stored[0]), size, mark
+        cells = described(entry.shape, label(stored), stored[0], line.times)
+        return Cell(text), *cells, size, mark
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")

@@ -21,6 +21,7 @@ __all__ = [
     "printable",
     "shape_text",
     "shortened",
+    "shortened_name",
     "show_lines",
     "show_table",
     "show_text",
@@ -50,9 +51,12 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def described(shape: Sequence[int], label: str, short: str | None = None) -> tuple[Cell, Cell]:
-    """Return the cells that show a shape and an encoding."""
-    return Cell(shape_text(shape), right=True), Cell(label, "cyan", short=short)
+def described(
+    shape: Sequence[int], label: str, short: str | None = None, times: int = 1
+) -> tuple[Cell, Cell]:
+    """Return the cells that show a shape, of so many tensors that are alike, and an encoding."""
+    count = f"{times} x " if times > 1 else ""
+    return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
 
 
 def printable(text: str) -> str:
@@ -131,12 +135,28 @@ def _aligned(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
         text, style, right, _ = cell
         taken = width(text)
         if taken > room:
-            text = without_middle(text, room)
+            text = shortened_name(text, room)
             taken = width(text)
         padding = " " * (room - taken)
         gap = _GAP if cells else ""
         cells.append(Cell(gap + (padding + text if right else text + padding), style))
     return cells
+
+
+def shortened_name(name: str, room: int) -> str:
+    """Return a tensor's name cut to so many columns; the numbers in it tell it from others.
+
+    Words are cut to their first letter from the left on, as many as it takes; what is still too
+    long loses its middle.
+    """
+    words = name.split(".")
+    for place, word in enumerate(words[:-1]):
+        if width(name) <= room:
+            break
+        if len(word) > 2 and not word.isdecimal():
+            words[place] = word[: len(word) - len(word.lstrip()) + 1] + "…"
+            name = ".".join(words)
+    return without_middle(name, room)
 
 
 def without_middle(text: str, room: int) -> str:
@@ -180,7 +200,7 @@ def _coloured(cell: Cell) -> str:
 
 
 def show_text(text: str) -> None:
-    """Print to stdout; when its reader has seen enough, that is the end, and no error.
+    """Print to stdout; when its reader has seen enough, nobody is told, and no more is shown.
 
     Raises `OutputError` where stdout takes nothing.
     """
@@ -190,9 +210,8 @@ def show_text(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would try again, and complain, when it exits.
+        # Python would try again, and complain, when it exits; what the exit code says still counts.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
     except OSError as error:
         raise OutputError(f"stdout cannot be written: {error.strerror}") from error
 

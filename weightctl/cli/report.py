@@ -7,9 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.outline import counted
-from weightctl.cli.render import Cell, printable
+from weightctl.cli.render import Cell, described, printable
 from weightctl.errors import OutputError
-from weightctl.formats.huggingface import config
+from weightctl.formats.huggingface import companions
 from weightctl.sizes import format_size
 from weightctl.store import input_files
 from weightctl.targets import (
@@ -66,9 +66,8 @@ def plan_row(line: Line[Item]) -> Sequence[Cell]:
     arrow = Cell("" if item.is_copy else "->", "dim")
     changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
     why = f"not {item.asked}" if item.asked else ""
-    shape = Cell("x".join(map(str, item.info.shape)) or "scalar", right=True)
-    before = Cell(item.source.encoding.name)
-    return label, shape, before, arrow, changed, size, Cell(why, "yellow")
+    shape, before = described(item.info.shape, item.source.encoding.name, times=line.times)
+    return label, shape, before._replace(style=""), arrow, changed, size, Cell(why, "yellow")
 
 
 def notes(plan: Plan, where: Target) -> list[str]:
@@ -88,7 +87,8 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
             "names and metadata stay as they are: without GGUF's own (`general.architecture` and "
             "more) llama.cpp does not load the output"
         )
-    if where.file_name is not None and not config(plan.source.header.files):
+    files = plan.source.header.files
+    if where.file_name is not None and not companions(files):
         yield "no config.json stands beside the input, so transformers does not load the output"
 
 
@@ -102,9 +102,8 @@ def summary(
     sizes = f"{format_size(before)} -> {format_size(after)}{ratio}"
     count = len(plan.items)
     noun = "tensor" if count == 1 else "tensors"
-    place = printable(stream_name(where.path))
     lines = [
-        [Cell(f"{printable(path)} -> {place} ({where.format})", "bold")],
+        [Cell(f"{printable(path)} -> {_place(where, output)} ({where.format})", "bold")],
         [Cell(f"{count} {noun}, {sizes}; {_files(output)}")],
         *([Cell(text)] for text in _changes(plan)),
         *([Cell(text, "yellow")] for text in _substitutes(plan)),
@@ -113,6 +112,14 @@ def summary(
         return [*lines, [Cell("nothing was written")]]
     rate = format_size(int(saved.nbytes / max(saved.seconds, 1e-3)))
     return [*lines, *_losses(plan, saved), [Cell(f"{saved.seconds:.1f} s, {rate}/s")]]
+
+
+def _place(where: Target, output: Output) -> str:
+    count = len(output.parts)
+    if count == 1 or where.file_name is not None:
+        return printable(stream_name(where.path))
+    first = os.path.join(os.path.dirname(where.path), next(iter(output.parts)))
+    return f"{printable(first)} and {count - 1} more"
 
 
 def _files(output: Output) -> str:
@@ -253,9 +260,11 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
 
 def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
     """Refuse, before anything is written, a report where none can or must be."""
-    if is_stream(path):
-        return
     real = os.path.realpath(path)
+    if is_stream(path):
+        if stream_name(path) == stream_name(where.path) or real == os.path.realpath(where.path):
+            raise OutputError(f"{path} is the output itself", hint="name a file for the report")
+        return
     directory, base = os.path.split(real)
     place = os.path.dirname(os.path.realpath(where.file))
     if directory == place and (where.file_name or where.pattern().fullmatch(base)):

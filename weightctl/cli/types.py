@@ -6,13 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import parse_encoding
-from weightctl.errors import ConversionError
+from weightctl.errors import ConversionError, EncodingError
 from weightctl.transforms.cast import Rule
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
 
 __all__ = ["default_type", "parse_rule"]
+
+_MADE = "types: f32, f16, bf16, f64, f8_e4m3, f8_e5m2, and as blocks Q8_0, Q5_0, Q4_K"
 
 
 def default_type(dtype: str | None, quant: str | None) -> Encoding | None:
@@ -52,7 +54,10 @@ def _blocks(text: str) -> Encoding:
             f"{text} is a mixture of types, and weightctl quantizes to one",
             hint=f"{text[:-2]} is the plain type; --tensor-type mixes them",
         )
-    return parse_encoding(text)
+    try:
+        return parse_encoding(text)
+    except EncodingError as error:
+        raise EncodingError(error.message, hint=_MADE) from error
 
 
 def _is_plain(encoding: Encoding) -> bool:
@@ -80,6 +85,6 @@ def parse_rule(written: str) -> Rule:
     if not _is_plain(encoding) and not encoding.codec:
         raise ConversionError(
             f"`--tensor-type {written}`: weightctl cannot make {encoding}",
-            hint="types: f32, f16, bf16, f64, f8_e4m3, Q8_0, Q5_0, Q4_K, and keep",
+            hint=f"{_MADE}; or keep",
         )
     return Rule(pattern, encoding)

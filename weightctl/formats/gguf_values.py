@@ -54,9 +54,12 @@ class Packed(Sequence[Any]):
 
     def _decoded(self) -> list[Any]:
         if self._list is None:
-            cursor = Cursor(self._file, self._version, self._order, self._span[0])
-            self._list = cursor.elements(self._kind, self._count)
+            self._list = self._first(self._count)
         return self._list
+
+    def _first(self, count: int) -> list[Any]:
+        cursor = Cursor(self._file, self._version, self._order, self._span[0])
+        return cursor.elements(self._kind, count)
 
     def __len__(self) -> int:
         return self._count
@@ -66,6 +69,11 @@ class Packed(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
+        if self._list is None and isinstance(index, slice):
+            start, stop, step = index.indices(self._count)
+            if 0 <= start <= stop < self._count and step == 1:
+                # A look at the first of a vocabulary needs no more of them.
+                return self._first(stop)[start:]
         return self._decoded()[index]
 
     def __eq__(self, other: object) -> bool:

@@ -12,21 +12,24 @@ from weightctl.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["carry", "companions", "config"]
+__all__ = ["carry", "companions", "config", "file_name"]
 
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_SIZE = 100_000_000
 _CONFIG = "config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
 
 
 def companions(files: Sequence[str]) -> Mapping[str, str]:
     """Return the files to carry along with a checkpoint, by name: config, tokenizer, licence.
 
-    A directory without a config.json is no model's directory, and nothing is carried from it.
+    A directory without the config of a model or an adapter is none of a model, and nothing is
+    carried from it.
     """
     directory = os.path.dirname(files[0]) if files else ""
-    if not files or not os.path.isfile(os.path.join(directory, _CONFIG)):
+    configs = (os.path.join(directory, name) for name in (_CONFIG, _ADAPTER_CONFIG))
+    if not files or not any(map(os.path.isfile, configs)):
         return {}
     return {
         entry.name: entry.path
@@ -36,6 +39,15 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
         and not entry.name.endswith(".index.json")
         and (entry.name.endswith(_SUFFIXES) or entry.name.startswith(_NAMES))
     }
+
+
+def file_name(files: Sequence[str], usual: str) -> str:
+    """Return what the file in a model's directory is called, `adapter_model` where it is PEFT's."""
+    directory = os.path.dirname(files[0]) if files else ""
+    is_adapter = files and os.path.isfile(os.path.join(directory, _ADAPTER_CONFIG))
+    if not is_adapter or os.path.isfile(os.path.join(directory, _CONFIG)):
+        return usual
+    return "adapter_model" + os.path.splitext(usual)[1]
 
 
 def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> None:

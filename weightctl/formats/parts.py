@@ -69,6 +69,7 @@ def _find(path: str, format_name: str | None) -> _Parts:
                     hint=f"leave out --from, or say --from {name}",
                 )  # fmt: skip
             return _parts_of(read_index(path), name)
+    _require_there(path)
     file = MappedFile(path)
     found = recognise(file, format_name)
     directory, base = os.path.split(path)
@@ -82,6 +83,22 @@ def _find(path: str, format_name: str | None) -> _Parts:
         if listed is not None and base in listed.parts:
             return _parts_of(listed, found)
     return _Parts(found, tuple(os.path.join(directory, name) for name in _set_of(part)))
+
+
+def _require_there(path: str) -> None:
+    if path == "-":
+        raise FormatError(path, None, "stdin cannot be read", hint="name a file or a directory")
+    directory, base = os.path.split(path)
+    if os.path.lexists(path) or not os.path.isdir(directory or "."):
+        return
+    stem, suffix = os.path.splitext(base)
+    for name in sorted(os.listdir(directory or ".")):
+        part = _part(name)
+        if part and (part["stem"], part["suffix"]) == (stem, suffix):
+            raise FormatError(
+                path, None, "No such file or directory",
+                hint=f"did you mean {os.path.join(directory, name)}?",
+            )  # fmt: skip
 
 
 def _parts_of(index: Index, format_name: str) -> _Parts:

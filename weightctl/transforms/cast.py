@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
-from weightctl.logical import parts
+from weightctl.formats import FORMATS
+from weightctl.logical import is_buffer, parts
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def cast(
     else keeps its own. A rule is obeyed but for blocks where there are no rows to cut into them;
     `target`'s blocks are only for the matrices that llama.cpp would quantize. In a GGUF of a model
     that llama.cpp runs any other `target` is only for those too: its vectors become F32, since it
-    computes with no other, and norms, routers and positions stay.
+    computes with no other, and norms, routers and positions stay. Buffers stay everywhere.
 
     Where rows do not divide into blocks llama.cpp's substitute is taken; with `fallback=False`
     that is a `ConversionError`. So is a rule that matches nothing and, without `requantize`, a
@@ -98,11 +99,12 @@ def cast(
                 f"no tensor's name matches `{rule.pattern.pattern}`",
                 hint="`weightctl ls --flat` lists the names",
             )
+    _refuse_unheld(plan, [target, *(rule.encoding for rule in rules)])
     items = tuple(_cast_item(plan, item, target, rules) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
+    _refuse_scaled(plan, changed)
     if not requantize:
         _refuse_second_loss(changed)
-    _refuse_scaled(plan, changed)
     if not fallback:
         _refuse_substitutes(items)
     return replace(plan, items=items, metadata=_described(plan, items, target))
@@ -130,7 +132,7 @@ def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
     """Return the encoding of what is no matrix to quantize."""
     is_gguf = plan.format == "gguf"
     runs_in_llama_cpp = is_gguf and _ARCHITECTURE in plan.metadata
-    if target.quantization is None and not runs_in_llama_cpp:
+    if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):
         return target
     cannot_stay = is_gguf and info.encoding.gguf is None
     is_vector = runs_in_llama_cpp and len(info.shape) <= 1
@@ -157,6 +159,17 @@ def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
     return substitute if substitute and substitute.fits(shape) else ENCODINGS["F16"]
 
 
+def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
+    for encoding in asked:
+        if encoding is not None and getattr(encoding, plan.format, None) is None:
+            holders = [name for name in FORMATS if getattr(encoding, name, None) is not None]
+            names = " or ".join(f"*{FORMATS[name].suffix}" for name in holders)
+            raise ConversionError(
+                f"{plan.format} does not have {encoding}",
+                hint=f"name the output {names}" if holders else "choose another type",
+            )
+
+
 def _refuse_second_loss(changed: list[Item]) -> None:
     twice = [
         item for item in changed if is_lossy(item.source.encoding) and is_lossy(item.info.encoding)
@@ -178,8 +191,8 @@ def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
         raise ConversionError(
             f"{len(scaled)} tensors are numbers and scales of weights that are quantized already "
             f"(`{first.name}` is {first.encoding}), and have no meaning alone",
-            hint="without --dtype and --quant they are copied as they are; --tensor-type "
-            "REGEX=keep does so for some",
+            hint="weightctl cannot take them apart yet: start from the unquantized model; "
+            "--tensor-type REGEX=keep leaves some as they are",
         )
 
 

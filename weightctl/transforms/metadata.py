@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["Setting", "change_metadata"]
 
 
+# As gguf-py and others call them.
+_SPELLINGS = {
+    **{f"{'u' if sign == 'u' else ''}int{bits}": f"{sign}{bits}"
+       for sign in "ui" for bits in (8, 16, 32, 64)},
+    "float32": "f32", "float64": "f64", "str": "string",
+}  # fmt: skip
+
+
 class Setting(NamedTuple):
     """A metadata value as a person writes it; without a `type` it keeps the one that it has."""
 
@@ -30,15 +38,19 @@ class Setting(NamedTuple):
         """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else."""
         name, equals, content = written.partition("=")
         key, colon, kind = name.rpartition(":")
-        if colon and is_type(kind):
-            name = key
-        else:
-            kind = ""
-        if not equals or not name:
+        if not equals or not (key if colon else name):
             raise ConversionError(
                 f"`{written}` sets nothing", hint="write KEY=VALUE, or KEY:u32=5 to state a type"
             )
-        return cls(name, kind or None, content)
+        if not colon:
+            return cls(name, None, content)
+        kind = _SPELLINGS.get(kind, kind)
+        if not is_type(kind):
+            raise ConversionError(
+                f"`{kind}` in `{written}` is no type of metadata",
+                hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
+            )
+        return cls(key, kind, content)
 
 
 def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:

@@ -29,7 +29,9 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
         if not chosen(names, [pattern]):
             raise ConversionError(
                 f"no tensor matches `{pattern}`",
-                hint="`weightctl ls --flat` lists the names; `*` stands for anything",
+                hint=f"`*{pattern}` does; a pattern is for the whole name"
+                if chosen(names, [f"*{pattern}"])
+                else "`weightctl ls --flat` lists the names; `*` stands for anything",
             )
     kept = chosen(names, include, exclude)
     if not kept:
