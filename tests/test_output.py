@@ -8,17 +8,21 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from outcomes import KINDS, random_weights, standing
+from conftest import ROOT
+from copying import contents
+from outcomes import KINDS, leftovers, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, OutputError, WeightctlError
 from weightctl.formats import FORMATS
 from weightctl.store import save
-from weightctl.targets import target
+from weightctl.targets import Target, target
 from weightctl.transforms.split import split
 
 if TYPE_CHECKING:
@@ -115,7 +119,7 @@ def test_what_belongs_to_the_input_is_never_the_output(
     (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps(index))
     plan = Plan.copy(open_weights(tmp_path / "in"), "gguf")
     with pytest.raises(OutputError, match="is the input itself"):
-        save(plan, target(str(tmp_path / "in" / name), "gguf"), force=True)
+        save(plan, Target(str(tmp_path / "in" / name), "gguf"), force=True)
 
 
 def test_a_tensor_that_comes_out_short_is_no_output(tmp_path: Path) -> None:
@@ -433,3 +437,68 @@ def test_the_options_for_threads_and_memory_change_nothing_of_an_output(
         )
         assert done.returncode == 0
     assert len(set(standing(tmp_path).values())) == 1
+
+
+# Sets
+
+
+def divided(place: Path, most: int, *, seed: int, force: bool = False) -> dict[str, bytes]:
+    plan = split(Plan.copy(random_weights(6, 8, seed=seed), "gguf"), most)
+    save(plan, place / "m.gguf", force=force)
+    return standing(place)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_set_that_was_not_replaced_in_time_gets_its_names_back(
+    tmp_path: Path, refused: bool
+) -> None:
+    old = divided(tmp_path, 70_000, seed=1)
+    program = (
+        "import os, sys, weightctl.output\n"
+        "weightctl.output._name = lambda *_, **__: os._exit(9)\n"
+        "from weightctl.cli import main; main()"
+    )
+    convert = ["convert", "fixtures/tiny-llama", tmp_path / "m.gguf", "--max-shard-size", "70kB"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *convert, "--force", "-q"], check=False, cwd=ROOT
+    )
+    assert done.returncode == 9
+    assert standing(tmp_path) == {}
+    plan = Plan.copy(random_weights(1, 8), "gguf")
+    if refused:
+        with pytest.raises(OutputError):
+            save(plan, tmp_path / "m.gguf")
+        assert standing(tmp_path) == old
+    else:
+        save(plan, tmp_path / "m.gguf", force=True)
+        assert list(standing(tmp_path)) == ["m.gguf"]
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("sizes", [(70_000, 20_000), (20_000, 70_000), (20_000, 1 << 30)])
+def test_another_number_of_parts_takes_the_place_of_a_set_only_with_force(
+    tmp_path: Path, sizes: tuple[int, int]
+) -> None:
+    old = divided(tmp_path, sizes[0], seed=1)
+    with pytest.raises(OutputError, match=r"of another checkpoint of this name|exists"):
+        divided(tmp_path, sizes[1], seed=2)
+    assert standing(tmp_path) == old
+    new = divided(tmp_path, sizes[1], seed=2, force=True)
+    assert not old.keys() & new.keys()
+    first = min(new)
+    assert contents(open_weights(tmp_path / first)) == contents(random_weights(6, 8, seed=2))
+
+
+def test_parts_are_merged_beside_them(tmp_path: Path) -> None:
+    old = divided(tmp_path, 20_000, seed=1)
+    first = tmp_path / min(old)
+    save(Plan.copy(open_weights(first), "gguf"), tmp_path / "m.gguf")
+    assert standing(tmp_path).items() > old.items()
+
+
+def test_the_paths_of_what_was_saved_are_those_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link.gguf").symlink_to("disk/m.gguf")
+    plan = split(Plan.copy(random_weights(6, 8), "gguf"), 70_000)
+    for path in save(plan, tmp_path / "link.gguf").paths:
+        assert os.path.isfile(path)

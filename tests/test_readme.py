@@ -37,13 +37,14 @@ def shell(command: str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
         cwd=folder,
         env=os.environ | {"PATH": path, "COLUMNS": "100"},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 

@@ -29,6 +29,7 @@ _AHEAD = 2
 _WORKING = 64
 _MAX_ELEMENTS = 1 << 18
 _MAX_COPY = 8 << 20
+_LEAST_ROOM = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def execute(
     the numbers of each tensor. Raises `ConversionError` that names the tensor and the element
     where a block encoding would have to hold a NaN or an infinity.
     """
-    workers = threads or _cores()
+    # Pieces so small that the interpreter's share is most of it are no gain.
+    workers = min(threads or _cores(), max(1, memory // _LEAST_ROOM - _AHEAD))
     by_name = {item.info.name: item for item in plan.items}
     room = memory // (workers + _AHEAD)
     measure = losses is not None

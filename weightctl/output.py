@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from weightctl.errors import OutputError
 from weightctl.interrupts import uninterrupted
 from weightctl.targets import STDOUT, refuse_what_is_there, stream_name
-from weightctl.temporary import TEMPORARY, temporary_name
+from weightctl.temporary import TEMPORARY, aside_name, new_token, temporary_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from weightctl.formats.base import Bytes
 
@@ -64,16 +64,20 @@ class OutputFile:
 
 
 @contextmanager
-def output_files(*, force: bool = False) -> Generator[Callable[[str], OutputFile], None, None]:
+def output_files(
+    *, force: bool = False, replaced: Sequence[str] = ()
+) -> Generator[Callable[[str], OutputFile], None, None]:
     """Yield what opens a file for a path; each gets its name when all of them are whole.
 
     Whatever happens, the paths are either what they were or the complete new files; without
     `force` a file that has appeared there meanwhile stays. Until then a file has the name of its
     path with `.weightctl-`, eight hexadecimal digits and `.partial` behind it. It is removed on
-    errors; after a power cut or kill -9 it stays until `clear_leftovers`.
+    errors; after a power cut or kill -9 it stays until `clear_leftovers`. The paths of `replaced`
+    are gone afterwards.
 
     Several files cannot get their names at one moment. The one that was opened first, which leads
-    to the others, gets its name last, so that a set is not there before it is complete.
+    to the others, gets its name last, so that a set is not there before it is complete; what was
+    there before waits under other names, from which `clear_leftovers` brings it back.
     """
     files: list[tuple[OutputFile, str]] = []
 
@@ -90,7 +94,8 @@ def output_files(*, force: bool = False) -> Generator[Callable[[str], OutputFile
         for opened, _ in files:
             opened.sync()
         with uninterrupted():
-            _name_all([(opened.path, path) for opened, path in files], force=force)
+            named = [(opened.path, path) for opened, path in files]
+            _name_all(named, force=force, replaced=replaced)
         for directory in {os.path.dirname(path) for _, path in files}:
             _sync_directory(directory)
     finally:
@@ -203,14 +208,16 @@ def _locked(path: str) -> int:
 
 
 def clear_leftovers(path: str, names: re.Pattern[str] | None = None) -> None:
-    """Remove what killed runs have left: the temporary files that nobody holds locked.
+    """Undo what killed runs have left half done: temporary files that nobody holds locked.
 
-    They are those for `path`, and beside it those for the names of a pattern.
+    They are those for `path`, and beside it those for the names of a pattern. A set that was to be
+    replaced, and was not yet, gets its names back.
     """
     parent, base = os.path.split(path)
     own = re.escape(base) + (f"|{names.pattern}" if names else "")
-    pattern = re.compile(f"({own}){TEMPORARY}")
     with suppress(OSError):
+        _bring_back(parent, re.compile(f"({own})\\.old{TEMPORARY}"))
+        pattern = re.compile(f"({own}){TEMPORARY}")
         for name in filter(pattern.fullmatch, os.listdir(parent)):
             leftover = os.path.join(parent, name)
             with suppress(OSError):
@@ -221,19 +228,40 @@ def clear_leftovers(path: str, names: re.Pattern[str] | None = None) -> None:
                     os.unlink(leftover)
 
 
-def _name_all(files: list[tuple[str, str]], *, force: bool) -> None:
+def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
+    """Give old files their names again, or remove them where the new ones are all there."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(os.listdir(directory)):
+        found = pattern.fullmatch(name)
+        if found:
+            token = name[-len("01234567.partial") :]
+            pair = (os.path.join(directory, name), os.path.join(directory, found[1]))
+            groups.setdefault(token, []).append(pair)
+    for pairs in groups.values():
+        # The index, or the first part, is the first to go and the last to come.
+        pairs.sort(key=lambda pair: (not pair[1].endswith(".json"), pair[1]))
+        is_replaced = os.path.lexists(pairs[0][1])
+        for aside, path in reversed(pairs):
+            if is_replaced:
+                os.unlink(aside)
+            else:
+                os.replace(aside, path)
+
+
+def _name_all(files: list[tuple[str, str]], *, force: bool, replaced: Sequence[str]) -> None:
     """Give whole files their names, the first one last."""
-    if len(files) == 1:
+    if len(files) == 1 and not replaced:
         ((temporary, path),) = files
         _name(temporary, path, force=force)
         return
+    token = new_token()
     moved: list[tuple[str, str]] = []
     named: list[str] = []
     try:
         # Without its first file an old set is incomplete, and cannot be taken for the new one.
-        for _, path in files:
-            if force and os.path.lexists(path):
-                aside = temporary_name(path)
+        for path in [*(path for _, path in files if force), *replaced]:
+            if os.path.lexists(path):
+                aside = aside_name(path, token)
                 _rename(path, aside)
                 moved.append((aside, path))
         for temporary, path in reversed(files):
@@ -245,7 +273,7 @@ def _name_all(files: list[tuple[str, str]], *, force: bool) -> None:
         for aside, path in reversed(moved):
             _rename(aside, path)
         raise
-    for aside, _ in moved:
+    for aside, _ in reversed(moved):
         os.unlink(aside)
 
 

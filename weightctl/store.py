@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.errors import ConversionError
+from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import format_module
-from weightctl.formats.base import write_in_order
+from weightctl.formats.base import is_text, write_in_order
 from weightctl.formats.huggingface import carry, companions, file_name
 from weightctl.formats.index import index_of
 from weightctl.formats.parts import open_files
@@ -24,6 +24,7 @@ from weightctl.targets import (
     stream_name,
     target,
 )
+from weightctl.temporary import without_temporary
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Weights
 
@@ -116,6 +117,12 @@ def _refuse(plan: Plan, where: Target, output: Output, *, force: bool) -> None:
         refuse_inputs(path, input_files(plan))
     is_ours = _is_name_of(where, output)
     refuse_what_is_there(paths, force=force, is_ours=is_ours)
+    rivals = _rivals(plan, where, output)
+    if rivals and not force:
+        raise OutputError(
+            f"{rivals[0]} is of another checkpoint of this name, and readers would find both",
+            hint="choose another name, or pass --force to replace it",
+        )
     nbytes = output.nbytes + sum(os.path.getsize(each) for each in output.carried.values())
     root = os.path.realpath(where.path)
     check_place(os.path.dirname(root), root, nbytes)
@@ -144,6 +151,8 @@ def describe(plan: Plan, where: Target) -> Output:
     layouts = plan.layouts()
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
     index_name = where.index_name if len(parts) > 1 else None
+    if index_name is not None and not is_text(index_name):
+        raise ConversionError("an index cannot name files that are no UTF-8", hint="rename OUT")
     index = None if index_name is None else (index_name, index_of(parts, plan.tied))
     if where.file_name is None:
         return Output(parts, index, {})
@@ -169,10 +178,30 @@ def _names(output: Output) -> list[str]:
     return [*([output.index[0]] if output.index else ()), *output.parts]
 
 
+def _rivals(plan: Plan, where: Target, output: Output) -> list[str]:
+    """Return the files beside the output that readers take for the same checkpoint.
+
+    They are those of another number of parts; the input may stand there too, and is none.
+    """
+    directory = os.path.dirname(os.path.realpath(where.path))
+    if where.file_name is not None or not os.path.isdir(directory):
+        return []
+    inputs = set(map(os.path.realpath, input_files(plan)))
+    new = set(_paths(where, output))
+    there = [os.path.join(directory, name) for name in sorted(os.listdir(directory))
+             if where.pattern().fullmatch(name)]  # fmt: skip
+    return [path for path in there if os.path.realpath(path) not in inputs | new]
+
+
 def _is_name_of(where: Target, output: Output) -> Callable[[str], bool]:
     """Return what tells the names that an output into a directory may have."""
     own = where.pattern()
-    return lambda name: name in output.carried or own.fullmatch(name) is not None
+
+    def is_ours(name: str) -> bool:
+        name = without_temporary(name)
+        return name in output.carried or own.fullmatch(name) is not None
+
+    return is_ours
 
 
 def save(
@@ -214,13 +243,15 @@ def save(
             sink_of(output.index[0]).write(output.index[1])
         for name, layout in output.parts.items():
             write_in_order(layout, sink_of(name), pull)
-    paths = (where.path,) if where.is_stream else tuple(_final_paths(where, output))
-    return Saved(output, paths, time.monotonic() - started, losses)
+    return Saved(output, tuple(_final_paths(where, output)), time.monotonic() - started, losses)
 
 
 def _final_paths(where: Target, output: Output) -> list[str]:
-    directory = where.path if where.file_name else os.path.dirname(where.path)
-    return [os.path.join(directory, name) for name in _names(output)]
+    if where.is_stream:
+        return [where.path]
+    if where.file_name is None:
+        return _paths(where, output)
+    return [os.path.join(os.path.realpath(where.path), name) for name in _names(output)]
 
 
 @contextmanager
@@ -237,7 +268,8 @@ def _sinks(
     path = os.path.realpath(where.path)
     if where.file_name is None:
         directory, base = os.path.split(path)
-        with output_files(force=force) as create:
+        rivals = _rivals(plan, where, output)
+        with output_files(force=force, replaced=rivals) as create:
             # A link is followed, so that the file has the name of what it leads to.
             alone = len(output.parts) == 1
             yield lambda name: create(os.path.join(directory, base if alone else name))

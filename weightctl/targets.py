@@ -127,6 +127,11 @@ def _format_of_file(path: str, format_name: str | None) -> str:
             f"{path} has the suffix of {by_suffix}, but --to says {format_name}",
             hint=f"name it with {FORMATS[format_name].suffix}, or leave out --to",
         )
+    if any(line.index_suffix and path.endswith(line.index_suffix) for line in FORMATS.values()):
+        raise ConversionError(
+            f"{path} has the name of an index, which is written beside the parts it lists",
+            hint="leave out .index.json",
+        )
     if is_part(path):
         raise ConversionError(
             f"{path} has the name of one of several parts",

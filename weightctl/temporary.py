@@ -5,16 +5,39 @@ from __future__ import annotations
 import re
 import secrets
 
-__all__ = ["TEMPORARY", "is_temporary", "temporary_name"]
+__all__ = [
+    "TEMPORARY",
+    "aside_name",
+    "is_temporary",
+    "new_token",
+    "temporary_name",
+    "without_temporary",
+]
 
 # Behind the name that an output is to have.
 TEMPORARY = r"\.weightctl-[0-9a-f]{8}\.partial"
+_END = re.compile(TEMPORARY + r"\Z")
 _NAME = re.compile(".+" + TEMPORARY, re.DOTALL)
 
 
 def temporary_name(path: str) -> str:
     """Return a new name for what is to be at a path."""
-    return f"{path}.weightctl-{secrets.token_hex(4)}.partial"
+    return f"{path}.weightctl-{new_token()}.partial"
+
+
+def aside_name(path: str, token: str) -> str:
+    """Return the name under which what was at a path waits until all that replaces it is there."""
+    return f"{path}.old.weightctl-{token}.partial"
+
+
+def new_token() -> str:
+    """Return eight hexadecimal digits that no other run has."""
+    return secrets.token_hex(4)
+
+
+def without_temporary(name: str) -> str:
+    """Return the name that an output is to have; any other name as it is."""
+    return _END.sub("", name)
 
 
 def is_temporary(name: str) -> bool:

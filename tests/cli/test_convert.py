@@ -72,7 +72,7 @@ def test_numbers_too_large_for_their_type_are_counted(weightctl: Run, tmp_path: 
     source = store(tmp_path / "in.safetensors", a=large, b=np.ones((2, 2), np.float32))
     done = weightctl("convert", source, tmp_path / "out.safetensors", "--dtype", "f16")
     assert done.returncode == 0
-    assert "2 numbers in 1 tensors were too large for their new type, 2 of them in a" in done.stderr
+    assert "2 numbers in 1 tensor were too large for their new type, 2 of them in a" in done.stderr
     found = open_weights(tmp_path / "out.safetensors").a.data().to_numpy()
     assert found.tolist() == [[1.0, 65504.0, np.inf, -np.inf, np.inf]]
 
@@ -360,3 +360,59 @@ def test_the_output_does_not_depend_on_threads(
     assert weightctl("convert", tiny_llama, out, "--quant", "q5_0", "-j", threads).returncode == 0
     save(cast(Plan.copy(open_weights(tiny_llama), "gguf"), ENCODINGS["Q5_0"]), tmp_path / "b.gguf")
     assert out.read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_an_adapter_stays_one_that_peft_reads(weightctl: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    names = {"base.q.lora_A.weight": np.ones((4, 8), np.float32)}
+    store(source / "adapter_model.safetensors", **names)
+    (source / "adapter_config.json").write_text('{"r": 4}')
+    done = weightctl("convert", source, tmp_path / "out", "--dtype", "bf16")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_a_plan_that_cannot_be_carried_out_is_shown(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out.gguf").write_text("there")
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--dry-run")
+    assert done.returncode == 2
+    assert "nothing was written" in done.stdout
+    assert "out.gguf exists" in done.stderr
+
+
+def test_files_that_come_out_larger_than_asked_are_told_of(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--max-shard-size", "5")
+    assert "30 of 30 files are larger than 5: no tensor is split" in done.stderr
+    assert "out-00001-of-00030.gguf and 29 more (gguf)" in done.stdout
+    missing = weightctl("ls", tmp_path / "out.gguf")
+    assert "did you mean" in missing.stderr
+    assert "out-00001-of-00030.gguf" in missing.stderr
+
+
+def test_the_dtype_of_a_config_inside_a_config_follows(weightctl: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    store(source / "model.safetensors", weight=np.ones((4, 8), np.float32))
+    config = {"dtype": "float32", "text_config": {"torch_dtype": "float32", "n": 1}}
+    (source / "config.json").write_text(json.dumps(config))
+    weightctl("convert", source, tmp_path / "out", "--dtype", "bf16")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
+        "dtype": "bfloat16",
+        "text_config": {"torch_dtype": "bfloat16", "n": 1},
+    }
+
+
+def test_quantized_blocks_into_safetensors_say_where_they_can_go(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    done = weightctl("convert", tiny_llama, tmp_path / "out", "--quant", "q8_0")
+    assert "error: safetensors does not have Q8_0" in done.stderr
+    assert "hint: name the output *.gguf" in done.stderr

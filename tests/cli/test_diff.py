@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import made
@@ -155,3 +158,18 @@ def test_signs_have_colours_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[31m-   norm.weight" in shown
     assert "\x1b[32m+     mlp.up_proj" in shown
     assert "\x1b[33m~   embed_tokens" in shown
+
+
+def test_a_choice_of_nothing_is_no_sameness(weightctl: Run, tiny_llama: Path) -> None:
+    done = weightctl("diff", tiny_llama, tiny_llama, "--include", "nothing*")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no tensor of either has such a name" in done.stderr
+
+
+def test_a_reader_that_stops_early_does_not_hide_what_went_wrong(tiny_llama: Path) -> None:
+    command = [sys.executable, "-m", "weightctl", "ls", "nowhere", str(tiny_llama), "--flat"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, check=False)
+    os.close(write)
+    assert done.returncode == 2

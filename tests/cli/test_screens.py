@@ -27,7 +27,7 @@ COMMANDS = {
     "adapter": "ls adapter",
     "tied": "ls tied tied --flat",
     "diff": "diff small awq",
-    "plan": "convert small plan.safetensors --dtype f16 --tensor-type embed=keep --dry-run",
+    "plan": "convert small out.safetensors --tensor-type proj=f16 --dry-run",
 }
 
 

@@ -180,6 +180,9 @@ def convert(
     weights = open_weights(path, source)
     where = target(out, to)
     plan = select(Plan.copy(weights, where.format), include or (), exclude or ())
+    changed = [Setting.parse(each) for each in settings or ()]
+    # What is said of the model decides on types, and what types say of themselves gives way.
+    plan = change_metadata(plan, changed, unset or ())
     plan = cast(
         plan,
         default_type(dtype, quant),
@@ -187,7 +190,7 @@ def convert(
         fallback=not no_fallback,
         requantize=allow_requantize,
     )
-    plan = change_metadata(plan, map(Setting.parse, settings or ()), unset or ())
+    plan = change_metadata(plan, changed)
     plan, told = _laid_out(plan, alignment, max_shard_size)
     budget = _budget(memory)
     if report is not None:
@@ -226,9 +229,11 @@ def _laid_out(plan: Plan, alignment: str | None, most: str | None) -> tuple[Plan
     limit = parse_size(most)
     if limit == 0:
         raise ConversionError(f"--max-shard-size {most} is no size", hint="write it like 5GB")
-    larger = sum(item.info.nbytes > limit for item in plan.items)
-    told = f"{larger} of {len(plan.items)} tensors are larger than {most}, and are not split"
-    return split(plan, limit), [told] if larger else []
+    plan = split(plan, limit)
+    layouts = plan.layouts()
+    larger = sum(layout.nbytes > limit for layout in layouts)
+    told = f"{larger} of {len(layouts)} files are larger than {most}: no tensor is split"
+    return plan, [told] if larger else []
 
 
 def _tell(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:

@@ -207,9 +207,10 @@ def overflow_notes(saved: Saved | None) -> Iterator[str]:
     if over:
         name, worst = max(over.items(), key=lambda entry: entry[1].overflows)
         total = sum(loss.overflows for loss in over.values())
+        noun = "tensor" if len(over) == 1 else "tensors"
         yield (
-            f"{total} numbers in {len(over)} tensors were too large for their new type, "
-            f"{worst.overflows} of them in {name}; bf16 and f32 hold larger ones"
+            f"{total} numbers in {len(over)} {noun} were too large for their new type, "
+            f"{worst.overflows} of them in {name}; a type with a larger exponent holds them"
         )
 
 
@@ -266,6 +267,8 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
             raise OutputError(f"{path} is the output itself", hint="name a file for the report")
         return
     directory, base = os.path.split(real)
+    if real == os.path.realpath(where.path):
+        raise OutputError(f"{path} is the output itself", hint="name another file for the report")
     place = os.path.dirname(os.path.realpath(where.file))
     if directory == place and (where.file_name or where.pattern().fullmatch(base)):
         raise OutputError(f"{path} is the output itself", hint="name another file for the report")

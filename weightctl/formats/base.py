@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIGNMENT_KEY",
+    "LEAST_ALIGNMENT",
     "SPLIT_KEYS",
     "Bytes",
     "Format",
@@ -39,6 +40,8 @@ Bytes = bytes | bytearray | memoryview
 ALIGNMENT_KEY = "general.alignment"
 # Where a file is one of several these say which; of the whole they say nothing.
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+# GGUF's specification and safetensors' headers know no smaller one.
+LEAST_ALIGNMENT = 8
 _ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 
 

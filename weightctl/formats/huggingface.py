@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.untyped import is_object
 
@@ -60,16 +60,40 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
         document: Mapping[str, Any] = {}
         if name == _CONFIG and dtype is not None:
             document = _document(path)
-        stated = [key for key in ("torch_dtype", "dtype") if key in document]
-        if not stated:
+        if not _states_dtype(document):
             with open(path, "rb") as source, open(copy, "xb") as target:
                 shutil.copyfileobj(source, target)
                 _sync(target)
             continue
         with open(copy, "x", encoding="utf-8") as stream:
-            json.dump({**document, **dict.fromkeys(stated, dtype)}, stream, indent=2)
+            json.dump(_with_dtype(document, dtype), stream, indent=2)
             stream.write("\n")
             _sync(stream)
+
+
+_DTYPES = ("torch_dtype", "dtype")
+
+
+def _states_dtype(document: Mapping[str, Any]) -> bool:
+    below = (value for key, value in document.items() if _is_config(key, value))
+    return any(key in document for key in _DTYPES) or any(map(_states_dtype, below))
+
+
+def _is_config(key: str, value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value is the config of a part of the model, as `text_config` is."""
+    return key.endswith("_config") and key != "quantization_config" and is_object(value)
+
+
+def _with_dtype(document: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    """State the dtype wherever one is stated: models of text and images have configs inside."""
+    return {
+        key: dtype
+        if key in _DTYPES and isinstance(value, str)
+        else _with_dtype(value, dtype)
+        if _is_config(key, value)
+        else value
+        for key, value in document.items()
+    }
 
 
 def _sync(stream: IO[Any]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Index", "compared", "few", "index_of", "read_index"]
 
 _MAX_SIZE = 100_000_000
+_TOTAL = "total_size"
 _HINT = "is this the index of a split checkpoint?"
 
 
@@ -55,10 +56,11 @@ def read_index(path: str) -> Index:
         message = "the index has no `weight_map` from tensor names to file names"
         raise FormatError(path, None, message, hint=_HINT)
     # The sizes in its metadata are not carried on: they are of these parts.
-    strings = metadata.items() if is_object(metadata) else ()
-    index = Index(
-        path, weight_map, {key: text(value) for key, value in strings if isinstance(value, str)}
-    )
+    entries = metadata.items() if is_object(metadata) else ()
+    strings = {
+        key: text(value) for key, value in entries if isinstance(value, str) and key != _TOTAL
+    }
+    index = Index(path, weight_map, strings)
     for name in index.parts:
         if os.path.basename(name) != name or name in {"", ".", ".."}:
             raise FormatError(
@@ -70,7 +72,11 @@ def read_index(path: str) -> Index:
 
 def compared(header: Header, index: Index) -> Header:
     """Take the tied names of an index; `FormatError` where it and the parts' headers disagree."""
-    tied = tied_names(index.metadata, header.tensors)
+    tied = {
+        name: tensor
+        for name, tensor in tied_names(index.metadata, header.tensors).items()
+        if header.metadata.get(name, index.metadata[name]) == index.metadata[name]
+    }
     elsewhere = [
         name
         for name, part in index.weight_map.items()
@@ -102,7 +108,7 @@ def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
     """
     weight_map = {info.name: name for name, layout in parts.items() for info in layout.tensors}
     total = sum(info.nbytes for layout in parts.values() for info in layout.tensors)
-    document = {"metadata": {**tied, "total_size": total}, "weight_map": weight_map}
+    document = {"metadata": {**tied, _TOTAL: total}, "weight_map": weight_map}
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 

@@ -15,6 +15,7 @@ from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError, WeightctlError
 from weightctl.formats.base import (
     ALIGNMENT_KEY,
+    LEAST_ALIGNMENT,
     Layout,
     is_alignment,
     is_possible,
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["layout", "read", "sniff", "unfit"]
 
 _METADATA = "__metadata__"
+# Whose layout a file has; its readers look for it in each.
+_FRAMEWORK = "format"
 # Typed metadata (GGUF's) is kept as one JSON string under this key.
 _TYPED = "gguf"
 _MAX_HEADER = 100_000_000
-_LEAST_ALIGNMENT = 8
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 _DAMAGED = "the file is damaged or was written by a faulty tool"
 
@@ -236,7 +238,7 @@ def layout(
     """
     boundary = _boundary(metadata)
     if part is not None and part.number > 0:
-        metadata = {}
+        metadata = {key: metadata[key] for key in metadata if key == _FRAMEWORK}
     ordered = sorted(tensors, key=_element_size, reverse=True)
     ends: dict[str, int] = {}
     position = 0
@@ -269,8 +271,8 @@ def _boundary(metadata: Mapping[str, Value]) -> int:
     stated = metadata.get(ALIGNMENT_KEY)
     # One that cannot be is none of safetensors' business.
     if stated is None or not is_alignment(stated):
-        return _LEAST_ALIGNMENT
-    return max(_LEAST_ALIGNMENT, int(stated.content))
+        return LEAST_ALIGNMENT
+    return max(LEAST_ALIGNMENT, int(stated.content))
 
 
 def _element_size(info: TensorInfo) -> float:
@@ -282,7 +284,7 @@ def _strings(metadata: Mapping[str, Value]) -> dict[str, str]:
     typed = {key: value for key, value in metadata.items() if value.type != TEXT}
     strings = {key: value.content for key, value in metadata.items() if value.type == TEXT}
     # transformers refuses a file that does not say which framework's layout it has.
-    strings.setdefault("format", "pt")
+    strings.setdefault(_FRAMEWORK, "pt")
     if typed and _TYPED in strings:
         typed[_TYPED] = Value(TEXT, strings.pop(_TYPED))
     return strings | ({_TYPED: to_json(typed)} if typed else {})

@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
-from weightctl.formats.base import ALIGNMENT_KEY, is_alignment
+from weightctl.formats.base import ALIGNMENT_KEY, LEAST_ALIGNMENT, is_alignment
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from weightctl.plan import Plan
 
 __all__ = ["align"]
-
-_LEAST = 8  # GGUF's specification and safetensors' headers know no smaller one
 
 
 def align(plan: Plan, boundary: int) -> Plan:
@@ -25,7 +23,7 @@ def align(plan: Plan, boundary: int) -> Plan:
     copy has it too. Raises `ConversionError` for what is no power of two from 8 on.
     """
     value = Value("u32", boundary)
-    if boundary < _LEAST or not is_alignment(value):
+    if boundary < LEAST_ALIGNMENT or not is_alignment(value):
         raise ConversionError(
             f"tensors cannot be aligned to {boundary} bytes",
             hint="powers of two from 8 on can be; 4096 is a page",

@@ -95,9 +95,12 @@ def cast(
     """
     for rule in rules:
         if not any(rule.pattern.search(item.info.name) for item in plan.items):
+            tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
             raise ConversionError(
                 f"no tensor's name matches `{rule.pattern.pattern}`",
-                hint="`weightctl ls --flat` lists the names",
+                hint=f"`{tied}` is tied to `{plan.tied[tied]}`, which may get a type"
+                if tied
+                else "`weightctl ls --flat` lists the names",
             )
     _refuse_unheld(plan, [target, *(rule.encoding for rule in rules)])
     items = tuple(_cast_item(plan, item, target, rules) for item in plan.items)

@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
-from weightctl.formats.base import ALIGNMENT_KEY, SPLIT_KEYS, is_alignment
+from weightctl.formats.base import (
+    ALIGNMENT_KEY,
+    LEAST_ALIGNMENT,
+    SPLIT_KEYS,
+    is_alignment,
+    is_text,
+)
 from weightctl.weights.metadata import TEXT, Value, is_type, parse_value
 
 if TYPE_CHECKING:
@@ -42,6 +48,8 @@ class Setting(NamedTuple):
             raise ConversionError(
                 f"`{written}` sets nothing", hint="write KEY=VALUE, or KEY:u32=5 to state a type"
             )
+        if not is_text(name + content):
+            raise ConversionError(f"{written!r} is no UTF-8", hint="check the terminal's encoding")
         if not colon:
             return cls(name, None, content)
         kind = _SPELLINGS.get(kind, kind)
@@ -81,10 +89,10 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
                 hint=f"--set {setting.key}:TYPE=VALUE states another type",
             ) from error
         value = metadata[setting.key] = Value(kind, content)
-        if setting.key == ALIGNMENT_KEY and not is_alignment(value):
+        if setting.key == ALIGNMENT_KEY and (not is_alignment(value) or content < LEAST_ALIGNMENT):
             raise ConversionError(
                 f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",
-                hint="it is a u32 power of two; --align sets it",
+                hint="it is a u32 power of two from 8 on; --align sets it",
             )
     return replace(plan, metadata=metadata)
 
@@ -96,6 +104,13 @@ def _type_of(plan: Plan, key: str) -> str:
 
 
 def _refuse_kept(plan: Plan, key: str) -> None:
-    if key in SPLIT_KEYS or key in plan.tied:
-        what = "says which of several files one is" if key in SPLIT_KEYS else "is a tied tensor"
-        raise ConversionError(f"the metadata `{key}` {what}, and weightctl writes it itself")
+    if key in SPLIT_KEYS:
+        raise ConversionError(
+            f"the metadata `{key}` says which of several files one is, and weightctl writes it",
+            hint="--max-shard-size makes several files",
+        )
+    if key in plan.tied:
+        raise ConversionError(
+            f"the metadata `{key}` is the name of a tied tensor, and weightctl writes it",
+            hint=f"--exclude {key} leaves it out",
+        )

@@ -33,9 +33,11 @@ class MappedFile:
     Raises `FormatError` where the path cannot be opened or is no regular file.
     """
 
+    # Of the class too, for an object that an interrupt leaves half made.
+    _descriptor = -1
+
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = -1
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
