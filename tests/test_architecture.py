@@ -35,14 +35,15 @@ LAYERS = (
     ("weights",),
     ("logical", "formats"),
     ("plan", "transforms"),
-    ("targets", "output", "execute", "digests", "store"),
+    ("targets", "outcome", "output", "execute", "digests", "store"),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Inside a layer these modules know each other; all others there do not.
 NEIGHBOURS = {
     ("dtype", "errors"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
-    ("transforms", "plan"), ("output", "targets"), ("store", "targets"), ("store", "output"),
+    ("transforms", "plan"), ("outcome", "targets"), ("output", "targets"),
+    ("store", "outcome"), ("store", "targets"), ("store", "output"),
     ("store", "execute"), ("__main__", "cli"),
 }  # fmt: skip
 

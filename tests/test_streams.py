@@ -93,7 +93,7 @@ def test_save_writes_into_a_named_pipe(
         reader = pool.submit(pipe.read_bytes)
         saved = save(Plan.copy(open_weights(tiny_llama), name), pipe)
         assert reader.result() == whole[name]
-    assert saved.paths == (str(pipe),)
+    assert saved.paths == [str(pipe)]
     assert saved.nbytes == len(whole[name])
 
 

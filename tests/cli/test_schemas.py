@@ -41,6 +41,9 @@ ASKED = {
         "small planned.gguf --dry-run",
         "small out.gguf --quant q8_0",
         "small.gguf out --dtype bf16",
+        "small parts --max-shard-size 1kB",
+        "tied tied.safetensors --dtype f16",
+        "small blocks.gguf --quant q4_k --include *proj*",
     ),
 }
 

@@ -25,9 +25,10 @@ from weightctl.cli.report import (
 from weightctl.cli.types import default_type, parse_rule
 from weightctl.errors import ConversionError, OutputError
 from weightctl.execute import DEFAULT_MEMORY
+from weightctl.outcome import describe
 from weightctl.plan import Plan
 from weightctl.sizes import parse_size
-from weightctl.store import check, describe, open_weights, save
+from weightctl.store import open_weights, save
 from weightctl.targets import STDOUT, target
 from weightctl.transforms.align import align
 from weightctl.transforms.cast import cast
@@ -198,23 +199,23 @@ def convert(
     for text in () if quiet else (*notes(plan, where), *told):
         note(text)
     if dry_run:
-        output, saved = describe(plan, where), None
+        outcome, saved = describe(plan, where), None
     else:
         _require_stdout(where, as_json=as_json)
         with _progress(plan, quiet=quiet) as advance:
             saved = save(plan, where, force=force, threads=threads, memory=budget, progress=advance)
-        output = saved.output
-    made = document(path, plan, where, output, saved=saved)
+        outcome = saved.outcome
+    made = document(path, plan, where, outcome, saved=saved)
     if report is not None:
         write_report(report, made, force=force)
     if as_json:
         show_text(json.dumps(made) + "\n")
     elif not quiet:
-        lines = summary(path, plan, where, output, saved=saved)
+        lines = summary(path, plan, where, outcome, saved=saved)
         _tell(lines, plan, where, is_plan=dry_run)
     if dry_run:
         # Of a plan that cannot be carried out, all is shown, and then why it cannot.
-        check(plan, where, force=force)
+        outcome.refuse(force=force)
     # Numbers that were lost are told of whatever else was asked to be quiet.
     for text in overflow_notes(saved):
         note(text)

@@ -10,8 +10,8 @@ from weightctl.cli.outline import counted
 from weightctl.cli.render import Cell, described, printable
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import companions
+from weightctl.outcome import input_files
 from weightctl.sizes import format_size
-from weightctl.store import input_files
 from weightctl.targets import (
     check_place,
     is_stream,
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from weightctl.cli.outline import Line
     from weightctl.codecs.loss import Loss
+    from weightctl.outcome import Outcome
     from weightctl.plan import Item, Plan
-    from weightctl.store import Output, Saved
+    from weightctl.store import Saved
     from weightctl.targets import Target
 
 __all__ = [
@@ -93,7 +94,7 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
 
 
 def summary(
-    path: str, plan: Plan, where: Target, output: Output, *, saved: Saved | None
+    path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> list[list[Cell]]:
     """Return the lines that tell of a conversion; `saved` is None where none took place."""
     before = sum(item.source.nbytes for item in plan.items)
@@ -103,8 +104,8 @@ def summary(
     count = len(plan.items)
     noun = "tensor" if count == 1 else "tensors"
     lines = [
-        [Cell(f"{printable(path)} -> {_place(where, output)} ({where.format})", "bold")],
-        [Cell(f"{count} {noun}, {sizes}; {_files(output)}")],
+        [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
+        [Cell(f"{count} {noun}, {sizes}; {_files(outcome)}")],
         *([Cell(text)] for text in _changes(plan)),
         *([Cell(text, "yellow")] for text in _substitutes(plan)),
     ]
@@ -114,18 +115,18 @@ def summary(
     return [*lines, *_losses(plan, saved), [Cell(f"{saved.seconds:.1f} s, {rate}/s")]]
 
 
-def _place(where: Target, output: Output) -> str:
-    count = len(output.parts)
+def _place(where: Target, outcome: Outcome) -> str:
+    count = len(outcome.parts)
     if count == 1 or where.file_name is not None:
         return printable(stream_name(where.path))
-    first = os.path.join(os.path.dirname(where.path), next(iter(output.parts)))
+    first = os.path.join(os.path.dirname(where.path), next(iter(outcome.parts)))
     return f"{printable(first)} and {count - 1} more"
 
 
-def _files(output: Output) -> str:
-    count = len(output.parts)
+def _files(outcome: Outcome) -> str:
+    count = len(outcome.parts)
     what = "the file takes" if count == 1 else f"{count} files take"
-    return f"{what} {format_size(output.nbytes)}"
+    return f"{what} {format_size(outcome.nbytes)}"
 
 
 def _changes(plan: Plan) -> Iterator[str]:
@@ -215,19 +216,19 @@ def overflow_notes(saved: Saved | None) -> Iterator[str]:
 
 
 def document(
-    path: str, plan: Plan, where: Target, output: Output, *, saved: Saved | None
+    path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> dict[str, Any]:
     """Return everything about a conversion, as `weightctl/schemas/convert.json` describes it."""
-    index = [{"name": output.index[0], "bytes": len(output.index[1])}] if output.index else []
+    index = [{"name": outcome.index[0], "bytes": len(outcome.index[1])}] if outcome.index else []
     return {
         "input": path,
         "output": where.path,
         "format": where.format,
         "files": [
-            *({"name": name, "bytes": layout.nbytes} for name, layout in output.parts.items()),
+            *({"name": name, "bytes": layout.nbytes} for name, layout in outcome.parts.items()),
             *index,
         ],
-        "bytes": output.nbytes,
+        "bytes": outcome.nbytes,
         "tensor_bytes": {
             "before": sum(item.source.nbytes for item in plan.items),
             "after": sum(item.info.nbytes for item in plan.items),
