@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +159,10 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[TensorInfo, int, in
             hint="it should have a dtype, a shape and two data_offsets",
         )  # fmt: skip
     dtype, shape, begin, end = sound
-    encoding = encoding_by_id("safetensors", dtype)
+    encoding, nbytes = _stored(dtype, shape)
     if encoding is None:
         encoding = unknown_encoding("safetensors", dtype, prod(shape), end - begin)
-    elif not encoding.fits(shape) or encoding.nbytes(shape) != end - begin:
+    elif nbytes != end - begin:
         raise FormatError(
             file.path, 8,
             f"`{name}` of shape {list(shape)} and dtype {dtype} does not fill {end - begin} bytes",
@@ -177,13 +178,27 @@ def _sound(entry: Any) -> tuple[str, tuple[int, ...], int, int] | None:
         return None
     if type(dtype) is not str or not dtype.isprintable():
         return None
-    if not is_list(shape) or len(shape) > _MAX_DIMENSIONS:
+    if not is_list(shape) or len(shape) > _MAX_DIMENSIONS or {type(n) for n in shape} - {int}:
         return None
-    if {type(size) for size in shape} - {int} or not is_possible(shape):
+    shape = tuple(shape)
+    if not _is_possible(shape):
         return None
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < 1 << 63:
         return None
-    return dtype, tuple(shape), begin, end
+    return dtype, shape, begin, end
+
+
+# Tens of thousands of tensors have a few shapes.
+_is_possible = lru_cache(maxsize=1024)(is_possible)
+
+
+@lru_cache(maxsize=1024)
+def _stored(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None, int | None]:
+    """Return the encoding of a dtype and the bytes of a shape, None where either cannot be."""
+    encoding = encoding_by_id("safetensors", dtype)
+    if encoding is None or not encoding.fits(shape):
+        return encoding, None
+    return encoding, encoding.nbytes(shape)
 
 
 def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], start: int) -> None:
