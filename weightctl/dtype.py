@@ -39,6 +39,7 @@ class DType(Enum):
     float32 = "float32"
     float64 = "float64"
     complex64 = "complex64"
+    complex128 = "complex128"
     float8_e4m3fn = "float8_e4m3fn"
     float8_e5m2 = "float8_e5m2"
     float8_e4m3fnuz = "float8_e4m3fnuz"
@@ -65,6 +66,11 @@ class DType(Enum):
     def is_integer(self) -> _bool:
         """Whether the numbers are integers."""
         return self.value.startswith(("int", "uint"))
+
+    @property
+    def is_complex(self) -> _bool:
+        """Whether the numbers are complex ones."""
+        return self.value.startswith("complex")
 
 
 # Inside the class body above, `bool` is a member, so the type needs another name there.
@@ -116,7 +122,7 @@ class QuantizationEncoding(Enum):
 class Encoding(NamedTuple):
     """Every `block` elements of a row fill `size` bytes.
 
-    `gguf`, `safetensors` and `torch` are what each format calls it, None where it has no name.
+    `gguf`, `safetensors` and `pytorch` are what each format calls it, None where it has no name.
     `layout` is the `struct` format of one block, which says what a change of byte order swaps.
     `codec` is the module for its blocks; empty where none of ours does them.
     """
@@ -127,7 +133,7 @@ class Encoding(NamedTuple):
     layout: str
     gguf: int | None = None
     safetensors: str | None = None
-    torch: str | None = None
+    pytorch: str | None = None
     codec: str = ""
 
     def __str__(self) -> str:
@@ -170,7 +176,7 @@ class Encoding(NamedTuple):
 
 _CODECS = "weightctl.codecs."
 
-# name, block, size, layout of one block, GGUF id, safetensors name, torch name, codec
+# name, block, size, layout of one block, GGUF id, safetensors name, PyTorch name, codec
 _TABLE = (
     Encoding("F64", 1, 8, "Q", 28, "F64", "float64"),
     Encoding("F32", 1, 4, "I", 0, "F32", "float32"),
@@ -194,6 +200,14 @@ _TABLE = (
     Encoding("U64", 1, 8, "Q", None, "U64", "uint64"),
     Encoding("BOOL", 1, 1, "B", None, "BOOL", "bool"),
     Encoding("C64", 1, 8, "2I", None, "C64", "complex64"),
+    Encoding("C32", 1, 4, "2H", None, None, "complex32"),
+    Encoding("C128", 1, 16, "2Q", None, None, "complex128"),
+    # Numbers with a scale and a zero point of their tensor or its channels.
+    Encoding("QINT8", 1, 1, "B", None, None, "qint8"),
+    Encoding("QUINT8", 1, 1, "B", None, None, "quint8"),
+    Encoding("QINT32", 1, 4, "I", None, None, "qint32"),
+    Encoding("QUINT4X2", 2, 1, "B", None, None, "quint4x2"),
+    Encoding("QUINT2X4", 4, 1, "B", None, None, "quint2x4"),
     Encoding("Q1_0", 128, 18, "H16B", 41),
     Encoding("Q2_0", 64, 18, "H16B", 42),
     Encoding("Q4_0", 32, 18, "H16B", 2),
@@ -226,16 +240,16 @@ _TABLE = (
 ENCODINGS: dict[str, Encoding] = {encoding.name: encoding for encoding in _TABLE}
 
 _DTYPES: dict[str, DType] = {
-    encoding.name: DType(encoding.torch.removesuffix("_x2"))
+    encoding.name: DType(name)
     for encoding in _TABLE
-    if encoding.torch is not None
+    if (name := (encoding.pytorch or "").removesuffix("_x2")) in DType.__members__
 }
 _QUANTIZATIONS = {kind.name: kind for kind in QuantizationEncoding}
 _BY_DTYPE = {dtype: ENCODINGS[name] for name, dtype in _DTYPES.items()}
 _BY_ID: dict[str, dict[int | str, Encoding]] = {
     "gguf": {e.gguf: e for e in _TABLE if e.gguf is not None},
     "safetensors": {e.safetensors: e for e in _TABLE if e.safetensors is not None},
-    "torch": {e.torch: e for e in _TABLE if e.torch is not None},
+    "pytorch": {e.pytorch: e for e in _TABLE if e.pytorch is not None},
 }
 
 
@@ -269,8 +283,8 @@ def _spellings() -> dict[str, Encoding]:
     spellings: dict[str, Encoding] = {}
     for encoding in _TABLE:
         spellings[encoding.name.lower()] = encoding
-        if encoding.torch is not None:
-            spellings[encoding.torch.removesuffix("_x2")] = encoding
+        if encoding.pytorch is not None:
+            spellings[encoding.pytorch.removesuffix("_x2")] = encoding
     short = {
         "fp64": "F64", "double": "F64", "fp32": "F32", "float": "F32", "single": "F32",
         "fp16": "F16", "half": "F16", "f8_e4m3fn": "F8_E4M3", "fp8": "F8_E4M3", "fp4": "F4",

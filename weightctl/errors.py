@@ -26,17 +26,20 @@ class WeightctlError(Exception):
 
 
 class FormatError(WeightctlError, ValueError):
-    """A file is not what it should be; names the path and, where there is one, the byte offset."""
+    """A file is not what it should be; names the path and, where there is one, the byte offset.
+
+    `reason` is the message without them.
+    """
 
     def __init__(self, path: str, offset: int | None, message: str, *, hint: str = "") -> None:
         where = path if offset is None else f"{path}, byte {offset}"
         super().__init__(f"{where}: {message}", hint=hint)
         self.path = path
         self.offset = offset
-        self._reason = message
+        self.reason = message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_format_error, (self.path, self.offset, self._reason, self.hint))
+        return (_format_error, (self.path, self.offset, self.reason, self.hint))
 
 
 def _format_error(path: str, offset: int | None, message: str, hint: str) -> FormatError:

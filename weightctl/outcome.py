@@ -144,5 +144,5 @@ def describe(plan: Plan, where: Target) -> Outcome:
 def input_files(plan: Plan) -> list[str]:
     """Return the paths of everything that a plan reads or that belongs to it: never an output."""
     header = plan.source.header
-    index = [header.index] if header.index else []
+    index = [header.listing] if header.listing else []
     return [*header.files, *index, *companions(header.files).values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
-    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.info import Header, Leaf, TensorInfo
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source
     from weightctl.weights.tree import Weights
 
 __all__ = ["Item", "Plan"]
+
+# What a tensor is called that weightctl cannot read.
+_UNREAD = "torch.Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Plan:
     """The rows of a conversion and the metadata around them.
 
     A transform is a function from plan to plan. `tied` are further names of output tensors.
+    `unkept` is what the output will not have, since nothing can be made of it; a plan with tensors
+    among that is refused.
     """
 
     source: Source
@@ -58,6 +64,7 @@ class Plan:
     items: tuple[Item, ...]
     metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
     tied: Mapping[str, str] = field(default_factory=dict[str, str])
+    unkept: Mapping[str, Leaf] = field(default_factory=dict[str, "Leaf"])
 
     @classmethod
     def copy(cls, weights: Weights, format_name: str) -> Plan:
@@ -65,15 +72,24 @@ class Plan:
         header = weights.header
         items = tuple(Item(info, info) for info in header.tensors.values())
         plan = cls(weights.source, format_name, items, _tying(header.metadata, header.aliases),
-                   header.aliases)  # fmt: skip
-        return plan.only({name for name, _ in weights.items()}) if weights.name else plan
+                   header.aliases, _unkept(header))  # fmt: skip
+        if not weights.name:
+            return plan
+        below = f"{weights.name}."
+        leaves = (name for name in header.leaves if name.startswith(below))
+        return plan.only({*(name for name, _ in weights.items()), *leaves})
+
+    @property
+    def unread(self) -> dict[str, Leaf]:
+        """The tensors among `unkept`: of types that weightctl does not know, or without data."""
+        return {name: leaf for name, leaf in self.unkept.items() if leaf.kind == _UNREAD}
 
     def with_items(self, items: tuple[Item, ...]) -> Plan:
         """Return the plan with other rows."""
         return replace(self, items=items)
 
     def only(self, names: Collection[str]) -> Plan:
-        """Return the plan for just these of its tensors and tied names.
+        """Return the plan for just these of its tensors, tied names and other leaves.
 
         Where a tied name stays and its tensor does not, the tensor is stored under that name.
         """
@@ -92,9 +108,10 @@ class Plan:
             for name, tensor in self.tied.items()
             if name in names and name not in kept
         }
-        untied = self.tied.keys() - tied
+        untied = (self.tied.keys() - tied) | (self.source.header.leaves.keys() - names)
         metadata = {key: value for key, value in self.metadata.items() if key not in untied}
-        return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied)
+        unkept = {name: leaf for name, leaf in self.unkept.items() if name in names}
+        return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)
 
     def layouts(self) -> tuple[Layout, ...]:
         """Describe the files that this plan makes, to the byte.
@@ -104,6 +121,7 @@ class Plan:
         """
         written = format_module(self.format)
         tensors = [item.info for item in self.items]
+        self._refuse_unread()
         self._refuse("not all of this can be done:", [*_colliding(tensors), *self._impossible()])
         self._refuse(f"{self.format} cannot hold all of this:", written.unfit(tensors))
         count = 1 + max((item.part for item in self.items), default=0)
@@ -120,6 +138,15 @@ class Plan:
     def _refuse(self, what: str, problems: list[str]) -> None:
         if problems:
             raise ConversionError("\n  ".join([what, *_few(problems)]), hint=self._remedy())
+
+    def _refuse_unread(self) -> None:
+        if unread := self.unread:
+            problems = [f"`{name}`: {leaf.look or leaf.kind}" for name, leaf in unread.items()]
+            raise ConversionError(
+                "\n  ".join(["not all tensors can be read:", *_few(problems)]),
+                hint=f"--exclude {next(iter(unread))} leaves it out" if len(unread) == 1
+                else "--exclude leaves out what it names",
+            )  # fmt: skip
 
     def _impossible(self) -> list[str]:
         changed = [item for item in self.items if not item.is_copy]
@@ -158,6 +185,20 @@ class Plan:
 def _tying(metadata: Mapping[str, Value], tied: Mapping[str, str]) -> dict[str, Value]:
     """Keep tied names in the metadata, as huggingface_hub does."""
     return {**metadata, **{name: text(tensor) for name, tensor in tied.items()}}
+
+
+def _unkept(header: Header) -> dict[str, Leaf]:
+    """Return the leaves of which there is no metadata; not those that others stand below."""
+    unkept = {name: leaf for name, leaf in header.leaves.items() if name not in header.metadata}
+    if not unkept:
+        return unkept
+    names = sorted([*header.tensors, *header.aliases, *header.leaves, *header.metadata])
+
+    def holds(name: str) -> bool:
+        below = bisect_left(names, f"{name}.")
+        return below < len(names) and names[below].startswith(f"{name}.")
+
+    return {name: leaf for name, leaf in unkept.items() if leaf.kind == _UNREAD or not holds(name)}
 
 
 def _colliding(tensors: list[TensorInfo]) -> list[str]:

@@ -9,11 +9,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats import format_module
-from weightctl.formats.base import write_in_order
-from weightctl.formats.huggingface import carry
 from weightctl.formats.parts import open_files
-from weightctl.outcome import Outcome, describe
-from weightctl.targets import Target, target
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Weights
 
@@ -22,7 +18,9 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Bytes, Sink
+    from weightctl.outcome import Outcome
     from weightctl.plan import Plan
+    from weightctl.targets import Target
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Saved", "open_weights", "save"]
@@ -79,7 +77,10 @@ def save(
     """
     # Imported here, so that opening stays quick.
     from weightctl.execute import DEFAULT_MEMORY, execute
+    from weightctl.formats.base import write_in_order
+    from weightctl.outcome import describe
     from weightctl.output import clear_leftovers
+    from weightctl.targets import Target, target
 
     started = time.monotonic()
     if not isinstance(where, Target):
@@ -107,6 +108,7 @@ def _sinks(
     plan: Plan, outcome: Outcome, *, force: bool
 ) -> Generator[Callable[[str], Sink], None, None]:
     """Yield what opens the file of a name: in a new directory, in one that is there, or a pipe."""
+    from weightctl.formats.huggingface import carry
     from weightctl.output import output_directory, output_files, output_stream, refused
 
     where = outcome.where

@@ -9,8 +9,15 @@ import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, OutputError
-from weightctl.formats import FORMATS, format_by_suffix, format_module
+from weightctl.formats import (
+    FORMATS,
+    INDEX_SUFFIX,
+    format_by_index,
+    format_by_suffix,
+    format_module,
+)
 from weightctl.formats.parts import is_part, part_name
+from weightctl.formats.sets import split_suffix
 from weightctl.sizes import format_size
 
 if TYPE_CHECKING:
@@ -57,17 +64,16 @@ class Target(NamedTuple):
 
     def pattern(self) -> re.Pattern[str]:
         """Return what the names of the files match, however many parts there are."""
-        stem, suffix = map(re.escape, os.path.splitext(os.path.basename(self.file)))
+        stem, suffix = map(re.escape, split_suffix(os.path.basename(self.file)))
         index = re.escape(self.index_name or "")
         return re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?{suffix}|{index}")
 
     @property
     def index_name(self) -> str | None:
         """The name of the file that lists the parts, None where the format has none."""
-        suffix = FORMATS[self.format].index_suffix
-        if suffix is None:
+        if not FORMATS[self.format].has_index:
             return None
-        return os.path.splitext(self.file_name or os.path.basename(self.path))[0] + suffix
+        return os.path.basename(self.file) + INDEX_SUFFIX
 
 
 def target(path: str, format_name: str | None = None) -> Target:
@@ -127,7 +133,7 @@ def _format_of_file(path: str, format_name: str | None) -> str:
             f"{path} has the suffix of {by_suffix}, but --to says {format_name}",
             hint=f"name it with {FORMATS[format_name].suffix}, or leave out --to",
         )
-    if any(line.index_suffix and path.endswith(line.index_suffix) for line in FORMATS.values()):
+    if format_by_index(path):
         raise ConversionError(
             f"{path} has the name of an index, which is written beside the parts it lists",
             hint="leave out .index.json",
@@ -143,7 +149,7 @@ def _format_of_file(path: str, format_name: str | None) -> str:
             f"{stream_name(path)}: which format?", hint=f"pass --to and one of {', '.join(FORMATS)}"
         )
     if chosen is None:
-        suffixes = ", ".join(line.suffix for line in FORMATS.values())
+        suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)
         raise ConversionError(
             f"{path}: which format? Its suffix is none of {suffixes}",
             hint="for a directory end it with a slash; for a file pass --to and a format",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 
 __all__ = [
     "TEMPORARY",
@@ -32,7 +32,7 @@ def aside_name(path: str, token: str) -> str:
 
 def new_token() -> str:
     """Return eight hexadecimal digits that no other run has."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 def without_temporary(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-__all__ = ["is_list", "is_object", "is_sequence", "is_text_map"]
+__all__ = ["is_list", "is_object", "is_sequence", "is_text_map", "is_tuple"]
 
 
 def is_list(content: object) -> TypeGuard[list[Any]]:
@@ -26,3 +26,8 @@ def is_sequence(content: object) -> TypeGuard[Sequence[Any]]:
 def is_text_map(content: object) -> TypeGuard[dict[str, str]]:
     """Whether a value is a JSON object of strings."""
     return is_object(content) and all(isinstance(value, str) for value in content.values())
+
+
+def is_tuple(content: object) -> TypeGuard[tuple[Any, ...]]:
+    """Whether a value is a tuple, and no record that is made of one."""
+    return type(content) is tuple

@@ -34,6 +34,7 @@ finally:
 OUTPUTS = {
     "copy to GGUF": ("out.gguf",),
     "copy to safetensors": ("out.safetensors",),
+    "copy to PyTorch": ("out.bin",),
     "f16 GGUF": ("out.gguf", "--dtype", "f16"),
     "f32 safetensors": ("out.safetensors", "--dtype", "f32"),
     "f8_e4m3 safetensors": ("out.safetensors", "--dtype", "f8_e4m3"),

@@ -27,6 +27,13 @@ def test_the_listing_bench_runs() -> None:
     assert len(re.findall(r"\(target \d+\)", done.stdout)) == 3
 
 
+def test_the_pytorch_bench_runs(tmp_path: Path) -> None:
+    arguments = ("--repeats", "1", "--size", "1MB", "--tensors", "100", "--folder", str(tmp_path))
+    done = run("pytorch.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\(target \d+\)", done.stdout)) == 2
+
+
 def test_the_conversion_bench_runs() -> None:
     done = run("conversion.py", "--seconds", "0")
     assert done.returncode == 0, done.stderr
@@ -37,7 +44,7 @@ def test_the_conversion_bench_runs() -> None:
     ("output", "size"),
     [
         ("copy to GGUF", "800MB"),
-        ("copy to safetensors", "800MB"),
+        ("copy to PyTorch", "800MB"),
         ("f32 safetensors", "800MB"),
         ("Q8_0", "800MB"),
         ("Q4_K", "100MB"),

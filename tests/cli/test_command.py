@@ -57,7 +57,7 @@ def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
         ("weightctl ", list(COMMANDS)),
         ("weightctl ls --sort ", ["name", "size", "offset"]),
         ("weightctl model.gguf --sort ", ["name", "size", "offset"]),
-        ("weightctl ls --from ", ["safetensors", "gguf"]),
+        ("weightctl ls --from ", ["safetensors", "gguf", "pytorch"]),
     ],
 )
 def test_the_shell_completes_what_is_typed(weightctl: Run, typed: str, offered: list[str]) -> None:

@@ -43,7 +43,7 @@ def labels(
 ) -> list[str]:
     shapes = names if isinstance(names, dict) else dict.fromkeys(names, (2, 2))
     weights = tree_of(shapes)
-    lines = outline(weights.tree, weights.header.tensors, lambda i: (i.shape, i.nbytes), limit)
+    lines = outline(weights.tree, weights.header.tensors, lambda i: (i.shape, 1, i.nbytes), limit)
     return [f"{'  ' * line.depth}{line.label} x{line.times}" for line in lines]
 
 

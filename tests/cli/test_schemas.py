@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from shutil import copyfile
 from typing import TYPE_CHECKING, Any
 
 import made
 import pytest
 from jsonschema import Draft202012Validator
 
+from conftest import ROOT
 from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ ASKED = {
         "small.gguf --meta tokenizer.ggml.scores",
         "awq --include *.scales --sort size",
         "awq --exclude *",
+        "training.pt small --hash",
+        "training.pt --meta",
+        "training.pt small --scan",
     ),
     "diff": (
         "small small",
@@ -43,6 +48,7 @@ ASKED = {
         "small.gguf out --dtype bf16",
         "small parts --max-shard-size 1kB",
         "tied tied.safetensors --dtype f16",
+        "training.pt training.safetensors --dtype bf16",
         "small blocks.gguf --quant q4_k --include *proj*",
     ),
 }
@@ -55,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make(made_in)
     made.gguf(made_in)
     made.gguf(made_in, "big.gguf", ">")
+    copyfile(ROOT / "fixtures" / "training.pt", made_in / "training.pt")
     return made_in
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from shutil import copyfile
 
 if __name__ == "__main__":  # pytest knows these folders
     sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
@@ -12,6 +13,9 @@ if __name__ == "__main__":  # pytest knows these folders
 import made
 import pytest
 from terminal import on_a_terminal
+
+from assembly import call, whole
+from conftest import ROOT
 
 SCREENS = Path(__file__).parent / "screens"
 COLUMNS = (80, 200)
@@ -26,6 +30,8 @@ COMMANDS = {
     "awq-flat": "ls awq --flat",
     "adapter": "ls adapter",
     "tied": "ls tied tied --flat",
+    "training": "ls training.pt",
+    "scan": "ls --scan attack.pt",
     "diff": "diff small awq",
     "plan": "convert small out.safetensors --tensor-type proj=f16 --dry-run",
 }
@@ -40,6 +46,8 @@ def checkpoints(folder: Path) -> None:
     made.awq(folder)
     made.adapter(folder)
     made.tied(folder)
+    copyfile(ROOT / "fixtures" / "training.pt", folder / "training.pt")
+    (folder / "attack.pt").write_bytes(whole(call("os.system", "exit 0"), call("a" * 90 + ".b")))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from weightctl.dtype import ENCODINGS
 if TYPE_CHECKING:
     from weightctl.codecs.scalar import Numbers
 
-REAL = [dtype for dtype in DType if dtype is not DType.complex64]
+REAL = [dtype for dtype in DType if not dtype.is_complex]
 SMALL = [dtype for dtype in REAL if dtype.encoding.size <= 2]
 
 

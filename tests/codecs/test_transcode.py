@@ -69,7 +69,7 @@ def rows_of(encoding: Encoding) -> tuple[U8, F32 | NDArray[np.float64]]:
 def leads_nowhere(source: Encoding, target: Encoding) -> bool:
     """Whether the one cannot become the other."""
     from_, to = source.dtype, target.dtype
-    if DType.complex64 in {from_, to}:
+    if any(dtype is not None and dtype.is_complex for dtype in (from_, to)):
         return True
     if to is DType.float8_e8m0fnu and from_ is None:
         return True  # blocks have numbers that are not positive

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import gguf
 import pytest
 import safetensors
+import torch
 from hypothesis import given, settings
 
 from build import Gguf, Tensor
 from copying import FRAMEWORK, contents, copied, held, spoken
 from strategies import INTERPRETED, metadata, tensors
 from weightctl import open_weights
-from weightctl.dtype import ENCODINGS, Encoding
+from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
 from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS, format_module
 from weightctl.weights import TensorInfo
@@ -107,9 +108,25 @@ def read_by_safetensors(path: Path) -> Contents:
     }
 
 
+def read_by_torch(path: Path) -> Contents:
+    found = torch.load(path, weights_only=True, mmap=True)
+    return {name: seen_by_torch(tensor) for name, tensor in found.items()}
+
+
+def seen_by_torch(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    encoding = encoding_by_id("pytorch", str(tensor.dtype).removeprefix("torch."))
+    assert encoding is not None
+    shape = tuple(tensor.shape)
+    if encoding.block > 1:  # where torch counts bytes
+        shape = (*shape[:-1], shape[-1] * encoding.block)
+    stored = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return encoding.name, shape, stored[: encoding.nbytes(shape)].numpy().tobytes()
+
+
 READERS: dict[str, Callable[[Path], Contents]] = {
     "gguf": read_by_gguf,
     "safetensors": read_by_safetensors,
+    "pytorch": read_by_torch,
 }
 # gguf-py 0.19 does not have the first, and takes blocks of the second for 40 bytes; they are 36.
 MISREAD = {"gguf": {"Q2_0", "Q8_1"}}
@@ -251,7 +268,7 @@ def test_any_text_is_a_name(name: str, tmp_path: Path) -> None:
 
 # The longest name that is tried, and one that is too long. safetensors has a limit for all names
 # together, with what else is in the header.
-LENGTHS = {"gguf": (63, 64), "safetensors": (1_000_000, 100_000_000)}
+LENGTHS = {"gguf": (63, 64), "safetensors": (1_000_000, 100_000_000), "pytorch": (1_000_000, None)}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -262,7 +279,7 @@ def test_a_long_name_reads_back_equal(name: str, letter: str, tmp_path: Path) ->
     assert contents(written(name, weights, tmp_path)) == contents(weights)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if LENGTHS[name][1]])
 def test_a_name_that_is_too_long_is_refused_before_anything_is_written(
     name: str, tmp_path: Path
 ) -> None:

@@ -101,7 +101,8 @@ def use(path: Path) -> None:
 
 
 def test_every_format_has_a_file_to_change() -> None:
-    assert {name.rpartition(".")[2] for name in SOUND} >= set(FORMATS)
+    # Those of PyTorch are in tests/formats/pytorch.
+    assert {name.rpartition(".")[2] for name in SOUND} >= set(FORMATS) - {"pytorch"}
 
 
 @pytest.mark.parametrize("name", SOUND)

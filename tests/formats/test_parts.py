@@ -14,6 +14,8 @@ from build import I8, Gguf, Tensor, index_of, safetensors_of
 from copying import contents, raw
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError
+from weightctl.formats.merging import merged
+from weightctl.weights.info import Header, Leaf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,6 +137,40 @@ def test_the_tied_names_of_an_index_are_aliases(sharded: Path) -> None:
     weights = open_weights(sharded)
     assert weights.header.aliases == {"lm_head.weight": "a"}
     assert bytes(weights.lm_head.weight.data().view()) == b"a"
+
+
+def test_names_that_share_a_tensor_in_a_part_are_aliases_of_the_whole(tmp_path: Path) -> None:
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    tied = torch.arange(4.0)
+    torch.save({"embed": tied, "head": tied}, tmp_path / names[0])
+    torch.save({"b": torch.ones(2), "count": 3}, tmp_path / names[1])
+    weight_map = {"embed": names[0], "head": names[0], "b": names[1]}
+    (tmp_path / "pytorch_model.bin.index.json").write_bytes(index_of(weight_map))
+    header = open_weights(tmp_path).header
+    assert (list(header.tensors), header.aliases) == (["embed", "b"], {"head": "embed"})
+    assert list(header.leaves) == ["count"]
+
+
+def test_what_parts_say_is_merged_and_the_first_is_right() -> None:
+    first = Header("pytorch", ("1",), {}, {}, leaves={"n": Leaf("int", "1")}, aliases={"t": "a"})
+    later = Header(
+        "pytorch", ("2",), {}, {},
+        leaves={"n": Leaf("int", "2"), "m": Leaf("int", "3")}, aliases={"t": "b", "u": "b"},
+    )  # fmt: skip
+    header = merged([first, later])
+    assert header.leaves == {"n": Leaf("int", "1"), "m": Leaf("int", "3")}
+    assert header.aliases == {"t": "a", "u": "b"}
+
+
+def test_an_alias_is_not_looked_for_in_another_part(tmp_path: Path) -> None:
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    tied = torch.arange(4.0)
+    torch.save({"embed": tied, "head": tied}, tmp_path / names[0])
+    torch.save({"b": torch.ones(2)}, tmp_path / names[1])
+    weight_map = {"embed": names[0], "head": names[1], "b": names[1]}
+    (tmp_path / "pytorch_model.bin.index.json").write_bytes(index_of(weight_map))
+    with pytest.raises(FormatError, match=r"1 tensor not in the part that .* names \(`head`\)"):
+        open_weights(tmp_path)
 
 
 def test_a_tied_name_may_also_be_in_the_weight_map(sharded: Path) -> None:

@@ -83,7 +83,7 @@ def test_what_the_reference_writes_is_read(dtype: torch.dtype, tmp_path: Path) -
     save_file({"a": tensor}, tmp_path / "a.safetensors")
     weights = open_weights(tmp_path / "a.safetensors")
     assert weights.a.info.shape == tuple(tensor.shape)
-    assert weights.a.info.encoding.torch == str(dtype).removeprefix("torch.")
+    assert weights.a.info.encoding.pytorch == str(dtype).removeprefix("torch.")
     assert raw(weights, "a") == bytes(range(1, 17))
 
 
@@ -177,7 +177,7 @@ def test_a_gguf_key_of_somebody_else_stays_text(strange: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "alignment", [("u32", 3), ("u32", 0), ("u64", 32), ("string", "32"), ("array[u32]", [32])]
+    "alignment", [("u32", 3), ("u32", 0), ("u64", 48), ("string", "32"), ("array[u32]", [32])]
 )
 def test_an_alignment_that_cannot_be_is_refused_when_written(
     alignment: tuple[str, object], tmp_path: Path

@@ -95,7 +95,7 @@ def test_safe_open_reads_what_is_written(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt"}
         for name, (encoding, shape, raw) in contents(weights).items():
             tensor = file.get_tensor(name)
-            assert str(tensor.dtype) == f"torch.{ENCODINGS[encoding].torch}"
+            assert str(tensor.dtype) == f"torch.{ENCODINGS[encoding].pytorch}"
             assert tuple(tensor.shape) == shape
             assert bytes(tensor.flatten().view(-1).untyped_storage())[: len(raw)] == raw
 

@@ -34,6 +34,9 @@ from weightctl.weights import TensorInfo
         ("layer1.0.bn1.running_mean", (64,)),
         ("layer1.0.bn1.running_var", (64,)),
         ("alphas_cumprod", (1000,)),
+        ("optimizer.state.0.exp_avg", (64, 64)),
+        ("state.17.step", ()),
+        ("optimizer_states.0.state.3.momentum_buffer", (64,)),
     ],
 )
 def test_what_no_optimizer_trains_is_a_buffer(name: str, shape: tuple[int, ...]) -> None:
@@ -58,6 +61,8 @@ def test_what_no_optimizer_trains_is_a_buffer(name: str, shape: tuple[int, ...])
         ("mask_token", (1, 1, 768)),
         ("encoder.freqs", (64,)),
         ("logit_scale", ()),
+        ("model.exp_avg", (64,)),
+        ("schedule.step", ()),
         ("weight", (8, 8)),
         ("", ()),
     ],

@@ -208,16 +208,16 @@ def test_a_capsule_dropped_while_an_exception_flies_holds_nothing() -> None:
 
 
 def test_a_type_that_comes_in_without_a_dtype_is_refused_and_given_back() -> None:
-    array = np.zeros(2, np.complex128)
+    array = np.zeros(4, np.float16)
     alive = weakref.ref(array)
-    with pytest.raises(BufferError, match="type 5 of 128 bits has no DType"):
-        Buffer.from_dlpack(torch.from_numpy(array))
+    with pytest.raises(BufferError, match="type 5 of 32 bits has no DType"):
+        Buffer.from_dlpack(torch.from_numpy(array).view(torch.complex32))
     del array
     gc.collect()
     assert alive() is None
 
 
-@pytest.mark.parametrize("kind", ["complex128", "U3", "M8[s]", "O"])
+@pytest.mark.parametrize("kind", ["clongdouble", "U3", "M8[s]", "O"])
 def test_a_numpy_array_without_a_dtype_is_refused(kind: str) -> None:
     with pytest.raises(EncodingError, match="has no DType"):
         Buffer.from_numpy(np.zeros(2, kind))

@@ -82,7 +82,7 @@ def _weightctl(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
     ] = False,
 ) -> None:
-    """Open, list, compare and convert model checkpoints: GGUF and safetensors.
+    """Open, list, compare and convert model checkpoints: GGUF, safetensors, PyTorch.
 
     A path alone is listed: `weightctl PATH` is `weightctl ls PATH`.
     """

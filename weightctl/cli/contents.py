@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.huggingface import config
-from weightctl.logical import adapter, is_buffer, quantized
+from weightctl.logical import adapter, is_buffer, is_optimizer_state, quantized
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.tree import planted
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.logical import Adapter, Quantized
+    from weightctl.weights.info import Leaf
     from weightctl.weights.tree import Node, Weights
 
     Entry = TensorInfo | Quantized
@@ -42,8 +43,8 @@ class Contents:
 
     `tensors` are as they are stored, `entries` as they are meant: a quantized weight is one of
     them, whatever it is stored in, and `part_of` says which. `aliases` are further names of
-    tensors, `buffers` those that are no weights. `count` is the number of entries in the whole
-    checkpoint.
+    tensors, `buffers` those that are no weights, with what they are called; `leaves` are no
+    tensors. `count` is the number of entries in the whole checkpoint.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Contents:
         self.tensors: Mapping[str, TensorInfo] = header.tensors
         self.entries: Mapping[str, Entry] = header.tensors
         self.aliases: Mapping[str, str] = header.aliases
+        self.leaves: Mapping[str, Leaf] = header.leaves
         if self.quantized:
             meant = dict.fromkeys(self.part_of.get(name, name) for name in header.tensors)
             self.entries = {
@@ -67,7 +69,11 @@ class Contents:
         self.count = len(self.entries)
         if include or exclude:
             self._choose(include, exclude)
-        self.buffers = {name for name, info in self.tensors.items() if is_buffer(info)}
+        self.buffers = {
+            name: "optimizer" if is_optimizer_state(info) else "buffer"
+            for name, info in self.tensors.items()
+            if is_buffer(info)
+        }
 
     def _read(self, name: str) -> bytes:
         raw = bytearray(self.weights.header.extents[name].nbytes)
@@ -77,7 +83,7 @@ class Contents:
     def _choose(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         from weightctl.patterns import chosen
 
-        names = {*self.tensors, *self.entries, *self.aliases}
+        names = {*self.tensors, *self.entries, *self.aliases, *self.leaves}
         included = set(chosen(names, include))
         excluded = names - set(chosen(names, (), exclude))
         part_of = self.part_of
@@ -95,14 +101,15 @@ class Contents:
         self.tensors = {name: info for name, info in self.tensors.items() if is_shown(name)}
         self.entries = {n: entry for n, entry in self.entries.items() if is_meant(n, entry)}
         self.aliases = {name: target for name, target in self.aliases.items() if is_shown(name)}
+        self.leaves = {name: leaf for name, leaf in self.leaves.items() if is_shown(name)}
         self.quantized = {n: weight for n, weight in self.quantized.items() if n in self.entries}
 
     @property
     def tree(self) -> Node:
-        """The entries and aliases as a tree of names."""
-        if self.entries is self.weights.header.tensors:
+        """The entries, aliases and leaves as a tree of names."""
+        if self.entries is self.weights.header.tensors and not self.leaves:
             return self.weights.tree
-        return planted((*self.entries, *self.aliases))
+        return planted((*self.entries, *self.aliases, *self.leaves))
 
     @property
     def identity(self) -> tuple[str, str]:

@@ -98,7 +98,7 @@ def diff(
 
 
 def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
-    for line in outline(planted(differences), differences, lambda found: (found, 0)):
+    for line in outline(planted(differences), differences, lambda found: (found, 1, 0)):
         yield _row(line)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.cli.contents import Contents
+    from weightctl.weights.info import Header, Leaf
     from weightctl.weights.metadata import Value
 
 __all__ = ["document", "value_document"]
@@ -41,6 +42,14 @@ def document(
         "totals": _totals(contents),
         "tensors": [_tensor(contents, each, digests) for each in names if each in contents.tensors],
         "tied": dict(contents.aliases),
+        "values": [
+            {
+                "name": each,
+                "kind": leaf.kind,
+                "value": _value(header, each, leaf),
+            }
+            for each, leaf in contents.leaves.items()
+        ],
         "logical": [
             {
                 "name": weight.name,
@@ -60,6 +69,13 @@ def document(
         },
         "metadata": metadata if with_metadata else None,
     }
+
+
+def _value(header: Header, name: str, leaf: Leaf) -> Any:
+    if leaf.kind == "None":
+        return None
+    value = header.metadata.get(name)
+    return (leaf.look or None) if value is None else as_json(value.content)
 
 
 def value_document(value: Value) -> dict[str, Any]:
@@ -90,9 +106,7 @@ def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) ->
         "shape": list(info.shape),
         "encoding": info.encoding.name,
         "bytes": extent.nbytes,
-        "role": "part" if name in contents.part_of
-        else "buffer" if name in contents.buffers
-        else "weight",
+        "role": "part" if name in contents.part_of else contents.buffers.get(name, "weight"),
         "file": header.files[extent.file],
         "offset": extent.offset,
         "alignment": alignment(extent.offset),

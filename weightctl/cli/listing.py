@@ -148,4 +148,4 @@ def _mark(contents: Contents, name: str, equal: Mapping[str, str]) -> Cell:
         return Cell(f"= {equal[name]}", "green", short="=")
     if name in contents.part_of:
         return Cell(f"part of {contents.part_of[name]}", "dim", short="part")
-    return Cell("buffer" if name in contents.buffers else "", "dim")
+    return Cell(contents.buffers.get(name, ""), "dim")

@@ -47,6 +47,7 @@ class _Asked(NamedTuple):
     as_json: bool
     quiet: bool
     several: bool
+    scan: bool
 
     @property
     def is_flat(self) -> bool:
@@ -64,6 +65,7 @@ class _Asked(NamedTuple):
             "weightctl ls fixtures/tiny-llama --hash",
             "weightctl ls fixtures/tiny-llama --meta",
             "weightctl ls fixtures/tiny-llama --meta format",
+            "weightctl ls fixtures/training.pt --scan",
             "weightctl ls fixtures/tiny-llama --json",
         ]
     ),
@@ -92,6 +94,12 @@ def ls(
         str | None,
         typer.Option(metavar="[KEY]", help="Show the metadata, or the value of one key whole."),
     ] = None,
+    scan: Annotated[
+        bool,
+        typer.Option(
+            "--scan", help="List every global that pickles name; exit 1 if one is unknown."
+        ),
+    ] = False,
     as_json: Json = False,
     source: From = None,
     quiet: Quiet = False,
@@ -102,24 +110,20 @@ def ls(
     """
     asked = _Asked(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
-        len(paths) > 1,
+        len(paths) > 1, scan,
     )  # fmt: skip
-    if depth is not None and asked.is_flat:
-        raise WeightctlError(
-            "--depth is of the tree, and --flat, -l, --sort and --hash list each tensor",
-            hint="leave one of them out",
-        )
-    if meta is not None and asked.is_flat and (meta or not as_json):
-        raise WeightctlError(
-            "--meta shows no tensors", hint="leave out --flat, -l, --sort and --hash"
-        )
+    _refuse_contradictions(asked)
     shown = 0
+    is_clean = True
     for path in paths:
         try:
-            weights = open_weights(path, source)
-            if shown and not as_json and not meta:
-                show_lines([[]])
-            _show(path, weights, asked)
+            if scan:
+                is_clean &= _show_scan(path, asked)
+            else:
+                weights = open_weights(path, source)
+                if shown and not as_json and not meta:
+                    show_lines([[]])
+                _show(path, weights, asked)
             shown += 1
         except OutputError:
             raise
@@ -127,8 +131,31 @@ def ls(
             if not asked.several:
                 raise
             complain(error)
-    if shown < len(paths):
-        raise typer.Exit(2)
+    if shown < len(paths) or not is_clean:
+        raise typer.Exit(2 if shown < len(paths) else 1)
+
+
+def _refuse_contradictions(asked: _Asked) -> None:
+    others = (asked.is_flat, asked.depth, asked.meta is not None, asked.include, asked.exclude)
+    if asked.scan and any(others):
+        raise WeightctlError(
+            "--scan reads pickles, and no tensors", hint="with it go only --json and -q"
+        )
+    if asked.depth is not None and asked.is_flat:
+        raise WeightctlError(
+            "--depth is of the tree, and --flat, -l, --sort and --hash list each tensor",
+            hint="leave one of them out",
+        )
+    if asked.meta is not None and asked.is_flat and (asked.meta or not asked.as_json):
+        raise WeightctlError(
+            "--meta shows no tensors", hint="leave out --flat, -l, --sort and --hash"
+        )
+
+
+def _show_scan(path: str, asked: _Asked) -> bool:
+    from weightctl.cli.scanned import show_scan
+
+    return show_scan(path, as_json=asked.as_json, quiet=asked.quiet)
 
 
 def _show(path: str, weights: Weights, asked: _Asked) -> None:
@@ -141,7 +168,7 @@ def _show(path: str, weights: Weights, asked: _Asked) -> None:
     if not asked.quiet:
         for text in weights.header.notes:
             note(text)
-        if contents.count and not contents.entries and not contents.tensors:
+        if contents.count and not (contents.entries or contents.tensors or contents.leaves):
             note(f"{path}: none of the {contents.count} tensors has such a name")
     if asked.as_json:
         _show_json(path, contents, asked)
@@ -212,5 +239,7 @@ def _show_tree(path: str, contents: Contents, asked: _Asked) -> None:
     from weightctl.cli.overview import summary, tree_rows
 
     if not asked.quiet:
-        show_lines([*summary(path, contents), *([[]] if contents.entries else [])])
+        show_lines(
+            [*summary(path, contents), *([[]] if contents.entries or contents.leaves else [])]
+        )
     show_table(tree_rows(contents, asked.depth))

@@ -115,5 +115,5 @@ def _with_key(arguments: Sequence[str]) -> list[str]:
 
 def _is_path(argument: str) -> bool:
     """Whether an argument is a path that is there, or looks like one that is misspelt."""
-    suffixes = tuple(line.suffix for line in FORMATS.values())
+    suffixes = tuple(suffix for line in FORMATS.values() for suffix in line.suffixes)
     return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)

@@ -41,7 +41,7 @@ class _Outline(Generic[Entry]):
     """Makes the lines; remembers what it has measured."""
 
     def __init__(
-        self, entries: Mapping[str, Entry], look: Callable[[Entry], tuple[object, int]]
+        self, entries: Mapping[str, Entry], look: Callable[[Entry], tuple[object, int, int]]
     ) -> None:
         self._entries = entries
         self._look = look
@@ -67,8 +67,7 @@ class _Outline(Generic[Entry]):
         kind: object = node.tensor is not None
         entry = self._entry(node)
         if entry is not None:
-            kind, nbytes = self._look(entry)
-            tensors = 1
+            kind, tensors, nbytes = self._look(entry)
         # No text, so that what leads here cannot be taken for what is below.
         parts.append((kind,))
         if below:
@@ -143,18 +142,20 @@ def _numbers(segments: list[str]) -> str:
 def outline(
     root: Node,
     entries: Mapping[str, Entry],
-    look: Callable[[Entry], tuple[object, int]],
+    look: Callable[[Entry], tuple[object, int, int]],
     limit: int | None = None,
 ) -> Iterator[Line[Entry]]:
     """Yield the lines that show a tree, `limit` levels deep or whole.
 
-    `look` tells of an entry what makes two of them alike, and its bytes.
+    `look` tells of an entry what makes two of them alike, how many tensors it is, and its bytes.
     """
     return _Outline(entries, look).lines(root, 0, limit)
 
 
 def counted(tensors: int, times: int) -> str:
-    """Return `27 tensors`, or `3 x 9 tensors` where that many are folded."""
+    """Return `27 tensors`, or `3 x 9 tensors` where that many are folded; nothing for none."""
+    if not tensors:
+        return ""
     each = tensors // times
     noun = "tensor" if each == 1 else "tensors"
     return f"{each} {noun}" if times == 1 else f"{times} x {each} {noun}"

@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING
 
 from weightctl.cli.contents import kind, label
 from weightctl.cli.outline import counted, outline
-from weightctl.cli.render import Cell, described, printable
+from weightctl.cli.render import Cell, described, printable, shortened
 from weightctl.sizes import format_count, format_size
-from weightctl.weights.info import TensorInfo
+from weightctl.weights.info import Leaf, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.cli.contents import Contents, Entry
     from weightctl.cli.outline import Line
 
 __all__ = ["summary", "tree_rows"]
+
+# A tensor or value that is the whole of its file has no name.
+_UNNAMED = "(unnamed)"
+_LOOK = 28
 
 
 def summary(path: str, contents: Contents) -> list[list[Cell]]:
@@ -48,43 +52,58 @@ def _amounts(contents: Contents) -> str:
     of = f" of {contents.count}" if count < contents.count else ""
     noun = "tensor" if contents.count == 1 else "tensors"
     stored = f" ({len(contents.tensors)} as stored)" if contents.quantized else ""
+    values = f", {_counted_values(len(contents.leaves))}" if contents.leaves else ""
     bits = f", {totals.bits:.2f} bits per weight" if totals.bits is not None else ""
     return (
-        f"{count}{of} {noun}{stored}, {format_count(totals.parameters)} parameters, "
+        f"{count}{of} {noun}{stored}{values}, {format_count(totals.parameters)} parameters, "
         f"{format_size(totals.nbytes)}{bits}"
     )
 
 
+def _counted_values(count: int) -> str:
+    return "1 value" if count == 1 else f"{count} values"
+
+
 def tree_rows(contents: Contents, depth: int | None) -> Iterator[Sequence[Cell]]:
     """Yield the rows that show the tree, `depth` levels of it or all."""
-    for line in outline(contents.tree, contents.entries, _look(contents), depth):
+    entries: Mapping[str, Entry | Leaf] = {**contents.leaves, **contents.entries}
+    for line in outline(contents.tree, entries, _look(contents), depth):
         yield _row(line, contents)
 
 
-def _look(contents: Contents) -> Callable[[Entry], tuple[object, int]]:
+def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int]]:
     extents = contents.weights.header.extents
 
-    def look(entry: Entry) -> tuple[object, int]:
+    def look(entry: Entry | Leaf) -> tuple[object, int, int]:
         if isinstance(entry, TensorInfo):
             name, shape, encoding = entry
-            return (shape, encoding.name), extents[name].nbytes
-        return (entry.shape, kind(entry)), entry.nbytes
+            return (shape, encoding.name), 1, extents[name].nbytes
+        if isinstance(entry, Leaf):
+            return entry, 0, 0
+        return (entry.shape, kind(entry)), 1, entry.nbytes
 
     return look
 
 
-def _row(line: Line[Entry], contents: Contents) -> Sequence[Cell]:
+def _row(line: Line[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
     times = f"  x{line.times}" if line.times > 1 else ""
-    text = f"{'  ' * line.depth}{line.label}{times}"
-    size = Cell(format_size(line.nbytes), "dim", right=True)
+    text = f"{'  ' * line.depth}{line.label or _UNNAMED}{times}"
+    size = Cell(format_size(line.nbytes) if line.tensors else "", "dim", right=True)
     entry = line.entry
+    if isinstance(entry, Leaf):
+        # Beside what something holds stands how much that is; the class of an object is its look.
+        below = Cell(counted(line.tensors, line.times), "dim", right=True)
+        looks = entry.look or (entry.kind if "." in entry.kind else "")
+        stated = "object" if "." in entry.kind and not entry.look else entry.kind
+        brief = shortened(printable(looks), _LOOK)
+        return Cell(text), below, Cell(stated, "cyan"), size, Cell(looks, "dim", short=brief)
     if entry is not None:
-        mark = Cell("buffer" if entry.name in contents.buffers else "", "dim")
+        mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
         cells = described(entry.shape, label(stored), stored[0], line.times)
         return Cell(text), *cells, size, mark
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")
-    count = counted(line.tensors, line.times)
-    return Cell(text, "bold"), Cell(count, "dim", right=True), Cell(""), size
+    below = Cell(counted(line.tensors, line.times), "dim", right=True)
+    return Cell(text, "bold"), below, Cell(""), size

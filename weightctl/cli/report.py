@@ -42,15 +42,16 @@ __all__ = [
     "write_report",
 ]
 
-# How many tensors are named before the rest is folded.
+# How many tensors, or values, are named before the rest is folded.
 _WORST = 5
+_LONGEST = 80
 
 
-def plan_kind(item: Item) -> tuple[object, int]:
-    """Return what makes two rows of a plan alike, and the bytes of one."""
+def plan_kind(item: Item) -> tuple[object, int, int]:
+    """Return what makes two rows of a plan alike, their number, and the bytes of one."""
     info = item.info
     kind = (info.shape, item.source.encoding.name, info.encoding.name, item.asked, item.part)
-    return kind, info.nbytes
+    return kind, 1, info.nbytes
 
 
 def plan_row(line: Line[Item]) -> Sequence[Cell]:
@@ -77,6 +78,13 @@ def notes(plan: Plan, where: Target) -> list[str]:
 
 
 def _advice(plan: Plan, where: Target) -> Iterator[str]:
+    # Of tensors that cannot be read the refusal speaks.
+    known = {*plan.metadata, *plan.unread}
+    lost = [(name, leaf.kind) for name, leaf in plan.unkept.items() if name not in known]
+    if lost:
+        named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost[:_WORST]]
+        rest = f" and {len(lost) - _WORST} more" if len(lost) > _WORST else ""
+        yield f"not kept: {', '.join(named)}{rest}"
     count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
     if count:
         yield (
@@ -91,6 +99,10 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     files = plan.source.header.files
     if where.file_name is not None and not companions(files):
         yield "no config.json stands beside the input, so transformers does not load the output"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def summary(

@@ -33,7 +33,7 @@ def is_exact(source: Encoding, target: Encoding) -> bool:
     if source == target:
         return True
     before, after = source.dtype or DType.float32, target.dtype
-    if after is None or after is DType.bool or DType.complex64 in {before, after}:
+    if after is None or after is DType.bool or before.is_complex or after.is_complex:
         return False
     if after.is_integer:
         return before.is_integer or before is DType.bool

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from zlib import crc32
 
 from weightctl.errors import ConversionError
 from weightctl.weights.metadata import TEXT
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT_KEY",
     "LEAST_ALIGNMENT",
+    "LEVELS_KEY",
     "SPLIT_KEYS",
     "Bytes",
     "Format",
@@ -38,6 +39,9 @@ Bytes = bytes | bytearray | memoryview
 # The metadata that says on which boundary, in bytes, tensors start. It is GGUF's own key; formats
 # without one keep it too, so that it crosses them and a copy is aligned as its source is.
 ALIGNMENT_KEY = "general.alignment"
+# The metadata that says how the names of a PyTorch checkpoint were nested, in whatever format it is
+# kept since (`weightctl.formats.pytorch.levels`).
+LEVELS_KEY = "pytorch.levels"
 # Where a file is one of several these say which; of the whole they say nothing.
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 # GGUF's specification and safetensors' headers know no smaller one.
@@ -57,29 +61,31 @@ class Layout(NamedTuple):
     """A file that is known but for its tensors' bytes: what stands where.
 
     `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
-    the file; `nbytes` is the length of the whole file.
+    the file; `nbytes` is the length of the whole file. `between` gives what stands behind the
+    tensors written so far, up to the next one or the end, from the CRC-32 of each; None where that
+    is nothing but zeros.
     """
 
     header: bytes
     tensors: tuple[TensorInfo, ...]
     offsets: tuple[int, ...]
     nbytes: int
+    between: Callable[[Sequence[int]], bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Which of several files one is; `number` counts from 0, `tensors` are those of all files."""
 
     number: int
-    count: int
+    parts: int
     tensors: int
 
 
 class Format(Protocol):
     """A container format; each is one module and one line in `weightctl.formats.FORMATS`."""
 
-    def sniff(self, head: bytes) -> bool:
-        """Whether a file that starts with these bytes is of this format."""
+    def sniff(self, file: MappedFile) -> bool:
+        """Whether a file is of this format, as far as its first bytes or its outline show."""
         ...
 
     def read(self, file: MappedFile) -> Header:
@@ -151,22 +157,31 @@ def write_in_order(
     """
     sink.write(layout.header)
     position = len(layout.header)
+    checks: list[int] = []
     for info, offset in zip(layout.tensors, layout.offsets, strict=True):
-        _write_zeros(sink, offset - position)
-        written = 0
+        _write_between(layout, sink, checks, offset - position)
+        written = check = 0
         for piece in pull(info):
             sink.write(piece)
             written += memoryview(piece).nbytes
+            if layout.between is not None:
+                check = crc32(piece, check)
+        checks.append(check)
         if written != info.nbytes:
             raise ConversionError(
                 f"`{info.name}` came out as {written} bytes, where {info.nbytes} belong",
                 hint="this is a fault of weightctl; please report it",
             )
         position = offset + info.nbytes
-    _write_zeros(sink, layout.nbytes - position)
+    _write_between(layout, sink, checks, layout.nbytes - position)
 
 
-def _write_zeros(sink: Sink, count: int) -> None:
+def _write_between(layout: Layout, sink: Sink, checks: Sequence[int], count: int) -> None:
+    """Write the `count` bytes behind the tensors whose CRC-32 are known."""
+    if layout.between is not None:
+        seam = layout.between(checks)
+        sink.write(seam)
+        count -= len(seam)
     # In pieces, since a file may ask for an alignment of gigabytes.
     for start in range(0, count, 1 << 20):
         sink.write(bytes(min(count - start, 1 << 20)))

@@ -19,10 +19,11 @@ from weightctl.formats.base import (
     pad,
     tied_names,
 )
+from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
 from weightctl.formats.vocabulary import absent_tokens
 from weightctl.weights.info import Extent, Header, TensorInfo
-from weightctl.weights.metadata import TEXT, Value
+from weightctl.weights.metadata import INTEGERS, TEXT, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +56,9 @@ class _Entry:
         self.offset = offset
 
 
-def sniff(head: bytes) -> bool:
-    """Whether a file that starts with these bytes is GGUF."""
-    return head.startswith(MAGIC)
+def sniff(file: MappedFile) -> bool:
+    """Whether a file starts as GGUF does."""
+    return bytes(file.whole[: len(MAGIC)]) == MAGIC
 
 
 def read(file: MappedFile) -> Header:
@@ -93,7 +94,7 @@ def _start(file: MappedFile) -> Cursor:
     if file.size < 24:
         raise FormatError(
             file.path, file.size, "the file ends inside the GGUF header",
-            hint="is the download complete?",
+            hint=rest_of(file.path),
         )  # fmt: skip
     version = int.from_bytes(file.whole[4:8], "little")
     order = "<"
@@ -168,6 +169,7 @@ def _place(
     """Give each tensor its extent; refuse overlaps, gaps and what ends past the file."""
     found: dict[str, tuple[TensorInfo, Extent]] = {}
     expected = 0
+    furthest: tuple[int, _Entry | None] = (file.size, None)
     ordered = sorted(entries, key=lambda entry: entry.offset)
     for entry, after in zip_longest(ordered, ordered[1:]):
         if entry.offset != expected:
@@ -186,15 +188,15 @@ def _place(
             encoding = unknown_encoding("gguf", entry.type, prod(entry.shape), nbytes)
         else:
             nbytes = _nbytes(file, entry, encoding)
-        if start + entry.offset + nbytes > file.size:
-            missing = start + entry.offset + nbytes - file.size
-            raise FormatError(
-                file.path, entry.at, f"`{entry.name}` ends {missing} bytes past the file",
-                hint="is the download complete?",
-            )  # fmt: skip
+        end = start + entry.offset + nbytes
+        if end > furthest[0]:
+            furthest = (end, entry)
         info = TensorInfo(entry.name, entry.shape, encoding)
         found[entry.name] = (info, Extent(0, start + entry.offset, nbytes))
         expected = entry.offset + nbytes + pad(nbytes, alignment)
+    end, last = furthest
+    if last is not None:
+        raise past_end(file.path, last.at, last.name, end, file.size)
     surplus = file.size - start - expected
     notes = (f"{surplus} bytes behind the last tensor are not used",) if surplus > 0 else ()
     tensors = {entry.name: found[entry.name][0] for entry in entries}
@@ -264,13 +266,17 @@ def layout(
 ) -> Layout:
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
     values = _prefixed(metadata)
-    stated = values.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
-    if not is_alignment(stated):
-        raise ConversionError(
-            f"GGUF aligns to powers of two below 4 GiB, not to {stated.content}",
-            hint=f"--align 32, or --unset {ALIGNMENT_KEY}",
-        )
-    boundary = int(stated.content)
+    if stated := values.get(ALIGNMENT_KEY):
+        # An integer of another type, as from somebody's own dict, means the same.
+        meant = Value("u32", stated.content) if stated.type in INTEGERS else stated
+        if not is_alignment(meant):
+            raise ConversionError(
+                f"`{ALIGNMENT_KEY}` is {stated.content!r:.40} ({stated.type}); GGUF aligns to "
+                "powers of two below 4 GiB",
+                hint=f"--align 32, or --unset {ALIGNMENT_KEY}",
+            )
+        values[ALIGNMENT_KEY] = meant
+    boundary = int(values.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT).content)
     if part is not None:
         values = _of_part(values, part)
     offsets: list[int] = []
@@ -304,6 +310,6 @@ def _of_part(values: dict[str, Value], part: Part) -> dict[str, Value]:
     if part.number > 0:
         values = {key: value for key, value in values.items() if key == ALIGNMENT_KEY}
     place = (
-        Value("u16", part.number), Value("u16", part.count), Value("i32", part.tensors),
+        Value("u16", part.number), Value("u16", part.parts), Value("i32", part.tensors),
     )  # fmt: skip
     return values | dict(zip(SPLIT_KEYS, place, strict=True))

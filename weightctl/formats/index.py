@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
@@ -20,11 +19,12 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import Value
 
-__all__ = ["Index", "compared", "few", "index_of", "read_index"]
+__all__ = ["Index", "compared", "disagreements", "few", "index_of", "read_index"]
 
 _MAX_SIZE = 100_000_000
 _TOTAL = "total_size"
-_HINT = "is this the index of a split checkpoint?"
+_LONGEST = 100
+_HINT = "is this the index of a split checkpoint, and is the download complete?"
 
 
 class Index(NamedTuple):
@@ -48,7 +48,8 @@ def read_index(path: str) -> Index:
     try:
         document = json.loads(str(file.whole, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FormatError(path, None, f"the index is no JSON: {error}", hint=_HINT) from error
+        reason, hint = _no_json(file, error)
+        raise FormatError(path, None, f"the index is no JSON: {reason}", hint=hint) from error
     if not is_object(document):
         raise FormatError(path, None, "the index is no JSON object", hint=_HINT)
     weight_map, metadata = document.get("weight_map"), document.get("metadata")
@@ -70,35 +71,65 @@ def read_index(path: str) -> Index:
     return index
 
 
+def _no_json(file: MappedFile, error: Exception) -> tuple[str, str]:
+    """Return what an index is instead, and what to do; where it begins as one, what is wrong."""
+    if bytes(file.whole[:64]).lstrip().startswith((b"{", b"[")):
+        return str(error), _HINT
+    from weightctl.formats.strangers import stranger
+
+    found = stranger(file)
+    return found.message, found.hint
+
+
+def disagreements(index: Index, headers: Mapping[str, Header]) -> list[str]:
+    """Say where an index and the headers of those of its parts that could be read disagree."""
+    holders: dict[str, list[str]] = {}
+    for part, header in headers.items():
+        for name in header.tensors:
+            holders.setdefault(name, []).append(part)
+    elsewhere = [
+        name
+        for name, part in index.weight_map.items()
+        if part in headers
+        and part not in holders.get(name, ())
+        and name not in headers[part].aliases
+        and not _is_tied(name, index, headers, holders)
+    ]
+    found = (
+        ("not in the part that the index names", elsewhere),
+        ("in a part but not in the index", [n for n in holders if n not in index.weight_map]),
+        ("in several parts", [name for name, parts in holders.items() if len(parts) > 1]),
+    )
+    return [
+        f"{len(names)} tensor{'s' * (len(names) > 1)} {what} ({few(names)})"
+        for what, names in found
+        if names
+    ]
+
+
+def _is_tied(
+    name: str, index: Index, headers: Mapping[str, Header], holders: Mapping[str, object]
+) -> bool:
+    """Whether the index says that a name is that of a tensor, and no part says otherwise."""
+    value = index.metadata.get(name)
+    if value is None or name in holders or value.content not in holders:
+        return False
+    said = (header.metadata[name] for header in headers.values() if name in header.metadata)
+    return next(said, value) == value
+
+
 def compared(header: Header, index: Index) -> Header:
-    """Take the tied names of an index; `FormatError` where it and the parts' headers disagree."""
+    """Return the header of all parts with what their index adds: tied names and texts."""
     tied = {
         name: tensor
         for name, tensor in tied_names(index.metadata, header.tensors).items()
         if header.metadata.get(name, index.metadata[name]) == index.metadata[name]
     }
-    elsewhere = [
-        name
-        for name, part in index.weight_map.items()
-        if name not in tied and not _is_in(header, name, part)
-    ]
-    unlisted = [name for name in header.tensors if name not in index.weight_map]
-    problems = [
-        f"{len(names)} tensors {what} ({few(names)})"
-        for what, names in (
-            ("not in the part that the index names", elsewhere),
-            ("in a part but not in the index", unlisted),
-        )
-        if names
-    ]
-    if problems:
-        raise FormatError(
-            index.path, None, "the index and its parts disagree: " + "; ".join(problems),
-            hint="is the download complete, and all of one version?",
-        )  # fmt: skip
     metadata = {**header.metadata}
     metadata |= {key: index.metadata[key] for key in index.metadata if key not in metadata}
-    return replace(header, metadata=metadata, aliases={**tied, **header.aliases}, index=index.path)
+    return header._replace(
+        metadata=metadata, aliases={**tied, **header.aliases}, listing=index.path
+    )
 
 
 def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
@@ -112,12 +143,8 @@ def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _is_in(header: Header, name: str, part: str) -> bool:
-    extent = header.extents.get(name)
-    return extent is not None and os.path.basename(header.files[extent.file]) == part
-
-
 def few(names: Iterable[str]) -> str:
     """Name the first three, and say whether there are more."""
     found = list(names)
-    return ", ".join(f"`{name}`" for name in found[:3]) + (", ..." if len(found) > 3 else "")
+    some = (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in found[:3])
+    return ", ".join(f"`{name}`" for name in some) + (", ..." if len(found) > 3 else "")

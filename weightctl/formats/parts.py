@@ -1,88 +1,89 @@
-"""Checkpoints that are several files, and directories: which files make one checkpoint."""
+"""Checkpoints that are one file or several: what is at a path, and whether it is whole."""
 
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import FORMATS, format_module, recognise, sniff
-from weightctl.formats.base import SPLIT_KEYS, tied_names
-from weightctl.formats.index import Index, compared, few, read_index
-from weightctl.temporary import is_temporary
+from weightctl.formats import (
+    FORMATS,
+    INDEX_SUFFIX,
+    format_by_index,
+    format_by_suffix,
+    format_module,
+    recognise,
+)
+from weightctl.formats.base import LEVELS_KEY
+from weightctl.formats.directory import find_in_directory
+from weightctl.formats.index import compared, disagreements, few, read_index
+from weightctl.formats.merging import merged
+from weightctl.formats.sets import (
+    Parts,
+    extra_parts,
+    indexed,
+    is_part,
+    part_name,
+    part_of,
+    set_of,
+    split_suffix,
+)
 from weightctl.weights.mapping import MappedFile
-from weightctl.weights.metadata import TEXT, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
-    from weightctl.weights.info import Extent, Header, TensorInfo
+    from weightctl.weights.info import Header
 
 __all__ = ["is_part", "open_files", "part_name"]
 
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^.]+)")
-
-
-class _Parts(NamedTuple):
-    """The files of one checkpoint, in order, and the index that lists them, if one does."""
-
-    format: str
-    paths: tuple[str, ...]
-    listed: Index | None = None
-    notes: tuple[str, ...] = ()
+_MANY = 1000
+_MOST_REASONS = 3
+_LONGEST_REASON = 200
+_VERSIONS = "is the download complete, and all of one version?"
 
 
 def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple[MappedFile, ...]]:
     """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
 
-    Raises `FormatError` where there is none, or where its parts do not fit together.
+    Raises `FormatError` where there is none, or that says all of what is wrong with its parts.
     """
     parts = _find(path, format_name)
-    missing = [part for part in parts.paths if not os.path.exists(part)]
-    if missing:
-        names = few(os.path.basename(part) for part in missing)
-        raise FormatError(
-            parts.listed.path if parts.listed else path, None,
-            f"{len(missing)} of {len(parts.paths)} parts are missing: {names}",
-            hint="is the download complete?",
-        )  # fmt: skip
-    files = tuple(MappedFile(part) for part in parts.paths)
-    headers = [format_module(recognise(file, parts.format)).read(file) for file in files]
-    header = headers[0] if len(headers) == 1 else _merged(headers)
-    if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
-        header = _check_split(headers, header)
+    opened, headers = _read(path, parts)
+    header = merged(headers)
     if parts.listed is not None:
         header = compared(header, parts.listed)
-    return replace(header, notes=(*parts.notes, *header.notes)), files
+    if LEVELS_KEY in header.metadata and not header.leaves:
+        from weightctl.formats.pytorch.stated import with_leaves
+
+        header = with_leaves(header)
+    notes = (*parts.notes, *_odd_names(parts), *header.notes)
+    return header._replace(notes=notes), opened
 
 
-def _find(path: str, format_name: str | None) -> _Parts:
+def _find(path: str, format_name: str | None) -> Parts:
     if os.path.isdir(path):
-        return _find_in_directory(path, format_name)
-    for name, line in FORMATS.items():
-        if line.index_suffix is not None and path.endswith(line.index_suffix):
-            if format_name not in {None, name}:
-                raise FormatError(
-                    path, None, f"it is an index of {name} files",
-                    hint=f"leave out --from, or say --from {name}",
-                )  # fmt: skip
-            return _parts_of(read_index(path), name)
+        return find_in_directory(path, format_name)
+    listing = format_by_index(path)
+    if listing is not None:
+        if format_name not in {None, listing}:
+            raise FormatError(
+                path, None, f"it is an index of {listing} files",
+                hint=f"leave out --from, or say --from {listing}",
+            )  # fmt: skip
+        return indexed(read_index(path), listing)
     _require_there(path)
-    file = MappedFile(path)
-    found = recognise(file, format_name)
+    found = recognise(MappedFile(path), format_name)
     directory, base = os.path.split(path)
-    part = _part(base)
+    part = part_of(base)
     if part is None:
-        return _Parts(found, (path,))
-    index = FORMATS[found].index_suffix
-    if index is not None:
-        beside = os.path.join(directory, part["stem"] + index)
+        return Parts(found, (path,))
+    if FORMATS[found].has_index:
+        beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
         listed = read_index(beside) if os.path.exists(beside) else None
-        if listed is not None and base in listed.parts:
-            return _parts_of(listed, found)
-    return _Parts(found, tuple(os.path.join(directory, name) for name in _set_of(part)))
+        if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
+            return indexed(listed, found)
+    return Parts(found, tuple(os.path.join(directory, name) for name in set_of(part)))
 
 
 def _require_there(path: str) -> None:
@@ -91,9 +92,9 @@ def _require_there(path: str) -> None:
     directory, base = os.path.split(path)
     if os.path.lexists(path) or not os.path.isdir(directory or "."):
         return
-    stem, suffix = os.path.splitext(base)
+    stem, suffix = split_suffix(base)
     for name in sorted(os.listdir(directory or ".")):
-        part = _part(name)
+        part = part_of(name)
         if part and (part["stem"], part["suffix"]) == (stem, suffix):
             raise FormatError(
                 path, None, "No such file or directory",
@@ -101,157 +102,99 @@ def _require_there(path: str) -> None:
             )  # fmt: skip
 
 
-def _parts_of(index: Index, format_name: str) -> _Parts:
-    directory = os.path.dirname(index.path)
-    return _Parts(format_name, tuple(os.path.join(directory, name) for name in index.parts), index)
-
-
-def _part(name: str) -> re.Match[str] | None:
-    """Match the name of a part; one that counts beyond its set is a name like any other."""
-    part = _PART.fullmatch(name)
-    return part if part and 0 < int(part["number"]) <= int(part["count"]) else None
-
-
-def is_part(path: str) -> bool:
-    """Whether a path has the name of one of several parts."""
-    return _part(os.path.basename(path)) is not None
-
-
-def part_name(name: str, number: int, count: int) -> str:
-    """Return what part `number`, from 0 on, of `count` is called: `model-00001-of-00003.gguf`."""
-    stem, suffix = os.path.splitext(name)
-    return f"{stem}-{number + 1:05d}-of-{count:05d}{suffix}"
-
-
-def _set_of(part: re.Match[str]) -> Iterable[str]:
-    return (
-        f"{part['stem']}-{number:05d}-of-{part['count']}{part['suffix']}"
-        for number in range(1, int(part["count"]) + 1)
-    )
-
-
-def _find_in_directory(directory: str, format_name: str | None) -> _Parts:
-    """Choose the checkpoint in a directory.
-
-    The first format of the table that is there; of that, the one index, else `model` with the
-    format's suffix, else the only file or the only set of parts.
-    """
-    try:
-        names = sorted(name for name in os.listdir(directory) if not is_temporary(name))
-    except OSError as error:
-        raise FormatError(directory, None, error.strerror or str(error)) from error
-    by_format: dict[str, list[str]] = {}
-    for name in names:
-        found = _format_of(os.path.join(directory, name))
-        if found is not None:
-            by_format.setdefault(found, []).append(name)
-    wanted = [format_name] if format_name else [name for name in FORMATS if name in by_format]
-    if not wanted or wanted[0] not in by_format:
-        what = f"no {format_name} file" if format_name else "no checkpoint"
-        raise FormatError(
-            directory, None, f"the directory holds {what} that weightctl reads",
-            hint=f"name a file; formats: {', '.join(FORMATS)}",
-        )  # fmt: skip
-    chosen = wanted[0]
-    others = [name for name in by_format if name != chosen]
-    notes = (
-        (
-            f"{directory} holds {chosen} and {' and '.join(others)}; {chosen} is read",
-            f"--from {others[0]} reads the other",
-        )
-        if others and format_name is None
-        else ()
-    )
-    return _choose(directory, chosen, by_format[chosen])._replace(notes=notes)
-
-
-def _format_of(path: str) -> str | None:
-    for name, line in FORMATS.items():
-        if line.index_suffix is not None and path.endswith(line.index_suffix):
-            return name
-    if not os.path.isfile(path):
-        return None
-    try:
-        return sniff(MappedFile(path))
-    except FormatError:
-        return None
-
-
-def _choose(directory: str, format_name: str, names: list[str]) -> _Parts:
-    line = FORMATS[format_name]
-    indexes = [name for name in names if name.endswith(line.index_suffix or "/")]
-    if len(indexes) == 1:
-        return _parts_of(read_index(os.path.join(directory, indexes[0])), format_name)
-    checkpoints: dict[str, tuple[str, ...]] = {}
-    for name in names:
-        if name in indexes:
+def _read(path: str, parts: Parts) -> tuple[tuple[MappedFile, ...], list[Header]]:
+    """Open all parts and read their headers; one error says all that is wrong with them."""
+    missing = _missing(parts.paths)
+    opened: list[MappedFile] = []
+    headers: dict[str, Header] = {}
+    failures: list[FormatError] = []
+    gone = set(missing)
+    for part in parts.paths:
+        if part in gone:
             continue
-        part = _part(name)
-        key = name if part is None else f"{part['stem']}-*-of-{part['count']}{part['suffix']}"
-        checkpoints[key] = (name,) if part is None else tuple(_set_of(part))
-    if len(checkpoints) == 1 and not indexes:
-        (chosen,) = checkpoints.values()
-    elif line.in_directory in checkpoints:
-        chosen = checkpoints[line.in_directory]
-    else:
-        several = ", ".join([*indexes, *checkpoints])
-        raise FormatError(
-            directory, None, f"the directory holds several {format_name} checkpoints: {several}",
-            hint="name one of them",
-        )  # fmt: skip
-    return _Parts(format_name, tuple(os.path.join(directory, name) for name in chosen))
+        try:
+            file = MappedFile(part)
+            found = format_module(recognise(file, parts.format))
+            headers[os.path.basename(part)] = found.read(file)
+            opened.append(file)
+        except FormatError as error:
+            failures.append(error)
+    problems: list[str] = []
+    if missing:
+        names = few(os.path.basename(part) for part in missing)
+        problems.append(f"{len(missing)} of {len(parts.paths)} parts are missing: {names}")
+    problems += _reasons(failures, parts.format)
+    if parts.listed is not None:
+        extra = extra_parts(parts.listed)
+        if extra:
+            files = f"{len(extra)} file{'s' * (len(extra) > 1)}"
+            problems.append(f"{files} named as its parts but not in the index ({few(extra)})")
+        problems += disagreements(parts.listed, headers)
+    if problems:
+        raise _error(path, parts, problems, failures)
+    return tuple(opened), list(headers.values())
 
 
-def _merged(headers: list[Header]) -> Header:
-    tensors: dict[str, TensorInfo] = {}
-    extents: dict[str, Extent] = {}
-    metadata: dict[str, Value] = {}
-    for number, header in enumerate(headers):
-        for name, info in header.tensors.items():
-            if name in tensors:
-                raise FormatError(
-                    header.files[0], None,
-                    f"`{name}` is also in {headers[extents[name].file].files[0]}",
-                    hint="the parts do not belong together",
-                )  # fmt: skip
-            tensors[name] = info
-            extents[name] = header.extents[name]._replace(file=number)
-        if header.big_endian != headers[0].big_endian:
-            raise FormatError(
-                header.files[0], None, "the parts are of different byte orders",
-                hint="the parts do not belong together",
-            )  # fmt: skip
-        # The first says it in its order; a later one only adds.
-        for key, value in header.metadata.items():
-            metadata.setdefault(key, value)
-    return replace(
-        headers[0],
-        files=tuple(header.files[0] for header in headers),
-        tensors=tensors,
-        extents=extents,
-        metadata=metadata,
-        aliases=tied_names(metadata, tensors),
-        notes=tuple(note for header in headers for note in header.notes),
-    )
+def _missing(paths: Sequence[str]) -> list[str]:
+    """Return those of the files of one directory that are not there."""
+    if len(paths) > _MANY:  # a name may claim 99999 parts, and each question takes its time
+        there = set(os.listdir(os.path.dirname(paths[0]) or "."))
+        return [path for path in paths if os.path.basename(path) not in there]
+    return [path for path in paths if not os.path.exists(path)]
 
 
-def _is_place(entry: tuple[str, Value]) -> bool:
-    # A text of that name is from a safetensors header, and says nothing of this file.
-    return entry[0] in SPLIT_KEYS and entry[1].type != TEXT
+def _error(
+    path: str, parts: Parts, problems: Sequence[str], failures: Sequence[FormatError]
+) -> FormatError:
+    if len(problems) == len(failures) == 1:
+        return failures[0]
+    where = parts.listed.path if parts.listed else path
+    hints = {failure.hint for failure in failures}
+    are_unread = len(problems) == len(_reasons(failures, parts.format))
+    are_alike = are_unread and len(hints) == 1
+    are_wrong = "the index and its parts disagree"
+    if are_unread or parts.listed is None:
+        are_wrong = "the set is not whole"
+    message = problems[0] if "parts are missing" in problems[0] else f"{are_wrong}: {problems[0]}"
+    if len(problems) > 1:
+        message = "\n  ".join([f"{are_wrong}:", *problems])
+    return FormatError(where, None, message, hint=hints.pop() if are_alike else _VERSIONS)
 
 
-def _check_split(headers: list[Header], merged: Header) -> Header:
-    """Compare what each part of a split GGUF says of its place; drop those keys from the whole."""
-    for number, header in enumerate(headers):
-        says = [header.metadata.get(key) for key in SPLIT_KEYS]
-        expected = [number, len(headers), len(merged.tensors)]
-        for key, value, right in zip(SPLIT_KEYS, says, expected, strict=True):
-            if value is None or value.content != right:
-                raise FormatError(
-                    header.files[0], None,
-                    f"`{key}` is {value.content if value else 'missing'}, where {right} belongs",
-                    hint="the parts do not belong together, or this is one of several and was "
-                    "renamed: parts are called NAME-00001-of-00003.gguf",
-                )  # fmt: skip
-    metadata = {key: value for key, value in merged.metadata.items() if key not in SPLIT_KEYS}
-    return replace(merged, metadata=metadata)
+def _reasons(failures: Sequence[FormatError], format_name: str) -> list[str]:
+    """Say why parts cannot be read; those of which the same is true together."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for failure in failures:
+        told = failure.message.removeprefix(failure.path)
+        told = told.replace(f": no {format_name} file: ", ": ", 1)
+        base = os.path.basename(failure.path)
+        # What is behind the comma is of one file, as its size.
+        alike.setdefault(told.split(",")[0] or f"{base}{told}", []).append((base, told))
+    reasons = [
+        f"{few(base for base, _ in group)} ({len(group)} parts){kind}"
+        if len(group) > 1
+        else _short("".join(group[0]))
+        for kind, group in alike.items()
+    ]
+    if len(reasons) > _MOST_REASONS:
+        more = f"{len(reasons) - _MOST_REASONS} more parts that cannot be read"
+        reasons[_MOST_REASONS:] = [more]
+    return reasons
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
+
+
+def _odd_names(parts: Parts) -> Iterator[str]:
+    """Say that suffixes belong to another format, and that a download goes on."""
+    odd = [path for path in parts.paths if format_by_suffix(path) not in {None, parts.format}]
+    if odd:
+        base = os.path.basename(odd[0])
+        others = f" and {len(odd) - 1} more are" if len(odd) > 1 else " is"
+        its = "their names say" if len(odd) > 1 else "its suffix says"
+        yield f"{base}{others} {parts.format}, whatever {its}"
+    for path in parts.paths:
+        if os.path.exists(path + ".aria2"):
+            base = os.path.basename(path)
+            yield f"{base}.aria2 says that the download of {base} has not ended"

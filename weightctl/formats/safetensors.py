@@ -24,6 +24,7 @@ from weightctl.formats.base import (
     pad,
     tied_names,
 )
+from weightctl.formats.cut import past_end, rest_of
 from weightctl.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
@@ -46,8 +47,9 @@ _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 _DAMAGED = "the file is damaged or was written by a faulty tool"
 
 
-def sniff(head: bytes) -> bool:
-    """Whether a file that starts with these bytes is safetensors: a length, then an object."""
+def sniff(file: MappedFile) -> bool:
+    """Whether a file starts as safetensors: with a length, then an object."""
+    head = bytes(file.whole[:9])
     return len(head) > 8 and head[8:9] == b"{" and head[7:8] == b"\0"
 
 
@@ -85,10 +87,14 @@ def _document(file: MappedFile) -> tuple[dict[str, Any], int]:
         )  # fmt: skip
     length = int.from_bytes(file.whole[:8], "little")
     if length > min(file.size - 8, _MAX_HEADER):
-        limit = "the format allows 100 MB" if length > _MAX_HEADER else "the file ends before that"
+        missing = 8 + length - file.size
+        limit = (
+            "the format allows 100 MB" if length > _MAX_HEADER
+            else f"the file ends before that, and at least {missing} bytes are missing"
+        )  # fmt: skip
         raise FormatError(
             file.path, 0, f"the header says it is {length} bytes long; {limit}",
-            hint="is the download complete?",
+            hint=_DAMAGED if length > _MAX_HEADER else rest_of(file.path),
         )  # fmt: skip
     try:
         raw = str(file.whole[8 : 8 + length], "utf-8")
@@ -213,12 +219,10 @@ def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], s
                 f"it {relation}", hint=_DAMAGED,
             )  # fmt: skip
         position = end
-        if start + end > file.size:
-            raise FormatError(
-                file.path, start + begin,
-                f"`{info.name}` ends {start + end - file.size} bytes past the file",
-                hint="is the download complete?",
-            )  # fmt: skip
+    if start + position > file.size:
+        # Of those that end there, the one that is not empty.
+        info, begin, end = max(entries, key=lambda entry: (entry[2], -entry[1]))
+        raise past_end(file.path, start + begin, info.name, start + end, file.size)
     if start + position != file.size:
         raise FormatError(
             file.path, start + position,

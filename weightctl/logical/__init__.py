@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header, TensorInfo
 
-__all__ = ["Adapter", "Quantized", "adapter", "is_buffer", "parts", "quantized"]
+__all__ = [
+    "Adapter",
+    "Quantized",
+    "adapter",
+    "is_buffer",
+    "is_optimizer_state",
+    "parts",
+    "quantized",
+]
 
 # How the names of scales end. The table of what stands beside them is loaded where there are some.
 MARKS = (
@@ -38,6 +46,12 @@ _BUFFERS = frozenset({
 _GGUF_BUFFERS = frozenset({
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
 })  # fmt: skip
+# What the optimizers of torch keep for each parameter (the `state` of `state_dict()`).
+_OPTIMIZER = frozenset({
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
+    "grad_avg", "acc_delta", "mu_product", "row_var", "col_var", "variance", "step", "sum",
+})  # fmt: skip
+_STATE = ("state.", "optimizer.", "optim.")
 _FREQUENCIES = ("rope.freqs", "rotary_emb.freqs")
 
 
@@ -155,11 +169,18 @@ class _Contents:
         return raw
 
 
+def is_optimizer_state(info: TensorInfo) -> bool:
+    """Whether a tensor is what an optimizer keeps of a parameter, as AdamW its `exp_avg`."""
+    name = info.name
+    return name.rpartition(".")[2] in _OPTIMIZER and (name.startswith(_STATE) or ".state." in name)
+
+
 def is_buffer(info: TensorInfo) -> bool:
     """Whether a tensor is no trained weight: caches of positions, masks, schedules, statistics.
 
     Batch norm's running statistics are among them, as they are in torch: a model needs them, but
-    no optimizer trains them, and the parameter counts that people publish leave them out.
+    no optimizer trains them, and the parameter counts that people publish leave them out. So is
+    what an optimizer keeps for itself.
     """
     name = info.name
     if name.endswith(".weight"):
@@ -169,4 +190,6 @@ def is_buffer(info: TensorInfo) -> bool:
         # GPT-2's causal mask has the name that a bias of its attention would have.
         size = info.shape[-1] if len(info.shape) == 4 else 0
         return info.shape == (1, 1, size, size) and name.endswith(("attn.bias", "attention.bias"))
+    if last in _OPTIMIZER:
+        return is_optimizer_state(info)
     return last in _BUFFERS or (last == "freqs" and name.endswith(_FREQUENCIES))

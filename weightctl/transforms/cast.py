@@ -81,7 +81,7 @@ def cast(
     fallback: bool = True,
     requantize: bool = False,
 ) -> Plan:
-    """Store what holds fractions in other encodings; integers and truth values stay.
+    """Store what holds fractions in other encodings; all other numbers stay.
 
     A tensor gets the encoding of the first rule whose pattern is found in its name, else `target`,
     else keeps its own. A rule is obeyed but for blocks where there are no rows to cut into them;
@@ -116,6 +116,9 @@ def cast(
 def _cast_item(plan: Plan, item: Item, target: Encoding | None, rules: Sequence[Rule]) -> Item:
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
+        return item
+    # PyTorch's half of complex64, and its integers with a scale of their own, have no `DType`.
+    if source.pytorch is not None and source.dtype is None:
         return item
     rule = next((rule for rule in rules if rule.pattern.search(item.info.name)), None)
     if rule is not None:

@@ -18,13 +18,14 @@ __all__ = ["select"]
 def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Plan:
     """Keep the tensors that match a pattern of `include`, or all, and none of `exclude`.
 
-    The patterns are those of `weightctl.patterns`; a tied name is chosen like any other, and
-    becomes the name of the tensor where that one's own is left out. Raises `ConversionError` where
-    nothing is left, or a pattern matches nothing.
+    The patterns are those of `weightctl.patterns`, for values in the tree too; a tied name is
+    chosen like any other, and becomes the name of the tensor where that one's own is left out.
+    Raises `ConversionError` where nothing is left, or a pattern matches nothing.
     """
     if not include and not exclude:
         return plan
-    names = [*(item.info.name for item in plan.items), *plan.tied]
+    tensors = {*(item.info.name for item in plan.items), *plan.tied}
+    names = [*tensors, *plan.source.header.leaves]
     for pattern in (*include, *exclude):
         if not chosen(names, [pattern]):
             raise ConversionError(
@@ -33,7 +34,7 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
                 if chosen(names, [f"*{pattern}"])
                 else "`weightctl ls --flat` lists the names; `*` stands for anything",
             )
-    kept = chosen(names, include, exclude)
-    if not kept:
+    kept = set(chosen(names, include, exclude))
+    if not kept & tensors:
         raise ConversionError("no tensor is left", hint="--exclude takes what --include gives")
-    return plan.only(set(kept))
+    return plan.only(kept)

@@ -9,16 +9,17 @@ from weightctl.registry import loaded_on_use
 if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
-    from weightctl.weights.info import Extent, Header, TensorInfo
+    from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
     from weightctl.weights.tree import Weights
 
-__all__ = ["Buffer", "Extent", "Header", "TensorInfo", "WeightData", "Weights"]
+__all__ = ["Buffer", "Extent", "Header", "Leaf", "TensorInfo", "WeightData", "Weights"]
 
 # Loaded when they are first used: a listing needs few of them.
 _NAMES = {
     "Buffer": "weightctl.weights.buffer:Buffer",
     "Extent": "weightctl.weights.info:Extent",
     "Header": "weightctl.weights.info:Header",
+    "Leaf": "weightctl.weights.info:Leaf",
     "TensorInfo": "weightctl.weights.info:TensorInfo",
     "WeightData": "weightctl.weights.data:WeightData",
     "Weights": "weightctl.weights.tree:Weights",

@@ -143,7 +143,8 @@ class WeightData:
     def _require_convertible(self, dtype: DType) -> None:
         source = self.info.encoding.dtype
         fractions = source is None or source.is_float
-        if (fractions and not dtype.is_float) or DType.complex64 in {source, dtype}:
+        is_complex = dtype.is_complex or (source is not None and source.is_complex)
+        if is_complex or (fractions and not dtype.is_float):
             raise EncodingError(
                 f"`{self.name}` cannot go from {self.info.encoding.name} to {dtype.value}",
                 hint="only numbers without fractions become integers",

@@ -22,7 +22,7 @@ __all__ = ["CPU", "DLPackArray", "export", "take"]
 
 CPU = (1, 0)
 _CODES = {
-    DType.bool: 6, DType.complex64: 5, DType.bfloat16: 4,
+    DType.bool: 6, DType.complex64: 5, DType.complex128: 5, DType.bfloat16: 4,
     DType.float8_e4m3fn: 10, DType.float8_e4m3fnuz: 11, DType.float8_e5m2: 12,
     DType.float8_e5m2fnuz: 13, DType.float8_e8m0fnu: 14,
 }  # fmt: skip
@@ -100,7 +100,7 @@ def export(
     if code is None:
         raise BufferError(f"DLPack cannot hold {dtype.value}")
     # NumPy makes, keeps and frees the capsule, of integers; what they really are is put in after.
-    integers = np.frombuffer(memory, f"u{size}").reshape(tuple(shape))
+    integers = np.frombuffer(memory, "c16" if size == 16 else f"u{size}").reshape(tuple(shape))
     if not integers.flags.writeable and options.get("copy") is not False:
         integers = integers.copy()
     capsule = integers.__dlpack__(**options)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.metadata import Value
 
-__all__ = ["Extent", "Header", "TensorInfo"]
+__all__ = ["Extent", "Header", "Leaf", "TensorInfo"]
 
 
 class TensorInfo(NamedTuple):
@@ -39,30 +38,53 @@ class TensorInfo(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where a tensor's bytes lie: the number of the file in `Header.files`, offset and length."""
+    """Where a tensor's bytes lie: the number of the file in `Header.files`, offset and length.
+
+    `strides` are the bytes from one element to the next in each dimension, where the tensor is not
+    contiguous; `nbytes` are then those that it has when it is. `held` are the bytes themselves,
+    where the file has them in another form.
+    """
 
     file: int
     offset: int
     nbytes: int
+    strides: tuple[int, ...] | None = None
+    held: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Leaf(NamedTuple):
+    """What stands in the tree beside tensors: of a kind, as Python calls it, and how it looks.
+
+    The kind of what weightctl does not know is its class, as `models.yolo.Model`; nothing of that
+    is ever imported, and its look is empty.
+    """
+
+    kind: str
+    look: str = ""
+
+
+# Nobody changes a header's mappings; a dataclass, which could make each anew, is slow to import.
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Header(NamedTuple):
     """Everything a checkpoint says about itself.
 
     `tensors` and `extents` have the same names, in the order of the file. `aliases` are further
-    names of tensors (tied weights). `metadata` keeps the types the file gives its values.
-    `alignment` is the boundary in bytes that tensors start on. `index` is the path of the file
-    that lists the parts. `notes` are what a person should be told of how it was opened.
+    names of tensors (tied weights). `leaves` are what else stands in the tree, by name; those that
+    are plain values are also metadata of that name. `metadata` keeps the types the file gives its
+    values. `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the
+    file that lists the parts. `notes` are what a person should be told of how it was opened.
     """
 
     format: str
     files: tuple[str, ...]
     tensors: Mapping[str, TensorInfo]
     extents: Mapping[str, Extent]
-    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
-    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Mapping[str, Value] = _NOTHING
+    aliases: Mapping[str, str] = _NOTHING
+    leaves: Mapping[str, Leaf] = _NOTHING
     alignment: int = 1
     big_endian: bool = False
-    index: str | None = None
+    listing: str | None = None
     notes: tuple[str, ...] = ()

@@ -50,21 +50,59 @@ class Files:
         return self._header
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data as a private mapping of its part of the file."""
+        """Return a tensor's data as a private mapping of its part of the file.
+
+        What is not there as it is meant is copied.
+        """
         from weightctl.weights.data import WeightData
 
         info, extent = self._header.tensors[name], self._header.extents[name]
-        memory = self._files[extent.file].private(extent.offset, extent.nbytes)
+        if extent.strides is not None:
+            memory = _memory(info, extent.nbytes)
+            self._gather(name, 0, memory)
+        elif extent.held is not None:
+            memory = memoryview(bytearray(extent.held))
+        else:
+            memory = self._files[extent.file].private(extent.offset, extent.nbytes)
         if self._header.big_endian:
             memory = _swapped(info, memory)
         return WeightData.stored(info, memory)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Read a tensor's bytes; no page of the file is mapped."""
+        """Read a tensor's bytes; no page of the file is mapped where they follow one another."""
         extent = self._header.extents[name]
-        self._files[extent.file].read_into(extent.offset + start, buffer)
+        if extent.strides is not None:
+            self._gather(name, start, buffer)
+        elif extent.held is not None:
+            buffer[:] = extent.held[start : start + len(buffer)]
+        else:
+            self._files[extent.file].read_into(extent.offset + start, buffer)
         if self._header.big_endian:
             buffer[:] = _swapped(self._header.tensors[name], buffer)
+
+    def _gather(self, name: str, start: int, buffer: memoryview) -> None:
+        from weightctl.weights.strided import gather
+
+        info, extent = self._header.tensors[name], self._header.extents[name]
+        whole = self._files[extent.file].whole[extent.offset :]
+        memory = whole if extent.held is None else memoryview(extent.held)
+        width, shape = info.encoding.size, info.shape
+        if info.encoding.block > 1:
+            # Several numbers of a row are one element.
+            shape = (*shape[:-1], shape[-1] // info.encoding.block)
+        if buffer.nbytes:
+            strides = extent.strides or ()
+            gather(memory, width, shape, strides=strides, start=start // width, out=buffer)
+
+
+def _memory(info: TensorInfo, nbytes: int) -> memoryview:
+    try:
+        return memoryview(bytearray(nbytes))
+    except (MemoryError, OverflowError) as error:
+        raise EncodingError(
+            f"`{info.name}` takes {nbytes} bytes, and there is no memory for them",
+            hint="its file has fewer: some of its elements are one and the same",
+        ) from error
 
 
 class Held:

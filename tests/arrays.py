@@ -1,0 +1,29 @@
+"""Checkpoints of arrays that a test makes itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl import Plan, WeightData, Weights
+from weightctl.store import save
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def weights_of(arrays: Mapping[str, Array]) -> Weights:
+    """Return a tree of the arrays, in memory."""
+    return Weights.from_data(
+        {name: WeightData.from_numpy(array, name) for name, array in arrays.items()}
+    )
+
+
+def stored(path: Path, **arrays: Array) -> Path:
+    """Write the arrays into a safetensors file; return its path."""
+    save(Plan.copy(weights_of(arrays), "safetensors"), path)
+    return path

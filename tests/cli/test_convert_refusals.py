@@ -1,0 +1,74 @@
+"""Options that make no sense are refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tensor-type", "q8_0"], "says no type"),
+        (["--tensor-type", "=q8_0"], "says no type"),
+        (["--tensor-type", "(=q8_0"], "is no regular expression"),
+        (["--tensor-type", "norm=i8"], "cannot make I8"),
+        (["--tensor-type", "norm=q4_k_m"], "is a mixture of types"),
+        (["--tensor-type", "nrm=f32"], "no tensor's name matches `nrm`"),
+        (["--include", "nrm"], "no tensor matches `nrm`"),
+        (["--include", "*.[0-999999999].*"], "is too many numbers"),
+        (["--set", "a"], "`a` sets nothing"),
+        (["--unset", "general.nam"], "there is no metadata"),
+        (["--align", "48"], "cannot be aligned to 48 bytes"),
+        (["--align", "page"], "is not a size"),
+        (["--max-shard-size", "some"], "is not a size"),
+        (["--threads", "0"], "is not in the range"),
+        (["--report", "no/such/place.json"], "does not exist"),
+        (["--dtype", "q8_0"], "--quant takes block types"),
+        (["--dtype", "i8"], "is no type for weights"),
+        (["--dtype", "nonsense"], "is no type that weightctl knows"),
+        (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
+        (["--quant", "q4_k_m"], "q4_k is the plain type"),
+        (["--quant", "int8"], "it can to Q8_0, Q5_0 and Q4_K"),
+        (["--quant", "q6_k"], "cannot quantize to Q6_K"),
+        (["--dtype", "bf16", "--quant", "q8_0"], "both given"),
+        (["--mem", "much"], "is not a size"),
+        (["--mem", "10kB"], "is too little"),
+        (["--to", "safetensors"], "has the suffix of gguf"),
+        (["--to", "onnx"], "is no format"),
+        (["--from", "onnx"], "is no format"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_unknown_suffix_asks_for_the_format(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.weights"
+    assert "pass --to" in weightctl("convert", tiny_llama, out).stderr
+    assert weightctl("convert", tiny_llama, out, "--to", "gguf").returncode == 0
+    assert out.read_bytes()[:4] == b"GGUF"
+
+
+def test_gguf_is_no_directory(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    done = weightctl("convert", tiny_llama, f"{tmp_path}/out/", "--to", "gguf")
+    assert done.returncode == 2
+    assert "model.gguf" in done.stderr

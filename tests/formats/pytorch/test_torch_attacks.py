@@ -1,0 +1,207 @@
+"""Opening a pickle does nothing that it asks for, whatever it asks for and wherever it stands."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import attacks
+from amplifying import AMPLIFYING
+from assembly import (
+    BUILD,
+    NONE,
+    call,
+    integer,
+    mapping,
+    named,
+    put,
+    storage,
+    stream,
+    tensor,
+    text,
+    whole,
+)  # fmt: skip
+from attacks import ATTACKS, LIVE, SEVERAL
+from audited import __file__ as audited
+from weightctl.formats.pytorch.constructors import CONSTRUCTORS
+from weightctl.pickles.scan import names
+from zips import Entry, data, torch_zip, zip_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_OPCODES = 5000
+_TEN_TIMES = 10
+
+
+def _zips() -> dict[str, bytes]:
+    """Return what a zip can do besides its pickle."""
+    good = whole(mapping(text("a") + tensor(storage())))
+    outside = [
+        "../../../../tmp/attacked", "/tmp/attacked", "m/../../attacked", "C:\\attacked", "m/\0a",
+        "\x1b[2J", "m/code/__init__.py", "m/.data/extern_modules", b"\xff\xfe",
+    ]  # fmt: skip
+    return {
+        "members of other places": torch_zip(
+            good, data(), *(Entry(name, b"a") for name in outside)
+        ),
+        "a member for each key": torch_zip(
+            whole(mapping(text("a") + tensor(storage("../../../etc/passwd")))), data()
+        ),
+        "code": torch_zip(good, data(), Entry("m/code/a.py", b"import os\nos.system('exit 0')\n")),
+        "constants": torch_zip(good, data(), Entry("m/constants.pkl", LIVE["os.system"])),
+        "a pickle that is not first": zip_of(
+            Entry("m/version", b"3\n"), Entry("m/data.pkl", LIVE["os.system"])
+        ),
+        "a compressed bomb": torch_zip(good, data("0", bytes(64), method=8, size=0xFFFFFFF0)),
+        "a member as long as it likes": torch_zip(good, data("0", bytes(64), size=0xFFFFFFF0)),
+        "members that overlap": torch_zip(good, data(), Entry("m/data/1", b"", at=40)),
+        "many members": torch_zip(good, data(), *(Entry(f"m/{i}", b"") for i in range(5000))),
+    }
+
+
+FORMS: dict[str, dict[str, bytes]] = {
+    "pickle": ATTACKS,
+    "zip": {name: torch_zip(raw, data()) for name, raw in ATTACKS.items()},
+    "stream": {name: stream(raw) for name, raw in ATTACKS.items()},
+    "other zips": _zips(),
+    "several pickles": SEVERAL,
+    "amplifying": {
+        name: torch_zip(raw, data()) if raw[:1] == b"\x80" and raw[2:3] != b"\x8a" else raw
+        for name, made in AMPLIFYING.items()
+        for raw in [made(_OPCODES)]
+    },
+}
+CASES = [(form, name) for form, table in FORMS.items() for name in table]
+
+
+def _said(mode: str, files: Mapping[Any, Path], *before: str) -> dict[Any, dict[str, Any]]:
+    command = [sys.executable, audited, mode, *before, *map(str, files.values())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    return {name: said[str(path)] for name, path in files.items()}
+
+
+def _written(folder: Path, contents: Mapping[Any, bytes]) -> dict[Any, Path]:
+    files = {name: folder / f"{number}.pt" for number, name in enumerate(contents)}
+    for name, path in files.items():
+        path.write_bytes(contents[name])
+    return files
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Files of every form, sound ones and others: what they need is imported once they are read."""
+    good = whole(mapping(text("a") + tensor(storage()), text("b") + call("pathlib.PosixPath", "a")))
+    plain = whole(mapping(text("a") + integer(1)))
+    versions = mapping(
+        text("_metadata") + mapping(text("a") + mapping(text("version") + integer(1)))
+    )
+    versioned = whole(call("collections.OrderedDict") + versions + BUILD)
+    contents = {
+        "zip": torch_zip(good, data()), "cut zip": torch_zip(good, data())[:200],
+        "stream": stream(plain), "pickle": plain, "versions": versioned, "cut pickle": plain[:-3],
+        "text": b"(" + b"a" * 99, "short": b"\x80\2.", "class": whole(call("a.b")),
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("warm")
+    return [*map(str, _written(folder, contents).values())]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory, warm: list[str]) -> dict[Any, dict[str, Any]]:
+    """What was seen while each attack was opened, all in one process."""
+    contents = {(form, name): FORMS[form][name] for form, name in CASES}
+    files = _written(tmp_path_factory.mktemp("attacks"), contents)
+    return _said("open", files, str(len(warm)), *warm)
+
+
+@pytest.fixture(scope="module")
+def unpickled(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
+    """What was seen, and stopped, while Python unpickled each attack."""
+    return _said("unpickle", _written(tmp_path_factory.mktemp("live"), LIVE))
+
+
+def test_there_are_more_than_a_hundred_attacks() -> None:
+    assert len(ATTACKS) > 100
+    assert len(set(ATTACKS.values())) == len(ATTACKS)
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_python_would_do_what_the_pickle_asks_for(name: str, unpickled: dict[Any, Any]) -> None:
+    said = unpickled[name]
+    assert said["outcome"] == "stopped", said
+    assert set(said["seen"]) - {"pickle.find_class"}
+
+
+def test_python_does_what_a_pickle_without_harm_asks_for() -> None:
+    marker: list[object] = []
+    attacks.marker = marker  # type: ignore[attr-defined]
+    appended = named("builtins.getattr") + b"(" + named("attacks.marker") + text("append") + b"tR"
+    raw = whole(appended + put(0) + b"(" + text("attacked") + b"tR0" + NONE)
+    assert pickle.loads(raw) is None
+    assert marker == ["attacked"]
+
+
+@pytest.mark.parametrize(("form", "name"), CASES)
+def test_opening_does_nothing_and_costs_little(
+    form: str, name: str, opened: dict[Any, dict[str, Any]]
+) -> None:
+    said = opened[form, name]
+    assert said["seen"] == []
+    assert said["outcome"].startswith(("listed: ", "refused: ")), said["outcome"]
+    assert said["seconds"] < 1
+    assert said["bytes"] < 100 << 20
+    assert len(said["outcome"]) < 1000 or said["outcome"].startswith("listed: ")
+
+
+@pytest.mark.parametrize("name", ["os.system", "eval", "a partial", "the result is dropped"])
+@pytest.mark.parametrize("form", ["pickle", "zip", "stream"])
+def test_what_is_named_is_listed_as_a_name(
+    form: str, name: str, opened: dict[Any, dict[str, Any]]
+) -> None:
+    said = opened[form, name]["outcome"]
+    assert said.startswith("listed: ")
+    kinds = {"os.system": "os.system", "eval": "builtins.eval", "a partial": "object"}
+    assert kinds.get(name, "{}") in said
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_the_scan_names_what_would_be_called(name: str) -> None:
+    said = names(memoryview(LIVE[name]))
+    assert {each.path for each in said.named} - set(CONSTRUCTORS)
+
+
+@pytest.mark.parametrize("name", AMPLIFYING)
+def test_the_scan_of_what_amplifies_takes_no_memory(name: str) -> None:
+    raw = AMPLIFYING[name](_OPCODES // _TEN_TIMES)
+    tracemalloc.start()
+    try:
+        names(memoryview(raw))
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_amplifies_is_read_in_a_time_that_grows_as_the_file_does(
+    tmp_path: Path, warm: list[str]
+) -> None:
+    contents = {
+        (name, n): torch_zip(made(n), data())
+        for name, made in AMPLIFYING.items()
+        for n in (_OPCODES // _TEN_TIMES, _OPCODES)
+    }
+    said = _said("open", _written(tmp_path, contents), str(len(warm)), *warm)
+    # Where it takes long, it must not take much more than ten times as long for ten times as much.
+    slow = {
+        name: (said[name, _OPCODES // _TEN_TIMES]["seconds"], said[name, _OPCODES]["seconds"])
+        for name in AMPLIFYING
+        if said[name, _OPCODES]["seconds"] > 0.5
+    }
+    assert not {name: two for name, two in slow.items() if two[1] > 30 * two[0]}

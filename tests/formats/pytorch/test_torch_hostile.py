@@ -1,0 +1,139 @@
+"""Every file in `fixtures/hostile-pickles` is refused: cheaply, and by an error that says why."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from weightctl import open_weights
+from weightctl.errors import FormatError
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+HOSTILE = FIXTURES / "hostile-pickles"
+MEASURE = Path(__file__).parents[1] / "measure.py"
+
+
+class Case(NamedTuple):
+    """What is said of a file, and the byte of the file where the fault is."""
+
+    message: str
+    offset: int | None = None
+
+
+def unsound(reason: str, offset: int | None = None) -> Case:
+    return Case(f"the pickle is not sound: {reason}", offset)
+
+
+ZIPS = {
+    "64-elsewhere": Case("the zip's 64-bit end record is not there", 492),
+    "64-lies": Case("the two end records of the zip say different things", 436),
+    "behind": Case("4 bytes behind the zip belong to none", 436),
+    "comment-cut": Case("the comment at the end of the zip is cut off", 436),
+    "compressed": Case("'m/data/0' is compressed, which torch never does", 176),
+    "count-huge": Case("the zip's directory of 165 bytes has no 65535 members", 271),
+    "count-lies": Case("the zip's directory has more than its 2 members", 381),
+    "cut": Case("the file ends in the middle of its zip", 428),
+    "directory-past-end": Case("the zip's directory would end 4835 bytes past its place", 436),
+    "directory-short": Case("the zip's directory ends 46 bytes before it should", 482),
+    "disks": Case("it is one of several parts of a zip", 436),
+    "encrypted": Case("'m/data/0' is encrypted", 176),
+    "ends-twice": Case("the zip ends twice", 436),
+    "huge-member": Case("the zip says that 'm/data/0' is where it cannot be", 327),
+    "name-twice": Case("the zip has two members 'm/data/0'", 435),
+    "names-differ": Case("the zip has another name there than 'm/data/0'", 176),
+    "overlap": Case("'m/data/0' overlaps what follows it", 176),
+    "same-place": Case("two members of the zip are in one place", 0),
+    "storage-missing": unsound("the zip has no member `m/data/../0`", 129),
+    "storage-short": unsound("tensor `a` needs 16 bytes of its storage, which has 15"),
+}
+_BELOW = "`torch._utils._rebuild_tensor_v2`"
+PICKLES = {
+    "cut": Case("the file ends too soon: it ends in the middle", 27),
+    "deep": unsound("it is nested deeper than 100 levels"),
+    "digits": unsound("an integer of 5000 digits", 2),
+    "id": unsound("a persistent id of str, where none belongs", 23),
+    "long-name": unsound("a name of more than 512 letters", 2),
+    "many-arguments": unsound(f"{_BELOW} is called with 100 arguments", 137),
+    "no-arguments": unsound("a call with what are no arguments", 24),
+    "opcode": unsound("an opcode that there is not, or that finds nothing where it should", 27),
+    "protocol-9": unsound("protocol 9 is later than 5", 2),
+    "text-lies": Case("the file ends too soon: it ends in the middle", 2),
+    "wrong-arguments": unsound(f"{_BELOW} is called with what it does not take", 48),
+}
+STREAMS = {
+    "cut": Case(
+        "the file ends too soon: it should be 198 bytes long, and is 197: 1 are missing", 197
+    ),
+    "length-lies": unsound(
+        "storage 0 has 1152921504606846976 elements, where the pickle says 4", 174
+    ),
+    "no-keys": unsound("it does not list its storages", 166),
+    "storage-twice": unsound("storage 0 is said to be two things", 131),
+    "unknown-key": unsound("it lists a storage that its object does not have", 174),
+}
+TENSORS = {
+    "laughs": unsound(
+        "its objects refer to one another so often that they are more than the file has"
+    ),
+    "huge": unsound("tensor `` has a shape that cannot be"),
+    "offset": unsound("tensor `` has an offset that cannot be"),
+    "past-end": unsound("tensor `` needs 4398046511108 bytes of its storage, which has 16"),
+    "stride": unsound("tensor `` has a shape or strides that cannot be"),
+}
+CASES: dict[str, Case] = {
+    **{f"zip-{name}.pt": case for name, case in ZIPS.items()},
+    **{f"pickle-{name}.pkl": case for name, case in PICKLES.items()},
+    **{f"stream-{name}.pt": case for name, case in STREAMS.items()},
+    **{f"tensor-{name}.pt": case for name, case in TENSORS.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """What `ls` said of every file, all in one process, and what each cost."""
+    paths = [str(HOSTILE / name) for name in CASES]
+    done = subprocess.run(
+        [sys.executable, str(MEASURE), *paths], capture_output=True, text=True, check=True
+    )
+    return {Path(line["path"]).name: line for line in json.loads(done.stdout)}
+
+
+def test_every_file_has_a_line_in_the_table() -> None:
+    assert sorted(path.name for path in HOSTILE.iterdir()) == sorted(CASES)
+
+
+def test_the_script_makes_these_very_files(tmp_path: Path) -> None:
+    script = FIXTURES / "make_hostile_pickles.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(CASES)
+    assert all(filecmp.cmp(tmp_path / name, HOSTILE / name, shallow=False) for name in CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
+    case = CASES[name]
+    with pytest.raises(FormatError) as caught:
+        open_weights(HOSTILE / name)
+    error = caught.value
+    where = "" if case.offset is None else f", byte {case.offset}"
+    assert error.message == f"{HOSTILE / name}{where}: {case.message}"
+    assert error.offset == case.offset
+    assert error.hint
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refusing_a_file_takes_little_time_and_memory(name: str, measured: dict[str, Any]) -> None:
+    said = measured[name]
+    assert said["seconds"] < 1
+    assert said["bytes"] < 100 << 20
+    assert (said["code"], said["stdout"]) == (2, "")
+    assert said["stderr"].startswith("error: ")
+    assert "\nhint: " in said["stderr"]
+    assert "Traceback" not in said["stderr"]
+    assert said["stderr"].replace("\n", "").isprintable()

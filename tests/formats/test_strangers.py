@@ -1,0 +1,384 @@
+"""What a file or a directory is that is no checkpoint: said plainly, from little of it."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+import time
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from build import F32, Gguf, Tensor, index_of, safetensors_of
+from weightctl import open_weights
+from weightctl.errors import FormatError
+from weightctl.formats.strangers import stranger
+from weightctl.weights.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Completed
+
+LAYERS = {f"l.{number}": ("F32", (100,), bytes(400)) for number in range(5)}
+SAFETENSORS = safetensors_of(LAYERS)
+GGUF = Gguf().file([Tensor(name, (100,), F32, bytes(400)) for name in LAYERS])
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4920916240\n"
+
+
+def error_of(path: Path | str) -> FormatError:
+    with pytest.raises(FormatError) as caught:
+        open_weights(path)
+    return caught.value
+
+
+def zipped(*names: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+    return made.getvalue()
+
+
+def tarred(*names: str) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    return made.getvalue()
+
+
+def numpy_of(save: Callable[..., object]) -> bytes:
+    made = io.BytesIO()
+    save(made, np.zeros(3))
+    return made.getvalue()
+
+
+# How a file begins, what it is called, and what is said of it.
+FILES: dict[str, tuple[bytes, str, str]] = {
+    "a.npy": (numpy_of(np.save), "a NumPy array", "safetensors.numpy.save_file"),
+    "weights.npz": (numpy_of(np.savez), "arrays of NumPy or MLX", "safetensors.numpy"),
+    "packed.npz": (numpy_of(np.savez_compressed), "arrays of NumPy or MLX", "safetensors.numpy"),
+    "model.gguf.gz": (gzip.compress(GGUF), "compressed with gzip", "gunzip"),
+    "model.gguf.xz": (lzma.compress(GGUF), "compressed with xz", "unxz"),
+    "model.gguf.bz2": (bz2.compress(GGUF), "compressed with bzip2", "bunzip2"),
+    "model.zip": (zipped("m/config.json", "m/model.safetensors"), "a zip", "m/model.safetensors"),
+    "behind.zip": (b"#!/bin/sh\n" + zipped("a"), "of no known kind", "formats:"),
+    "wheel.whl": (zipped("p/w.gguf", "p-1.dist-info/METADATA"), "a Python wheel", "p/w.gguf"),
+    "plain.whl": (zipped("p-1.dist-info/METADATA"), "a Python wheel", "name a checkpoint"),
+    "none.zip": (zipped(), "a zip without a checkpoint; it holds nothing", "formats:"),
+    "pictures.zip": (zipped(*"abcd"), "it holds a, b, c, ...", "formats:"),
+    "cut.zip": (zipped("a.npy")[:50], "NumPy (.npz), cut off", "is the download complete?"),
+    "model.tar": (tarred("config.json", "model.gguf"), "a tar archive", "model.gguf"),
+    "old.tar": (tarred("a" * 200), "a tar archive", "formats:"),
+    "long.json": (b'{"added_tokens": [' + b"1, " * 50_000 + b"1]}", "a tokenizer", "directory"),
+    "other.json": (b'{"a": 1}', "JSON, not weights", "formats:"),
+    "list.json": (b'["error", "message"]', "JSON, not weights", "formats:"),
+    "nested.bin": (
+        b'{"errors": [{"code": 4, "message": "no\\u001b such blob"}]}',
+        *("an error message in JSON: `no such blob`", "is a login needed?"),
+    ),
+    "marked.gguf": (b"\xef\xbb\xbf<html><title>a\n b</title>", "a web page: `a b`", "login"),
+    "wide.gguf": ("<html><title>b</title>".encode("utf-16"), "a web page: `b`", "login"),
+    "graph.xml": (b'<?xml version="1.0"?><net name="a" version="11">', "OpenVINO model", "own"),
+    "feed.xml": (b"<rss version='2'><a/></rss>", "XML", "formats:"),
+    "loud.gguf": (b"Denied\x1b[2J!", "text, not weights: `Denied [2J!`", "is a login needed?"),
+    "cut-letter.txt": ("ö".encode() * 40_000, "text, not weights", "formats:"),
+    "a.onnx_data": (b"\xa5" * 99, "the weights of an ONNX model", "own library"),
+    "v.data-00000-of-00002": (b"\xa5" * 99, "a part of a TensorFlow checkpoint", "own library"),
+    "v.index": (b"\xa5" * 99 + bytes.fromhex("57fb808b247547db"), "the index of a TensorFlow", ""),
+    "graph.pb": (b"\x0a\x02ab", "a TensorFlow graph", "own library"),
+    "yolo.engine": (b"\x08\0\0\0" + b'{"a": 1}' + b"ftrt" + bytes(9), "a TensorRT engine", "built"),
+    "tiny.gguf": (b"GGU", "3 bytes long", "download it again"),
+    "m.gguf.part2of3": (b"\xa5" * 99, "a later piece", "cat m.gguf.part* > m.gguf"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_called_what_it_is(name: str, tmp_path: Path) -> None:
+    content, what, hint = FILES[name]
+    (tmp_path / name).write_bytes(content)
+    error = error_of(tmp_path / name)
+    assert f"{name}: no checkpoint that weightctl reads: it is " in error.message
+    assert what in error.message
+    assert hint in error.hint
+
+
+def test_weights_of_openvino_are_told_by_the_graph_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.bin").write_bytes(b"\xa5" * 99)
+    (tmp_path / "openvino_model.xml").write_text('<?xml version="1.0"?>\n<net name="a">')
+    assert "the weights of an OpenVINO model" in error_of(tmp_path / "openvino_model.bin").message
+    assert "the weights of an OpenVINO model" in error_of(tmp_path).message
+
+
+@pytest.mark.parametrize("start", [0, 1 << 20, 3 << 20])
+def test_zeros_are_counted_cheaply(start: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.truncate(20 << 30)
+    before = time.process_time()
+    assert "nothing but zeros, as far as 64 samples of its 21.5 GB show" in error_of(path).message
+    with path.open("r+b") as file:
+        file.seek(start or 100)
+        file.write(b"x")
+        file.seek(0, os.SEEK_END)
+        file.write(b"x")
+    first = min(start or 100, 1 << 20)
+    assert f"damaged: its first {first} bytes are zeros" in error_of(path).message
+    assert time.process_time() - before < 1
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    st.sampled_from([
+        b"", b"PK\3\4", b"PK\5\6", b"\x08\x08\x12", b"<html><title>", b'{"error":', b"\x06\0\0\0",
+        zipped("a", "b"), tarred("a", "b"),
+    ]),
+    st.binary(max_size=600),
+    st.integers(0, 3000),
+)  # fmt: skip
+def test_any_bytes_have_an_answer(tmp_path_factory: pytest.TempPathFactory, head: bytes,
+                                  rest: bytes, place: int) -> None:  # fmt: skip
+    content = bytearray(head)
+    content[place:place] = rest
+    path = tmp_path_factory.getbasetemp() / "any.bin"
+    path.write_bytes(content)
+    found = stranger(MappedFile(str(path)))
+    assert found.message.isprintable()
+    assert found.hint.isprintable()
+    assert len(found.message) < 300
+
+
+@pytest.mark.parametrize("name", ["a.gguf.incomplete", "a.gguf.crdownload", "a.gguf"])
+def test_a_name_that_says_that_the_download_goes_on_is_believed(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(bytes(99))
+    if name == "a.gguf":
+        (tmp_path / "a.gguf.aria2").write_bytes(b"\0\1")
+    says = "a.gguf.aria2 beside it says" if name == "a.gguf" else "its name ends in ."
+    assert says in error_of(tmp_path / name).hint
+    (tmp_path / name).write_bytes(GGUF[:-900])
+    assert says in error_of(tmp_path / name).hint
+
+
+def test_a_whole_file_that_aria2_still_fetches_has_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(GGUF)
+    (tmp_path / "a.gguf.aria2").write_bytes(b"\0\1")
+    notes = open_weights(tmp_path / "a.gguf").header.notes
+    assert notes == ("a.gguf.aria2 says that the download of a.gguf has not ended",)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.safetensors", SAFETENSORS), ("a.gguf", GGUF)])
+def test_what_is_missing_of_a_file_is_counted_to_its_end(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content[:-1300])
+    missing = 1300 - (-400 % 32 if name == "a.gguf" else 0)
+    whole = len(content) - 1300 + missing
+    message = error_of(tmp_path / name).message
+    assert f"`l.4` ends {missing} bytes past the file, which should be {whole} bytes" in message
+    assert f"and is {len(content) - 1300}: 1." in message
+
+
+def test_the_first_piece_of_a_file_says_how_it_is_joined(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf-split-a").write_bytes(GGUF[:-1300])
+    assert "cat a.gguf-split-* > a.gguf" in error_of(tmp_path / "a.gguf-split-a").hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "format_name"),
+    [("model.bin", SAFETENSORS, "safetensors"), ("model.safetensors", GGUF, "gguf")],
+)
+def test_a_suffix_of_another_format_is_noted(
+    name: str, content: bytes, format_name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    header = open_weights(tmp_path / name).header
+    assert header.notes == (f"{name} is {format_name}, whatever its suffix says",)
+    assert header.format == format_name
+
+
+def test_the_suffix_of_a_set_is_noted_once(tmp_path: Path) -> None:
+    for number, name in enumerate("ab", 1):
+        content = safetensors_of({name: ("I8", (1,), b"x")})
+        (tmp_path / f"m-0000{number}-of-00002.bin").write_bytes(content)
+    notes = open_weights(tmp_path).header.notes
+    assert notes == ("m-00001-of-00002.bin and 1 more are safetensors, whatever their names say",)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "weights", "a.gguf.bak"])
+def test_a_suffix_that_no_format_has_is_not_noted(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(SAFETENSORS)
+    assert open_weights(tmp_path / name).header.notes == ()
+
+
+def fill(directory: Path, files: dict[str, bytes | str]) -> None:
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
+    "empty": ({}, "it is empty", "is it where the download went?"),
+    "hidden": ({".gitattributes": "x"}, "it is empty", "is it where"),
+    "texts": ({"config.json": "{}", "a.md": "x"}, "it holds `a.md`, `config.json`", "formats:"),
+    "pointer": (
+        {"model.safetensors": POINTER, "config.json": "{}"},
+        *("reads: `model.safetensors` is a Git LFS pointer, not the file", "git lfs pull"),
+    ),
+    "pointers": (
+        {f"model-0000{number}-of-00002.safetensors": POINTER for number in (1, 2)},
+        *(", 2 files, are each a Git LFS pointer", "git lfs pull"),
+    ),
+    "zeros": ({"model.gguf": bytes(99)}, "`model.gguf` is nothing but zeros", "download it again"),
+    "mlx": ({"weights.npz": zipped("a.npy")}, "`weights.npz` is arrays of NumPy or MLX", "numpy"),
+    "keras": ({"m.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)}, "`m.h5` is HDF5", "its own library"),
+    "nemo": (
+        {"m.nemo": tarred("model_config.yaml", "model_weights.ckpt")},
+        *("`m.nemo` is a NeMo model", "model_weights.ckpt"),
+    ),
+    "download": (
+        {".cache/huggingface/download/x.incomplete": "x", "config.json": "{}"},
+        *("a download into it has not ended: 1 file in .cache", "start the download again"),
+    ),
+    "pipeline": (
+        {"unet/m.safetensors": SAFETENSORS, "vae/m.safetensors": SAFETENSORS},
+        *("its directories `unet`, `vae` hold some", "pipeline/unet"),
+    ),
+    "models--a--b": (
+        {"snapshots/12/m.safetensors": SAFETENSORS, "snapshots/34/m.gguf": GGUF, "refs/main": "34"},
+        *("its directories `snapshots/34`, `snapshots/12`", "name one: "),
+    ),
+    "hub": (
+        {"models--a--b/snapshots/12/m.safetensors": SAFETENSORS},
+        *("its directory `models--a--b/snapshots/12` holds one", "hub/models--a--b/snapshots/12"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_a_directory_without_a_checkpoint_says_what_is_there(name: str, tmp_path: Path) -> None:
+    files, what, hint = DIRECTORIES[name]
+    (tmp_path / name).mkdir()
+    fill(tmp_path / name, files)
+    error = error_of(tmp_path / name)
+    assert "the directory holds no checkpoint that weightctl reads:" in error.message
+    assert what in error.message
+    assert hint in error.hint
+
+
+def test_links_to_nothing_and_what_is_no_file_are_said_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("../../blobs/0123")
+    os.mkfifo(tmp_path / "model.gguf")
+    message = error_of(tmp_path).message
+    assert "`model.safetensors` is a link to a file that is not there: ../../blobs/0123" in message
+    assert "`model.gguf` is a file that cannot be read: not a regular file" in message
+
+
+def test_a_format_that_is_asked_for_and_not_there_is_said_with_what_is(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.gguf": GGUF})
+    with pytest.raises(FormatError, match=r"no safetensors file .*: it holds gguf \(`a\.gguf`\)"):
+        open_weights(tmp_path, "safetensors")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "other.safetensors"])
+def test_a_file_that_would_have_been_chosen_is_not_passed_over_in_silence(
+    name: str, tmp_path: Path
+) -> None:
+    fill(tmp_path, {"adapter.safetensors": SAFETENSORS, name: POINTER, "training_args.bin": "x"})
+    assert open_weights(tmp_path).header.notes == (
+        f"`{name}` is not read: it is a Git LFS pointer, not the file itself, which has 4.92 GB",
+    )
+
+
+def test_what_a_trainer_leaves_is_no_checkpoint_beside_one(tmp_path: Path) -> None:
+    fill(tmp_path, {"model.safetensors": SAFETENSORS})
+    for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth"):
+        fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")})})
+    header = open_weights(tmp_path).header
+    assert (list(header.tensors), header.notes) == (list(LAYERS), ())
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "optimizer.pt").unlink()
+    (tmp_path / "rng_state_0.pth").unlink()
+    assert list(open_weights(tmp_path).header.tensors) == ["training_args.bin"]
+
+
+def test_the_command_says_it_on_one_line_and_quickly(
+    weightctl: Callable[..., Completed], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_text(POINTER)
+    done = weightctl("ls", tmp_path / "model.safetensors")
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {tmp_path}/model.safetensors: no checkpoint that weightctl ")
+    assert error.endswith("it is a Git LFS pointer, not the file itself, which has 4.92 GB")
+    assert hint.startswith("hint: run `git lfs pull` in its repository")
+
+
+def test_an_index_that_is_something_else_says_what(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(POINTER)
+    assert "the index is no JSON: it is a Git LFS pointer" in error_of(path).message
+    path.write_text(json.dumps({"weight_map": {"a": "b"}})[:-9])
+    assert "the index is no JSON: Unterminated string" in error_of(path).message
+
+
+def test_parts_that_are_wrong_alike_are_said_together(tmp_path: Path) -> None:
+    names = [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
+    fill(tmp_path, dict.fromkeys(names, POINTER))
+    fill(tmp_path, {"model.safetensors.index.json": index_of(dict.fromkeys("abcd", names[0]))})
+    weight_map = dict(zip("abcd", names, strict=True))
+    fill(tmp_path, {"model.safetensors.index.json": index_of(weight_map)})
+    error = error_of(tmp_path)
+    assert "the set is not whole: " in error.message
+    assert "`, ... (4 parts): it is a Git LFS pointer" in error.message
+    assert "git lfs pull" in error.hint
+
+
+def test_one_part_that_is_wrong_is_the_error_of_its_file(tmp_path: Path) -> None:
+    names = [f"a-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    fill(tmp_path, {names[0]: SAFETENSORS, names[1]: SAFETENSORS[:-9]})
+    assert error_of(tmp_path).path == str(tmp_path / names[1])
+
+
+def test_missing_and_damaged_parts_without_an_index_are_one_error(tmp_path: Path) -> None:
+    names = [f"a-0000{number}-of-00004.gguf" for number in (1, 2, 3, 4)]
+    fill(tmp_path, {names[0]: GGUF, names[2]: GGUF[:-900], names[3]: bytes(99)})
+    message = error_of(tmp_path / names[0]).message
+    assert "the set is not whole:\n  1 of 4 parts are missing: `a-00002-of-00004.gguf`" in message
+    assert "\n  a-00003-of-00004.gguf, byte 164: `l.4` ends" in message
+    assert "\n  a-00004-of-00004.gguf: it is nothing but zeros" in message
+
+
+def test_a_part_that_the_index_does_not_name_is_refused_by_its_own_name_too(tmp_path: Path) -> None:
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")}) for name in names})
+    fill(tmp_path, {"model.safetensors.index.json": index_of({names[0]: names[0]})})
+    for path in (tmp_path, *(tmp_path / name for name in names)):
+        assert "1 file named as its parts but not in the index" in error_of(path).message
+
+
+def test_a_part_of_another_version_beside_a_set_is_nobodys_business(tmp_path: Path) -> None:
+    fill(tmp_path, {"model-00001-of-00001.safetensors": SAFETENSORS})
+    fill(tmp_path, {"model-00003-of-00003.safetensors": SAFETENSORS})
+    weight_map = dict.fromkeys(LAYERS, "model-00001-of-00001.safetensors")
+    fill(tmp_path, {"model.safetensors.index.json": index_of(weight_map)})
+    assert list(open_weights(tmp_path).header.tensors) == list(LAYERS)
+
+
+def test_a_directory_of_many_strangers_is_looked_at_in_part(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}.gguf").write_bytes(bytes(1 << 20))
+    before = time.process_time()
+    assert "..., 50 files, are each nothing but zeros" in error_of(tmp_path).message
+    assert time.process_time() - before < 2

@@ -1,0 +1,190 @@
+"""Disks that are full, read-only or limited leave the old output, and are called what they are."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from old_outputs import EACH_KIND, old_output, untouched
+from outcomes import KINDS, random_model, random_weights, standing
+from weightctl import Plan, open_weights
+from weightctl.errors import OutputError
+from weightctl.store import save
+from weightctl.transforms.split import split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+    from conftest import Completed
+    from outcomes import Kind
+
+TENSORS = 3
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "small", TENSORS, 8, seed=2)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "large", TENSORS, 2048, seed=3)
+
+
+def mounted(at: Path, megabytes: int) -> bool:
+    """Mount an empty file system in memory; where that is not allowed, do nothing."""
+    mount = shutil.which("mount")
+    command = [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "weightctl-test", at]
+    if mount is None:
+        return False
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Generator[Path, None, None]:
+    """A file system of 12 MB, which nothing of it outlives."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    if not mounted(at, 12):
+        pytest.skip("this machine lets nobody mount a file system")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", at], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Take all the room that is left."""
+    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1 << 16))
+
+
+def make_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+
+
+@EACH_KIND
+def test_a_disk_that_fills_up_meanwhile_leaves_the_old_output(
+    kind: Kind, tmp_path: Path, disk: Path
+) -> None:
+    source = random_model(tmp_path / "source", 2, 1024)
+    old_output(kind, disk, tensors=2)
+    plan, where = kind.plan(open_weights(source), disk)
+    with untouched(disk):
+        with pytest.raises(OutputError, match="written: No space left on device") as caught:
+            # With so little memory the output is written in several pieces.
+            save(plan, where, force=True, memory=4_000_000, progress=lambda _: fill(disk))
+        (disk / "filler").unlink()
+    assert "free some space" in caught.value.hint
+
+
+@EACH_KIND
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    kind: Kind, disk: Path, small: Path
+) -> None:
+    old_output(kind, disk, TENSORS)
+    fill(disk)
+    plan, where = kind.plan(open_weights(small), disk)
+    refused = pytest.raises(OutputError, match=r"are needed, and 0 B are free on its disk")
+    with untouched(disk), refused:
+        save(plan, where, force=True)
+
+
+@EACH_KIND
+def test_a_read_only_disk_is_refused_as_such(kind: Kind, disk: Path, small: Path) -> None:
+    old_output(kind, disk, TENSORS)
+    make_read_only(disk)
+    plan, where = kind.plan(open_weights(small), disk)
+    with untouched(disk), pytest.raises(OutputError, match="may not be written") as caught:
+        save(plan, where, force=True)
+    assert "choose another place" in caught.value.hint
+
+
+@EACH_KIND
+@pytest.mark.parametrize("layout", ["model.safetensors", "set.safetensors", "set.gguf"])
+def test_an_input_on_a_read_only_disk_works(
+    kind: Kind, layout: str, disk: Path, tmp_path: Path
+) -> None:
+    weights = random_weights(TENSORS, 8)
+    plan = Plan.copy(weights, "gguf" if layout.endswith(".gguf") else "safetensors")
+    save(split(plan, 1 if layout.startswith("set") else 1 << 30), disk / layout)
+    (disk / "config.json").write_text("{}")
+    make_read_only(disk)
+    out = tmp_path / "out"
+    out.mkdir()
+    with untouched(disk):
+        saved = save(*kind.plan(open_weights(disk), out))
+    assert open_weights(saved.paths[0]).header.tensors.keys() == weights.header.tensors.keys()
+
+
+def limited(size: int, *arguments: str | Path) -> Completed:
+    """Convert in a process that may write no file larger than that."""
+    return subprocess.run(
+        [sys.executable, "-m", "weightctl", "convert", "--force", "--quiet", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+
+
+@EACH_KIND
+def test_a_limit_on_files_leaves_the_old_output(kind: Kind, large: Path, tmp_path: Path) -> None:
+    old_output(kind, tmp_path, TENSORS)
+    with untouched(tmp_path):
+        done = limited(1 << 20, large, f"{tmp_path}/{kind.name}", *kind.options)
+    assert done.returncode == 2
+    assert "cannot be written: File too large" in done.stderr
+    assert "hint: the file system or a limit (ulimit -f)" in done.stderr
+
+
+def test_a_limit_that_what_stands_beside_the_input_goes_over_leaves_the_old_output(
+    tmp_path: Path,
+) -> None:
+    model = random_model(tmp_path / "model", TENSORS, 8, seed=2)
+    (model / "tokenizer.json").write_bytes(bytes(1 << 20))
+    place = tmp_path / "place"
+    place.mkdir()
+    old_output(KINDS["directory"], place, TENSORS)
+    with untouched(place):
+        done = limited(1 << 19, model, f"{place}/out/")
+    assert done.returncode == 2
+    assert "cannot be written: File too large" in done.stderr
+
+
+@EACH_KIND
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_what_does_not_reach_the_disk_in_the_end_leaves_the_old_output(
+    kind: Kind, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    # Where space is given late (NFS, quotas), fsync is the first to say that there is none.
+    old_output(kind, tmp_path, TENSORS)
+    plan, where = kind.plan(open_weights(small), tmp_path)
+    last = sum(name.startswith("out") for name in standing(tmp_path))
+    monkeypatch.setattr(os, "fsync", failing(os.fsync, number, at=last))
+    refused = pytest.raises(OutputError, match=f"cannot be written: {os.strerror(number)}")
+    with untouched(tmp_path), refused:
+        save(plan, where, force=True)
+
+
+def failing(call: Callable[..., object], number: int, at: int) -> Callable[..., object]:
+    """Return the call of the operating system so that it fails at the given time it is made."""
+    count = itertools.count(1)
+
+    def made(*arguments: object, **options: object) -> object:
+        if next(count) == at:
+            raise OSError(number, os.strerror(number))
+        return call(*arguments, **options)
+
+    return made

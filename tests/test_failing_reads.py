@@ -1,0 +1,91 @@
+"""An input that fails or changes while it is read leaves the old output."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from copying import contents
+from old_outputs import EACH_KIND, old_output, untouched
+from outcomes import random_model
+from weightctl import Plan, open_weights
+from weightctl.errors import FormatError
+from weightctl.store import save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outcomes import Kind
+
+# So little that a conversion of a few megabytes reads and writes in several pieces.
+LITTLE = 4_000_000
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return random_model(tmp_path / "source", 3, 1024)
+
+
+@pytest.fixture
+def place(kind: Kind, tmp_path: Path) -> Path:
+    """A directory with an old output."""
+    place = tmp_path / "place"
+    place.mkdir()
+    old_output(kind, place, tensors=3)
+    return place
+
+
+@EACH_KIND
+@pytest.mark.parametrize("at", [1, 2, 9])
+def test_a_read_that_fails_names_the_file_and_the_byte_and_leaves_the_old_output(
+    kind: Kind, at: int, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    offsets: list[int] = []
+
+    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        offsets.append(offset)
+        if len(offsets) == at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, buffers, offset)
+
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", read)
+    refused = pytest.raises(FormatError, match="cannot be read: Input/output error")
+    with untouched(place), refused as caught:
+        save(plan, where, force=True, memory=LITTLE, threads=1)
+    assert caught.value.path == str(source / "model.safetensors")
+    assert caught.value.offset == offsets[at - 1]
+
+
+@EACH_KIND
+def test_an_input_that_is_cut_off_meanwhile_leaves_the_old_output(
+    kind: Kind, source: Path, place: Path
+) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    file = source / "model.safetensors"
+    middle = file.stat().st_size // 2
+    with untouched(place), pytest.raises(FormatError, match="the file ends here") as caught:
+        save(
+            plan, where, force=True, memory=LITTLE,
+            progress=lambda _: os.truncate(file, middle),
+        )  # fmt: skip
+    assert (caught.value.path, caught.value.offset) == (str(file), middle)
+    assert "change meanwhile" in caught.value.hint
+
+
+def test_an_input_that_is_replaced_meanwhile_is_read_to_its_end(
+    source: Path, tmp_path: Path
+) -> None:
+    file = source / "model.safetensors"
+    weights = open_weights(file)
+    expected = contents(weights)
+    other = random_model(tmp_path / "other", 3, 8, seed=8) / "model.safetensors"
+    save(
+        Plan.copy(weights, "gguf"), tmp_path / "out.gguf", memory=LITTLE,
+        progress=lambda _: other.replace(file) if other.exists() else None,
+    )  # fmt: skip
+    assert contents(open_weights(tmp_path / "out.gguf")) == expected

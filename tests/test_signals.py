@@ -1,0 +1,202 @@
+"""A signal at any moment leaves the old output or the new one, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from begun import begun
+from copying import contents
+from old_outputs import EACH_KIND
+from outcomes import KINDS, leftovers, random_model, standing
+from strikes import strikes
+from weightctl import open_weights
+from weightctl.errors import FormatError
+from weightctl.store import save
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from outcomes import Kind
+    from strikes import Ended, Strikes
+
+    Files = dict[str, bytes]
+
+TENSORS = 3
+MOMENTS = 50
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Generator[Path, None, None]:
+    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def struck(scratch: Path) -> Generator[Strikes, None, None]:
+    with strikes(scratch) as running:
+        yield running
+
+
+class Models(NamedTuple):
+    """Directories of models whose outputs have the same names."""
+
+    old: Path
+    small: Path
+    large: Path
+
+
+@pytest.fixture(scope="module")
+def models(scratch: Path) -> Models:
+    return Models(
+        random_model(scratch / "old", TENSORS, 8, seed=1),
+        random_model(scratch / "small", TENSORS, 8, seed=2),
+        random_model(scratch / "large", TENSORS, 2048, seed=3),
+    )
+
+
+class Place:
+    """Where an old output stands, beside somebody's file, and a run would put a new one."""
+
+    def __init__(self, path: Path, kind: Kind, models: Models, source: Path) -> None:
+        self.path = path
+        self.arguments = ("convert", source, f"{path}/{kind.name}", *kind.options, "--force", "-q")
+        self.new = self._made(kind, source)
+        self.old = self._made(kind, models.old)
+        assert self.old.keys() == self.new.keys()
+
+    def _made(self, kind: Kind, source: Path) -> Files:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+        (self.path / "thesis.tex").write_text("years of work")
+        save(*kind.plan(open_weights(source), self.path))
+        return standing(self.path)
+
+    def restore(self) -> None:
+        """Put the old output back where it is gone; temporary files stay."""
+        if standing(self.path) != self.old:
+            for name in standing(self.path):
+                (self.path / name).unlink()
+            for name, content in self.old.items():
+                (self.path / name).parent.mkdir(exist_ok=True)
+                (self.path / name).write_bytes(content)
+
+
+@pytest.fixture
+def place(kind: Kind, models: Models, scratch: Path, request: pytest.FixtureRequest) -> Place:
+    source = models.large if "moments" in request.node.name else models.small
+    return Place(scratch / "place", kind, models, source)
+
+
+def is_old_or_new(place: Place) -> bool:
+    return standing(place.path) in (place.old, place.new)
+
+
+def is_no_mixture(place: Place) -> bool:
+    """Whether a set that lost its process while its files got their names is taken for none."""
+    there = standing(place.path)
+    assert there.items() <= place.old.items() or there.items() <= place.new.items()
+    for name in there.keys() - {"thesis.tex"}:
+        with suppress(FormatError):
+            opened = contents(open_weights(place.path / name))
+            assert opened in (held_by(place.old), held_by(place.new))
+    return True
+
+
+def held_by(files: Files) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return the tensors of an output."""
+    with tempfile.TemporaryDirectory() as directory:
+        for name, content in files.items():
+            (Path(directory) / name).write_bytes(content)
+        return contents(open_weights(directory))
+
+
+def spread(number: int, span: float) -> Iterator[float]:
+    """Yield random moments, one in each of so many equal parts of a span."""
+    moments = random.Random(number)
+    yield from (span * (part + moments.random()) / MOMENTS for part in range(MOMENTS))
+
+
+@pytest.mark.parametrize(
+    "kind", [KINDS["file"], KINDS["directory"], KINDS["set"]], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_at_50_random_moments_leaves_the_old_output_or_the_new(
+    place: Place, kind: Kind, struck: Strikes, number: signal.Signals
+) -> None:
+    span = statistics.median(struck.run(*place.arguments).seconds for _ in range(3))
+    codes = []
+    for moment in spread(number, span):
+        place.restore()
+        ended = struck.run(*place.arguments, number=number, seconds=moment)
+        codes.append(ended.code)
+        was_killed = number == signal.SIGKILL
+        assert ended.code in (0, -number if was_killed else 128 + number)
+        # Python says so where a signal comes while it frees an object, and goes on.
+        assert ended.errors == "" or ended.errors.startswith("Exception ignored in")
+        assert is_old_or_new(place) or (kind.is_split and was_killed and is_no_mixture(place))
+        assert was_killed or leftovers(place.path) == []
+    assert codes.count(0) < MOMENTS
+    assert struck.run(*place.arguments).code == 0
+    assert standing(place.path) == place.new
+    assert leftovers(place.path) == []
+
+
+@EACH_KIND
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the_new(
+    place: Place, kind: Kind, struck: Strikes, number: signal.Signals
+) -> None:
+    was_killed = number == signal.SIGKILL
+    for call, _ in at_each_call(place, struck, number):
+        assert is_old_or_new(place) or (kind.is_split and was_killed and is_no_mixture(place)), call
+        assert was_killed or leftovers(place.path) == [], call
+    assert standing(place.path) == place.new
+    assert leftovers(place.path) == []
+
+
+@pytest.mark.parametrize("kind", [KINDS["file"]], ids=["file"])
+def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(place: Place, struck: Strikes) -> None:
+    # An exception that comes out of the middle of one leaves it locked, and a thread waiting.
+    for call, ended in at_each_call(place, struck, signal.SIGINT, "locks"):
+        assert ended.code == 130, (call, ended.errors)
+        assert is_old_or_new(place)
+
+
+def at_each_call(
+    place: Place, struck: Strikes, number: signal.Signals, calls: str = "names"
+) -> Iterator[tuple[int, Ended]]:
+    """Strike over the old output at one call after the other, until none is left to strike at."""
+    for call in itertools.count(1):
+        place.restore()
+        ended = struck.run(*place.arguments, number=number, calls=calls, call=call)
+        if not ended.was_struck:
+            assert call > 10
+            return
+        yield call, ended
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_that_ends_a_run_shows_in_its_exit_code_and_in_nothing_else(
+    models: Models, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = begun(tmp_path, models.large, tmp_path / "out.gguf")
+    process.send_signal(number)
+    output, errors = process.communicate()
+    assert process.returncode == code
+    assert (output, errors.count(b"\n")) == (b"", 1)  # the note before it began
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,60 @@
+"""PyTorch checkpoints that tests write, and their tensors as torch itself has them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from copying import raw
+from weightctl import Weights, open_weights
+from weightctl.dtype import encoding_by_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FORMS: dict[str, dict[str, Any]] = {
+    "zip": {},
+    "stream": {"_use_new_zipfile_serialization": False},
+}
+
+
+def saved(path: Path, content: Any, form: str = "zip", **options: Any) -> Weights:
+    """Write what torch writes, and open it."""
+    torch.save(content, path, **FORMS[form], **options)
+    return open_weights(path)
+
+
+def content_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    """Return encoding, shape and bytes of a tensor, its elements one after another."""
+    encoding = encoding_by_id("pytorch", str(tensor.dtype).removeprefix("torch."))
+    assert encoding is not None
+    shape = tuple(tensor.shape)
+    if tensor.dtype is torch.float4_e2m1fn_x2:
+        shape = (*shape[:-1], 2 * (shape[-1] if shape else 1))
+    whole = tensor.detach().contiguous()
+    return encoding.name, shape, ctypes.string_at(whole.data_ptr(), encoding.nbytes(shape))
+
+
+def contents_of(weights: Weights) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return encoding, shape and bytes of every tensor by each of its names."""
+    header = weights.header
+    found = {}
+    for name in (*header.tensors, *header.aliases):
+        stored = header.aliases.get(name, name)
+        info = header.tensors[stored]
+        found[name] = (info.encoding.name, info.shape, raw(weights, stored))
+        if info.encoding.dtype is not None:
+            data = weights.source.data(stored)
+            assert (data.info.shape, bytes(data.view())) == (info.shape, found[name][2])
+    return found
+
+
+def assert_same(weights: Weights, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Compare a tree with tensors by their names."""
+    found = contents_of(weights)
+    assert set(found) == set(tensors)
+    for name, tensor in tensors.items():
+        assert found[name] == content_of(tensor), name

@@ -1,0 +1,55 @@
+"""Files that end too soon: how much is missing, and how the rest is had."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from weightctl.errors import FormatError
+from weightctl.sizes import format_size
+
+__all__ = ["joined", "past_end", "rest_of", "unfinished"]
+
+# What a download is called until it is whole, by huggingface_hub, browsers and others.
+_UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download")
+# Files too large to upload are cut by `split`; these are the names that people give the pieces.
+_PIECE = re.compile(
+    r"(?P<whole>.+?)(?P<join>[-.](?:split|part)-?)(?:[a-z]{1,3}|\d{1,5}(?:of\d{1,5})?)"
+)
+
+
+def past_end(path: str, at: int, name: str, end: int, size: int) -> FormatError:
+    """Return the error of a file of `size` bytes whose furthest tensor ends at byte `end`."""
+    return FormatError(
+        path, at,
+        f"`{name}` ends {end - size} bytes past the file, which should be {end} bytes long and is "
+        f"{size}: {format_size(end - size)} of {format_size(end)} are missing",
+        hint=rest_of(path),
+    )  # fmt: skip
+
+
+def rest_of(path: str) -> str:
+    """Say how the rest of a file is had that ends too soon."""
+    question = "is the download complete?"
+    remedy = unfinished(path) or joined(path) or "`curl -C -` and `wget -c` fetch only the rest"
+    return f"{question} {remedy}"
+
+
+def unfinished(path: str) -> str:
+    """Say that a download has not ended, where the names show it; else nothing."""
+    base = os.path.basename(path)
+    if os.path.exists(path + ".aria2"):
+        return f"{base}.aria2 beside it says that it is not: start aria2 again, and it goes on"
+    if base.lower().endswith(_UNFINISHED):
+        suffix = os.path.splitext(base)[1]
+        return f"its name ends in {suffix}, so it is not: start it again, and it goes on"
+    return ""
+
+
+def joined(path: str) -> str:
+    """Say how a file is made of its pieces, where the name is that of one; else nothing."""
+    piece = _PIECE.fullmatch(os.path.basename(path))
+    if piece is None:
+        return ""
+    whole, join = piece["whole"], piece["join"]
+    return f"join the pieces that its name counts: cat {whole}{join}* > {whole}"

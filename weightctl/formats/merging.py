@@ -1,0 +1,92 @@
+"""One header of several: what the parts of a checkpoint say together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+from weightctl.formats.base import SPLIT_KEYS, tied_names
+from weightctl.weights.metadata import TEXT, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
+
+__all__ = ["merged"]
+
+_STRANGERS = "the parts do not belong together"
+
+
+def merged(headers: Sequence[Header]) -> Header:
+    """Merge the headers of all parts, in order; `FormatError` where they contradict each other."""
+    header = headers[0] if len(headers) == 1 else _merged(headers)
+    if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
+        return _check_split(headers, header)
+    return header
+
+
+def _merged(headers: Sequence[Header]) -> Header:
+    tensors: dict[str, TensorInfo] = {}
+    extents: dict[str, Extent] = {}
+    metadata: dict[str, Value] = {}
+    aliases: dict[str, str] = {}
+    leaves: dict[str, Leaf] = {}
+    for number, header in enumerate(headers):
+        for name, info in header.tensors.items():
+            if name in tensors:
+                raise FormatError(
+                    header.files[0], None,
+                    f"`{name}` is also in {headers[extents[name].file].files[0]}",
+                    hint=_STRANGERS,
+                )  # fmt: skip
+            tensors[name] = info
+            extents[name] = header.extents[name]._replace(file=number)
+        if header.big_endian != headers[0].big_endian:
+            raise FormatError(
+                header.files[0], None, "the parts are of different byte orders", hint=_STRANGERS
+            )
+        # The first says it in its order; a later one only adds.
+        for key, value in header.metadata.items():
+            metadata.setdefault(key, value)
+        for name, other in header.aliases.items():
+            aliases.setdefault(name, other)
+        for name, leaf in header.leaves.items():
+            leaves.setdefault(name, leaf)
+    aliases = {**tied_names(metadata, tensors), **aliases}
+    return headers[0]._replace(
+        files=tuple(header.files[0] for header in headers),
+        tensors=tensors,
+        extents=extents,
+        metadata=metadata,
+        # What is a tensor of one part is nothing less in the whole.
+        aliases={name: other for name, other in aliases.items() if name not in tensors},
+        leaves={
+            name: leaf
+            for name, leaf in leaves.items()
+            if name not in tensors and name not in aliases
+        },
+        notes=tuple(note for header in headers for note in header.notes),
+    )
+
+
+def _is_place(entry: tuple[str, Value]) -> bool:
+    # A text of that name is from a safetensors header, and says nothing of this file.
+    return entry[0] in SPLIT_KEYS and entry[1].type != TEXT
+
+
+def _check_split(headers: Sequence[Header], whole: Header) -> Header:
+    """Compare what each part of a split GGUF says of its place; drop those keys from the whole."""
+    for number, header in enumerate(headers):
+        says = [header.metadata.get(key) for key in SPLIT_KEYS]
+        expected = [number, len(headers), len(whole.tensors)]
+        for key, value, right in zip(SPLIT_KEYS, says, expected, strict=True):
+            if value is None or value.content != right:
+                raise FormatError(
+                    header.files[0], None,
+                    f"`{key}` is {value.content if value else 'missing'}, where {right} belongs",
+                    hint=f"{_STRANGERS}, or this is one of several and was renamed: parts are "
+                    "called NAME-00001-of-00003.gguf",
+                )  # fmt: skip
+    metadata = {key: value for key, value in whole.metadata.items() if key not in SPLIT_KEYS}
+    return whole._replace(metadata=metadata)

@@ -1,0 +1,58 @@
+"""PyTorch checkpoints: zip files, the streams and tars before them, and other pickles.
+
+Nothing in them is executed: see `weightctl.pickles.machine`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.formats.base import Layout, Part
+    from weightctl.weights.info import Header, TensorInfo
+    from weightctl.weights.mapping import MappedFile
+    from weightctl.weights.metadata import Value
+
+__all__ = ["layout", "read", "sniff", "unfit"]
+
+# What is needed is imported when a file is PyTorch's: in a directory every file is looked at.
+
+_HEAD = 512
+_ZIP = b"PK\3\4"
+# What pickles can begin with: from protocol 2 on the first of these.
+_PICKLES = b"\x80(]})cIL"
+
+
+def sniff(file: MappedFile) -> bool:
+    """Whether a file is what torch writes, or a pickle as Python writes it."""
+    head = bytes(file.whole[:_HEAD])
+    if not head or not (head[0] in _PICKLES or head.startswith(_ZIP) or head[257:262] == b"ustar"):
+        return False
+    from weightctl.formats.pytorch.recognising import is_checkpoint
+
+    return is_checkpoint(file, head)
+
+
+def read(file: MappedFile) -> Header:
+    """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
+    from weightctl.formats.pytorch import reading
+
+    return reading.read(file)
+
+
+def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+    """What of these tensors PyTorch cannot hold, a sentence each."""
+    from weightctl.formats.pytorch import writing
+
+    return writing.unfit(tensors)
+
+
+def layout(
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
+) -> Layout:
+    """Describe a PyTorch zip file, as `torch.save` makes it."""
+    from weightctl.formats.pytorch import writing
+
+    return writing.layout(tensors, metadata, part)

@@ -1,0 +1,201 @@
+"""What the records of a pickle hold, by name: the entries of containers and of objects."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from weightctl.formats.pytorch.records import Array, Encoded, Items, Size, Storage, Tensor
+from weightctl.pickles.records import Blob, Call, Global, Pairs
+from weightctl.untyped import is_list, is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = [
+    "children",
+    "held_by",
+    "is_module",
+    "is_script",
+    "kind_of",
+    "module_weight",
+    "of_module",
+    "weight",
+]
+
+# What nn.Module keeps its tensors and modules in; as state_dict() does, names leave it out.
+_MODULE = ("_parameters", "_buffers", "_modules")
+_HIDDEN = "_non_persistent_buffers_set"
+_BELOW = {*_MODULE, _HIDDEN}
+_LONGEST_NUMBER = 256
+
+
+def children(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a record holds, by key or by number; two of them may have one name."""
+    if is_list(record) or is_tuple(record):
+        yield from _numbered(record)
+    elif type(record) is Pairs:
+        yield from _by_key(record.pairs)
+    elif type(record) is Items:
+        yield from _by_key(_pairs_of(record))
+    elif type(record) is Size:
+        yield from _numbered(record.sizes if is_tuple(record.sizes) else ())
+    elif type(record) is Array:
+        yield from _numbered(record.content if is_list(record.content) else ())
+    elif type(record) is Call:
+        yield from _of_object(record)
+
+
+def _numbered(elements: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((str(number), element) for number, element in enumerate(elements))
+
+
+def _pairs_of(items: Items) -> Iterator[tuple[Any, Any]]:
+    pairs = items.pairs.pairs if type(items.pairs) is Pairs else items.pairs
+    for pair in pairs if is_list(pairs) or is_tuple(pairs) else ():
+        if (is_list(pair) or is_tuple(pair)) and len(pair) == 2:
+            yield pair[0], pair[1]
+
+
+def _by_key(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a mapping: a key that is put in twice has its last, as in Python."""
+    pairs = [*pairs]
+    if all(type(key) is str for key, _ in pairs):
+        yield from dict(pairs).items()
+        return
+    made: dict[object, tuple[str, Any]] = {}
+    for number, (key, value) in enumerate(pairs):
+        label = _label(key)
+        # Objects as keys are one only where they are one object, which nobody writes twice.
+        identity: object = number if label.startswith("<") else (_types(key), label)
+        made[identity] = (label, value)
+    yield from made.values()
+
+
+def _types(key: Any) -> tuple[str, ...]:
+    """Return the types of a key and of what is in it: 1 is another key than "1"."""
+    return tuple(type(each).__name__ for each in (key, *(key if is_tuple(key) else ())))
+
+
+def _of_object(record: Call) -> Iterator[tuple[str, Any]]:
+    arguments = (each for each in record.arguments if not _is_bare(each))
+    yield from _numbered((*record.elements, *arguments))
+    yield from _by_key(_attributes(record))
+    for state in record.states:
+        if not _is_bare(state) and not any(type(part) is Pairs for part in _parts(state)):
+            yield "state", state
+    yield from _by_key(record.pairs)
+
+
+def _parts(state: Any) -> tuple[Any, ...]:
+    """Return a state's mappings: with slots it is a pair of them."""
+    return state if is_tuple(state) and len(state) == 2 else (state,)
+
+
+def _attributes(record: Call) -> Iterator[tuple[Any, Any]]:
+    """Yield the attributes that an object was given."""
+    for state in record.states:
+        for part in _parts(state):
+            if type(part) is Pairs:
+                yield from part.pairs
+
+
+def _is_bare(argument: Any) -> bool:
+    """Whether an argument says nothing that a person would look for."""
+    return type(argument) in {NoneType, Global, Blob, Encoded} or argument == ()
+
+
+def _label(key: Any) -> str:
+    if type(key) is str:
+        return key
+    if type(key) is Global:
+        return key.path
+    if type(key) in {int, bool, float, NoneType} and not _is_beyond(key):
+        return str(key)
+    if is_tuple(key) and len(key) < 9 and all(map(_is_short, key)):
+        return "(" + ", ".join(map(_label, key)) + ")"
+    return f"<{type(key).__name__.lower()}>"
+
+
+def _is_short(value: Any) -> bool:
+    # Many keys may have one long part, and each would be longer than that.
+    return (type(value) is str and len(value) < 100) or (
+        type(value) is int and not _is_beyond(value)
+    )
+
+
+def _is_beyond(key: Any) -> bool:
+    """Whether a number is too long to be written in decimal."""
+    return type(key) is int and key.bit_length() > _LONGEST_NUMBER
+
+
+def kind_of(record: Any) -> str:
+    """Return what a container is among the levels of a checkpoint."""
+    if is_list(record) or is_tuple(record):
+        return type(record).__name__
+    keys = [key for key, _ in record.pairs] if type(record) is Pairs else []
+    return "dict[int]" if keys and all(type(key) is int for key in keys) else "dict"
+
+
+def weight(record: Any) -> int:
+    """Return how much looking at a record once costs."""
+    return sum(map(len, held_by(record)))
+
+
+def held_by(record: Any) -> Iterator[Sequence[Any]]:
+    """Yield the sequences that a record is made of; several records may have one."""
+    if type(record) is Call:
+        yield from (record.arguments, record.pairs, record.elements, record.states)
+        for state in record.states:
+            yield from map(_sequence, _parts(state))
+    elif type(record) in {Items, Size}:
+        yield _sequence(record[0])
+    else:
+        yield _sequence(record.content if type(record) is Array else record)
+
+
+def _sequence(record: Any) -> Sequence[Any]:
+    if is_list(record) or is_tuple(record):
+        return record
+    return record.pairs if type(record) is Pairs else ()
+
+
+def module_weight(record: Any) -> int:
+    """Return what a module costs besides: its tensors and modules are a level below."""
+    pairs = _attributes(record) if type(record) is Call else ()
+    held = [value for key, value in pairs if type(key) is str and key in _BELOW]
+    return sum(len(each.elements if type(each) is Call else _sequence(each)) for each in held)
+
+
+# Modules.
+
+
+def is_script(record: Any) -> bool:
+    """Whether an object is of a class that a TorchScript archive has itself."""
+    return type(record) is Call and record.path.startswith("__torch__.")
+
+
+def is_module(record: Any) -> bool:
+    """Whether an object is a pickled nn.Module, or a module of TorchScript."""
+    if type(record) is not Call:
+        return False
+    keys = {key for key, _ in _attributes(record) if type(key) is str}
+    return is_script(record) or {"_parameters", "_modules"} <= keys
+
+
+def of_module(record: Call) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and modules in a module, by the names that state_dict() gives them."""
+    if is_script(record):
+        for key, value in _attributes(record):
+            if type(key) is str and type(value) in {Tensor, Storage, Call, list, tuple, Pairs}:
+                yield key, value
+        return
+    attributes = dict(_by_key(_attributes(record)))
+    hidden = attributes.get(_HIDDEN)
+    names = hidden.elements if type(hidden) is Call else ()
+    left_out = {name for name in names if type(name) is str}
+    for held in _MODULE:
+        below = attributes.get(held)
+        for key, value in _by_key(below.pairs) if type(below) is Pairs else ():
+            if value is not None and not (held == "_buffers" and key in left_out):
+                yield key, value

@@ -1,0 +1,187 @@
+"""The closed list of what PyTorch pickles may name, and the records that stand for calls of it.
+
+Sources: `torch/_utils.py` and `torch/_tensor.py` (the `_rebuild_*` functions), and
+`torch/serialization.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.dtype import ENCODINGS
+from weightctl.formats.pytorch.ordinary import NUMPY, PYTHON, is_name
+from weightctl.formats.pytorch.records import Device, Enclosed, Size, Storage, Tensor
+from weightctl.formats.pytorch.storages import STORAGE_NAMES, dtype_of
+from weightctl.pickles.records import Call, Global, Pairs, called
+from weightctl.untyped import is_tuple
+from weightctl.weights.info import Leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CONSTRUCTORS", "is_allowed"]
+
+_MOST_PARTS = 8
+_LONGEST_DEVICE = 32
+_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+
+
+# Tensors.
+
+
+def _tensor(
+    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any = None, _hooks: Any = None,
+    metadata: Any = None,
+) -> Tensor:  # fmt: skip
+    encoding = storage.encoding if type(storage) is Storage else None
+    return Tensor(storage, offset, shape, strides, None if _is_lazy(metadata) else encoding)
+
+
+def _tensor_of_dtype(
+    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any,
+    *metadata: Any,
+) -> Tensor:  # fmt: skip
+    encoding = None if any(map(_is_lazy, metadata)) else dtype_of(dtype)
+    return Tensor(storage, offset, shape, strides, encoding)
+
+
+def _is_lazy(metadata: Any) -> bool:
+    """Whether the numbers are others than the storage has: their conjugates, or negatives."""
+    pairs = metadata.pairs[:_MOST_PARTS] if type(metadata) is Pairs else ()
+    return any(key in ("conj", "neg") and value is True for key, value in pairs)
+
+
+def _quantized_tensor(
+    storage: Any, offset: Any, shape: Any, strides: Any, quantizer: Any, *_: Any
+) -> Tensor:
+    encoding = storage.encoding if type(storage) is Storage else None
+    return Tensor(storage, offset, shape, strides, encoding, quantizer)
+
+
+def _first(value: Any, *_: Any) -> Any:
+    """Stand for what only wraps another object: a parameter, a device, a tag of TorchScript."""
+    return value
+
+
+def _of_type(function: Any, kind: Any, arguments: Any, state: Any = None, *_: Any) -> Any:
+    """Stand for a tensor of a subclass, or for an object of what it wraps instead of a storage."""
+    if isinstance(function, Global) and function.make is not None and is_tuple(arguments):
+        return called(function, arguments)
+    made = Call(kind, ())
+    made.states = [state]
+    return made
+
+
+def _without_data(*_: Any) -> Leaf:
+    return Leaf("torch.Tensor", "meta, without data")
+
+
+def _parts(path: str, *names: str) -> Callable[..., Call]:
+    """Return what makes an object of several tensors, each below it by name."""
+    module, _, name = path.rpartition(".")
+    kind = Global(module, name)
+
+    def make(*values: Any) -> Call:
+        made = Call(kind, ())
+        labels = names if len(values) <= len(names) else map(str, range(len(values)))
+        made.pairs = list(zip(labels, values, strict=False))
+        return made
+
+    return make
+
+
+def _sparse(layout: Any, data: Any) -> Call:
+    kind = layout.path if isinstance(layout, Global) else "torch.sparse"
+    values = data if is_tuple(data) and len(data) <= _MOST_PARTS else (data,)
+    if kind.endswith(("csr", "csc", "bsr", "bsc")):
+        return _parts(kind, "compressed_indices", "plain_indices", "values", "size")(*values)
+    return _parts(kind, "indices", "values", "size", "is_coalesced")(*values)
+
+
+def _layout(name: Any) -> Global:
+    module, _, layout = name.rpartition(".") if is_name(name) else ("torch", "", "layout")
+    return Global(module, layout)
+
+
+# Other objects of torch.
+
+
+def _enclosed(content: Any) -> Enclosed:
+    return Enclosed(content)
+
+
+def _graph_module(*arguments: Any) -> Call:
+    """Stand for a module that is made from its code: the first mapping is its attributes."""
+    made = Call(Global("torch.fx.graph_module", "GraphModule"), ())
+    made.states = [each for each in arguments if type(each) is Pairs][:1]
+    return made
+
+
+def _size(sizes: Any = ()) -> Size:
+    return Size(sizes)
+
+
+def _device(kind: Any, number: Any = None) -> Device:
+    is_numbered = type(number) is int and abs(number) < 1 << 31
+    if not is_name(kind) or len(kind) > _LONGEST_DEVICE or not (is_numbered or number is None):
+        raise ValueError("a device without a name")
+    return Device(kind if number is None else f"{kind}:{number}")
+
+
+_TORCH: dict[str, Callable[..., Any] | None] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_qtensor": _quantized_tensor,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_device_tensor_from_numpy": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._utils._rebuild_xla_tensor": _first,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_nested_tensor": _parts(
+        "torch.nested", "buffer", "sizes", "strides", "storage_offsets"
+    ),
+    "torch._utils._rebuild_meta_tensor_no_storage": _without_data,
+    "torch._utils._rebuild_wrapper_subclass": None,
+    "torch._tensor._rebuild_from_type": _of_type,
+    "torch._tensor._rebuild_from_type_v2": _of_type,
+    "torch.serialization._get_layout": _layout,
+    "torch.nn.parameter.Parameter": _first,
+    "torch.nn.parameter.Buffer": _first,
+    "torch.Tensor": None,
+    "torch.Size": _size,
+    "torch.device": _device,
+    "torch.jit._pickle.build_intlist": _first,
+    "torch.jit._pickle.build_doublelist": _first,
+    "torch.jit._pickle.build_boollist": _first,
+    "torch.jit._pickle.build_tensorlist": _first,
+    "torch.jit._pickle.restore_type_tag": _first,
+    **{
+        f"torch.{scheme}": None
+        for scheme in (
+            "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
+            "per_channel_symmetric", "per_channel_affine_float_qparams",
+        )
+    },
+    **{f"torch.{name}": None for name in (*_LAYOUTS, "nested")},
+    **{f"torch.{encoding.pytorch}": None for encoding in ENCODINGS.values() if encoding.pytorch},
+    **{f"torch.{name}Tensor": None for name in (
+        "Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool",
+    )},
+    **dict.fromkeys(STORAGE_NAMES),
+}  # fmt: skip
+# What is read here, and does harm to whoever calls it: it loads a pickle, or runs code.
+_HARMFUL: dict[str, Callable[..., Any] | None] = {
+    "torch.storage._load_from_bytes": _enclosed,
+    **{f"torch.fx.graph_module.{name}": _graph_module for name in (
+        "reduce_graph_module", "reduce_deploy_graph_module", "reduce_package_graph_module",
+    )},
+}  # fmt: skip
+
+CONSTRUCTORS = {**_TORCH, **NUMPY, **PYTHON, **_HARMFUL}
+
+
+def is_allowed(path: str) -> bool:
+    """Whether a global is one that checkpoints are made of, and that runs no code of others."""
+    return path in CONSTRUCTORS and path not in _HARMFUL

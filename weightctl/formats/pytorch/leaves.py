@@ -1,0 +1,262 @@
+"""The tree of names in a PyTorch pickle: its tensors, and what stands beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from weightctl.formats.base import LEVELS_KEY
+from weightctl.formats.pytorch.allowance import Allowance, UnsoundTreeError
+from weightctl.formats.pytorch.children import children, is_module, kind_of, of_module
+from weightctl.formats.pytorch.enclosed import Streams
+from weightctl.formats.pytorch.records import Array, Enclosed, Encoded, Items, Storage, Tensor
+from weightctl.formats.pytorch.tensors import (
+    Placed,
+    UnsoundTensorError,
+    flat,
+    place_array,
+    place_tensor,
+)
+from weightctl.formats.pytorch.values import Plain, plain
+from weightctl.pickles.records import Call, Global, Pairs
+from weightctl.untyped import is_tuple
+from weightctl.weights.info import Extent, Leaf, TensorInfo
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from weightctl.formats.pytorch.tensors import Locate
+
+__all__ = ["Tree", "UnsoundTreeError"]
+
+_MAX_DEPTH = 100
+# Of what a quantizer says.
+_MOST_PARTS = 4
+_ATTRIBUTES = "_metadata"
+_LONGEST = 64
+# So many values that several places have in common are told in full in each.
+_MANY = 1000
+# Objects of these are what they hold, and nothing else.
+_TRANSPARENT = {"argparse.Namespace", "builtins.set", "builtins.frozenset"}
+_TENSORS = {Tensor, Storage, Enclosed}
+
+
+class Tree:
+    """What a pickle's root holds, by name.
+
+    `data` is the pickle and `base` where it starts in the file; `locate` says where a storage is.
+    `unknown` counts the objects of each class, and `unread` are the tensors of unknown types. Of
+    two things with one name the second has a number behind it, which `renamed` lists. Raises
+    `UnsoundTreeError`.
+    """
+
+    def __init__(
+        self, root: Any, data: memoryview, base: int, locate: Locate, *, big_endian: bool = False
+    ) -> None:
+        self.tensors: dict[str, TensorInfo] = {}
+        self.extents: dict[str, Extent] = {}
+        self.aliases: dict[str, str] = {}
+        self.leaves: dict[str, Leaf] = {}
+        self.metadata: dict[str, Value] = {}
+        self.unknown: dict[str, int] = {}
+        self.unread: list[str] = []
+        self.renamed: list[str] = []
+        self._levels: dict[str, str] = {}
+        self._data, self._base, self._locate = data, base, locate
+        self._big_endian = big_endian
+        self._streams = Streams(data, base, big_endian=big_endian)
+        # Names, and the number that the next thing of each name could have.
+        self._taken: dict[str, int] = {}
+        # Where a tensor was first: by its record, and by where its bytes are.
+        self._first: dict[object, str] = {}
+        self._above: set[int] = set()
+        # Where something was that holds no tensors: another place need not say it all again.
+        self._told: dict[int, Leaf] = {}
+        self._tellings: dict[int, int] = {}
+        self._allowance = Allowance(len(data))
+        self._walk("", root, 0, is_within=False)
+        if type(root) in {*_TENSORS, Array} and "" in self.tensors:
+            self._levels[""] = "tensor"
+        if self._levels:
+            from weightctl.formats.pytorch.levels import levels_value  # flat ones need none of it
+
+            self.metadata[LEVELS_KEY] = levels_value(self._levels)
+
+    def _walk(self, name: str, record: Any, depth: int, *, is_within: bool) -> None:
+        """Put what a record is, and what it holds, at a name; `is_within` a module."""
+        self._allowance.visit(name, depth)
+        if type(record) in _TENSORS:
+            self._put_tensor(name, record)
+            return
+        if type(record) is Array and self._put_array(name, record):
+            return
+        self._allowance.look(record)
+        value = plain(record, self._data)
+        if value is not None:
+            self._put_plain(name, value, is_within=is_within)
+            return
+        if id(record) in self._above:
+            self.leaves[name] = Leaf("reference", "to what holds it")
+            return
+        if id(record) in self._told:
+            self.leaves[name] = self._told[id(record)]
+            return
+        self._above.add(id(record))
+        self._allowance.enter(record)
+        tensors, places = len(self.tensors) + len(self.aliases), len(self._taken)
+        self._walk_below(name, record, depth, is_within=is_within)
+        self._allowance.leave()
+        self._above.discard(id(record))
+        if len(self.tensors) + len(self.aliases) == tensors:
+            self._tell(name, record, len(self._taken) - places)
+
+    def _tell(self, name: str, record: Any, places: int) -> None:
+        """Remember where something is that holds no tensors, if it has been told often enough."""
+        told = self._tellings[id(record)] = self._tellings.get(id(record), 0) + 1
+        if type(record) is Call:
+            self._told[id(record)] = Leaf(record.path, f"as `{name}`")
+        elif told * places > _MANY:
+            self._told[id(record)] = Leaf("reference", f"as `{name}`")
+
+    def _place(self, name: str, key: str) -> str:
+        """Return the name of what is below another by a key; nothing else has it."""
+        wanted = found = f"{name}.{key}" if name else key
+        number = self._taken.get(wanted)
+        if number is not None:
+            while (found := f"{wanted}#{number}") in self._taken:
+                number += 1
+            self._taken[wanted] = number + 1
+            self.renamed.append(found)
+        self._taken[found] = 2
+        return found
+
+    def _walk_below(self, name: str, record: Any, depth: int, *, is_within: bool) -> None:
+        """Walk what a container or an object holds."""
+        is_a_module = is_module(record)
+        below = [*(of_module(record) if is_a_module else children(record))]
+        if type(record) is Call and record.path not in _TRANSPARENT:
+            self.unknown[record.path] = self.unknown.get(record.path, 0) + 1
+            self.leaves[name] = Leaf(record.path)
+        if not is_within:
+            self._put_level(name, record, is_empty=not below)
+        attributes = record.attributes if type(record) is Pairs else None
+        if type(attributes) is Pairs:
+            self._put_attributes(name, attributes)
+        for key, value in below:
+            self._walk(self._place(name, key), value, depth + 1, is_within=is_within or is_a_module)
+
+    def _put_level(self, name: str, record: Any, *, is_empty: bool) -> None:
+        kind = kind_of(record)
+        if not is_empty:
+            if name or kind != "dict":
+                self._levels[name] = kind
+        elif name and name not in self.leaves:
+            self.leaves[name] = Leaf("dict", "{}")
+            self._levels[name] = "{}"
+            self.metadata[name] = Value("string", "{}")
+
+    def _put_tensor(self, name: str, record: Tensor | Storage | Enclosed) -> None:
+        if not self._is_known(name, record):
+            try:
+                placed = self._placed(record)
+            except UnsoundTensorError as error:
+                raise UnsoundTreeError(f"tensor `{name}` {error}") from error
+            if placed is None:
+                self.unread.append(name)
+                self.leaves[name] = Leaf("torch.Tensor", "of a type that weightctl does not know")
+                return
+            self._put(name, placed, record)
+        if type(record) is Tensor and is_tuple(record.quantizer) and record.quantizer:
+            self._put_quantizer(name, record.quantizer)
+
+    def _placed(self, record: Tensor | Storage | Enclosed) -> Placed | None:
+        if isinstance(record, Enclosed):
+            return self._hold(self._streams.place(record))
+        if isinstance(record, Storage):
+            return place_tensor(flat(record), self._locate)
+        if isinstance(record.storage, Enclosed):
+            return self._hold(self._streams.place(record.storage, record))
+        return place_tensor(record, self._locate)
+
+    def _put_quantizer(self, name: str, quantizer: tuple[Any, ...]) -> None:
+        scheme, *parts = quantizer[:_MOST_PARTS]
+        is_whole = len(parts) == 2
+        labels = ("scale", "zero_point") if is_whole else ("scales", "zero_points", "axis")
+        if type(scheme) is Global:
+            self.leaves[self._place(name, "qscheme")] = Leaf("torch.qscheme", scheme.path)
+        for label, part in zip(labels, parts, strict=False):
+            self._walk(self._place(name, label), part, _MAX_DEPTH, is_within=True)
+
+    def _put_array(self, name: str, array: Array) -> bool:
+        if self._is_known(name, array):
+            return True
+        content = array.content
+        text = content.text if type(content) is Encoded else content
+        self._allowance.hold(len(text) if type(text) is str else 0)
+        try:
+            placed = place_array(array, self._data, self._base, big_endian=self._big_endian)
+        except UnsoundTensorError as error:
+            raise UnsoundTreeError(f"array `{name}` {error}") from error
+        self._hold(placed)
+        if placed is None:
+            return False
+        self._put(name, placed, array)
+        return True
+
+    def _hold(self, placed: Placed | None) -> Placed | None:
+        """Count the bytes that a tensor holds."""
+        self._allowance.hold(len(placed.extent.held or b"") if placed is not None else 0)
+        return placed
+
+    def _is_known(self, name: str, record: Tensor | Storage | Enclosed | Array) -> bool:
+        """Put another name of a tensor that has one, if this does."""
+        first = self._first.get(id(record))
+        if first is not None:
+            self.aliases[name] = first
+        return first is not None
+
+    def _put(self, name: str, placed: Placed, record: Tensor | Storage | Enclosed | Array) -> None:
+        first = name
+        if placed.extent.nbytes and placed.extent.held is None:
+            place = (placed.shape, placed.encoding.name, placed.extent)
+            first = self._first.setdefault(place, name)
+        self._first[id(record)] = first
+        if first != name:
+            self.aliases[name] = first
+            return
+        self.tensors[name] = TensorInfo(name, placed.shape, placed.encoding)
+        self.extents[name] = placed.extent
+
+    def _put_plain(self, name: str, value: Plain, *, is_within: bool) -> None:
+        # A module says of itself more than anybody wants to read.
+        if is_within and value.leaf.kind == "None":
+            return
+        self.leaves[name] = value.leaf
+        if is_within or not value.kind or not name:
+            return
+        self._levels[name] = value.kind
+        if value.value is not None:
+            self.metadata[name] = value.value
+
+    def _put_attributes(self, name: str, attributes: Pairs) -> None:
+        """Keep the `_metadata` of a state dict: the versions of its modules."""
+        for key, value in attributes.pairs:
+            content = self._as_json(value, 8) if key == _ATTRIBUTES else None
+            if content is not None:
+                place = self._place(name, _ATTRIBUTES)
+                self.metadata[place] = Value("string", json.dumps(content))
+                self._levels[place] = _ATTRIBUTES
+
+    def _as_json(self, record: Any, depth: int) -> Any:
+        """Return nested mappings of plain values as JSON has them, None where they are not."""
+        if type(record) in {str, int, float, bool}:
+            self._allowance.look(record)
+            # Longer ones are no JSON that anybody reads.
+            return None if type(record) is int and record.bit_length() > _LONGEST else record
+        if type(record) not in {Pairs, Items} or not depth:
+            return None
+        self._allowance.look(record)
+        made: dict[str, Any] = {}
+        for key, value in children(record):
+            self._allowance.visit(key)
+            made[key] = self._as_json(value, depth - 1)
+        return {key: value for key, value in made.items() if value is not None}

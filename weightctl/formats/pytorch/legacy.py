@@ -1,0 +1,171 @@
+"""What torch wrote until it wrote zip files: a stream of pickles, then the numbers of its storages.
+
+Source: `_legacy_load` in `torch/serialization.py`. Numbers are in little-endian order on every
+machine (`torch/csrc/serialization.cpp`).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.formats.pytorch.constructors import CONSTRUCTORS
+from weightctl.formats.pytorch.storages import identity_of, key_of, storage_of
+from weightctl.pickles.machine import UnsoundPickleError, load
+from weightctl.pickles.records import Global
+from weightctl.untyped import is_list, is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.formats.pytorch.records import Storage
+
+__all__ = [
+    "MAGIC",
+    "Stream",
+    "is_stream",
+    "nbytes_of",
+    "no_storage",
+    "read_pickle",
+    "read_stream",
+    "require_whole",
+]
+
+MAGIC = 0x1950A86A20F9469CFC6C
+# The magic number as protocol 2 and later, and as protocol 0 and 1, write it.
+_MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
+_MAGIC_TEXT = f"L{MAGIC}L\n.".encode()
+_PROTOCOL = 1001
+_LENGTH = Struct("<q")
+
+
+class Stream(NamedTuple):
+    """The object that a file holds, and where its storages are: start and length in bytes.
+
+    `data` is what the pickle's blobs lie in, and `base` where that starts in the file. `notes` are
+    what a person should be told.
+    """
+
+    root: Any
+    data: memoryview
+    base: int
+    places: Mapping[str, tuple[int, int]]
+    notes: tuple[str, ...] = ()
+
+    def locate(self, storage: Storage) -> tuple[int, int]:
+        """Return where a storage's bytes start, and how many they are."""
+        if storage.key not in self.places:
+            raise UnsoundPickleError(self.base, f"storage {storage.key} is not in the file")
+        return self.places[storage.key]
+
+
+def is_stream(head: bytes) -> bool:
+    """Whether a file that starts with these bytes is a stream as torch wrote it until 1.6."""
+    if head.startswith(_MAGIC_TEXT):
+        return True
+    # A protocol, and from 4 on perhaps a frame, come before the number.
+    return head[:1] == b"\x80" and head.find(_MAGIC_BYTES, 2, 32) > 0
+
+
+def no_storage(identity: Any) -> Any:
+    """Refuse a persistent id: `ValueError`."""
+    raise ValueError(f"a persistent id of {type(identity).__name__}, where none belongs")
+
+
+def read_pickle(whole: memoryview) -> Stream:
+    """Read a file that is one pickle; its arrays lie in it."""
+    root, end = load(whole, 0, CONSTRUCTORS, no_storage)
+    rest = len(whole) - end
+    notes = (f"{rest} bytes follow the first pickle, and are not read",) if rest else ()
+    return Stream(root, whole[:end], 0, {}, notes)
+
+
+def read_stream(whole: memoryview) -> Stream:
+    """Read a stream: three pickles, the object, the keys of its storages, then their numbers.
+
+    Raises `UnsoundPickleError`; where the file is cut off it says how many bytes are missing.
+    """
+    magic, at = load(whole, 0, CONSTRUCTORS, no_storage)
+    version, at = load(whole, at, CONSTRUCTORS, no_storage)
+    if magic != MAGIC or version != _PROTOCOL:
+        raise UnsoundPickleError(at, f"its version is not {_PROTOCOL}, which alone is known")
+    _, start = load(whole, at, CONSTRUCTORS, no_storage)
+    roots: dict[str, Storage] = {}
+
+    def persistent(identity: Any) -> Any:
+        return _storage_or_class(identity, roots)
+
+    root, at = load(whole, start, CONSTRUCTORS, persistent)
+    # Blobs lie from the start of the file on, and what they cost from that of the object.
+    data = whole[:at]
+    keys, at = load(whole, at, CONSTRUCTORS, no_storage)
+    if not is_list(keys):
+        raise UnsoundPickleError(at, "it does not list its storages")
+    places: dict[str, tuple[int, int]] = {}
+    for key in keys:
+        storage = _listed(roots, key)
+        if storage is None:
+            raise UnsoundPickleError(at, "it lists a storage that its object does not have")
+        nbytes = nbytes_of(storage)
+        stored = _LENGTH.unpack_from(whole, at)[0] if at + _LENGTH.size <= len(whole) else None
+        if stored is not None and stored != storage.length:
+            raise UnsoundPickleError(
+                at,
+                f"storage {storage.key} has {stored} elements, "
+                f"where the pickle says {storage.length}",
+            )
+        places[storage.key] = (at + _LENGTH.size, nbytes)
+        at += _LENGTH.size + nbytes
+    require_whole(whole, at)
+    return Stream(root, data, 0, places)
+
+
+def _listed(roots: Mapping[str, Storage], key: Any) -> Storage | None:
+    try:
+        return roots.get(key_of(key))
+    except ValueError:
+        return None
+
+
+def require_whole(whole: memoryview, end: int) -> None:
+    """Refuse a file that ends before `end`, with how many bytes are missing."""
+    if end > len(whole):
+        raise UnsoundPickleError(
+            len(whole),
+            f"it should be {end} bytes long, and is {len(whole)}: {end - len(whole)} are missing",
+            is_cut=True,
+        )
+
+
+def nbytes_of(storage: Storage) -> int:
+    """Return the bytes that a storage's numbers take."""
+    encoding = storage.encoding
+    if encoding is None:
+        return storage.length
+    # Those of packed numbers count bytes.
+    return storage.length * (encoding.size if encoding.block == 1 else 1)
+
+
+def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
+    """Return what `('storage', ...)` and `('module', ...)` stand for."""
+    if type(identity) is str:
+        identity = identity_of(identity)
+    if not is_tuple(identity) or not identity:
+        raise ValueError("a persistent id that is no tuple")
+    if identity[0] == "module" and len(identity) == 4 and type(identity[1]) is Global:
+        return identity[1]
+    if identity[0] != "storage" or len(identity) != 6:
+        raise ValueError("a persistent id that is of no storage")
+    _, kind, key, _location, count, view = identity
+    root = storage_of(kind, key, count)
+    known = roots.setdefault(root.key, root)
+    if known != root:
+        raise ValueError(f"storage {root.key} is said to be two things")
+    if view is None:
+        return root
+    _, start, length = view
+    if type(start) is not int or type(length) is not int:
+        raise ValueError(f"a view of storage {root.key} that is none")
+    if not 0 <= start <= start + length <= count:
+        raise ValueError(f"a view that storage {root.key} does not have")
+    return root._replace(start=start)

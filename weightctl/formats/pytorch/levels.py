@@ -1,0 +1,191 @@
+"""The levels of a checkpoint as metadata: what stands at the places that names with dots lead to.
+
+In the tree `model.layer.0.weight` is one name; in a pickle it may be the entry `layer.0.weight` of
+a dict that is itself the entry `model` of another. The metadata value `pytorch.levels` says so: a
+JSON object from the name of each place that is no tensor to what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.formats.base import LEVELS_KEY
+from weightctl.formats.pytorch.nesting import in_order, innermost, leave
+from weightctl.formats.pytorch.plain import (
+    EMPTY,
+    PLAIN,
+    Stated,
+    attributes,
+    integer,
+    ordered,
+    stated,
+)
+from weightctl.untyped import is_text_map
+from weightctl.weights.metadata import TEXT, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from weightctl.pickles.records import Call
+
+__all__ = [
+    "LEVELS_KEY",
+    "Nested",
+    "is_value",
+    "levels_value",
+    "nested",
+    "parse_levels",
+    "stated_values",
+]
+
+# What the levels say of a checkpoint that is one tensor by itself.
+_BARE = "tensor"
+# The attribute of a state dict that says of which version its modules are.
+_ATTRIBUTES = "_metadata"
+# Leaves that are there only where the metadata has them; an array's kind is a container's too.
+_STATED = (PLAIN.keys() - {"list", "tuple"}) | EMPTY.keys()
+_VALUES = PLAIN.keys() | EMPTY.keys()
+_MAPPINGS = {"dict", "dict[int]", "{}"}
+_CONTAINERS = {"list", "tuple", *_MAPPINGS, *EMPTY}
+# Whoever reads a pickle may do so by recursion, and nobody nests as deep.
+_DEEPEST = 100
+
+
+class Nested(NamedTuple):
+    """What goes into a pickle, and the keys of the metadata that it says by itself."""
+
+    root: Any
+    used: frozenset[str]
+
+
+def levels_value(levels: Mapping[str, str]) -> Value:
+    """Return the metadata value that says what stands at each place."""
+    return Value(TEXT, json.dumps(dict(levels), separators=(",", ":")))
+
+
+def parse_levels(metadata: Mapping[str, Value]) -> dict[str, str]:
+    """Return what stands at each place; empty where the metadata does not say it soundly."""
+    value = metadata.get(LEVELS_KEY)
+    try:
+        levels = None if value is None else json.loads(value.content)
+    except (TypeError, ValueError, RecursionError):
+        return {}  # somebody else's key of that name
+    return levels if is_text_map(levels) else {}
+
+
+def is_value(kind: str | None) -> bool:
+    """Whether what stands at a place is a value that the metadata of its name has."""
+    return kind in PLAIN or kind == _ATTRIBUTES
+
+
+def nested(leaves: Mapping[str, Any], metadata: Mapping[str, Value]) -> Nested:
+    """Return `leaves`, by their full names, at their places among the values of the metadata.
+
+    What the metadata says of a place and cannot be does not count.
+    """
+    levels = parse_levels(metadata)
+    if not levels:
+        return Nested(dict(leaves), frozenset())
+    if levels.get("") == _BARE and list(leaves) == [""]:
+        return Nested(leaves[""], frozenset({LEVELS_KEY}))
+    free = {place: kind for place, kind in levels.items() if place not in leaves}
+    values = {
+        place: value.made
+        for place, value in stated_values(free, metadata)
+        if value.kind not in EMPTY
+    }
+    # Whoever has taken a value out of the metadata wants it no more.
+    gone = {
+        place for place, kind in free.items() if place and place not in metadata and kind in _STATED
+    }
+    free = {place: kind for place, kind in free.items() if place not in gone}
+    empty = {place for place, kind in free.items() if place and kind in EMPTY}
+    containers = _containers({place: free[place] for place in free if place not in values})
+    attached = _attached(free, containers, metadata)
+    places = [place for place in free if place in values or (place and place in containers)]
+    root = _assembled([*places, *leaves], {**values, **leaves}, containers, attached)
+    return Nested(root, frozenset({LEVELS_KEY, *values, *attached, *empty}))
+
+
+def stated_values(
+    levels: Mapping[str, str], metadata: Mapping[str, Value]
+) -> Iterator[tuple[str, Stated]]:
+    """Yield the places of values and of empty containers, and what the metadata says they are."""
+    for place, kind in levels.items():
+        if place and kind in _VALUES and place in metadata and place != LEVELS_KEY:
+            with suppress(ValueError):
+                yield place, stated(kind, metadata[place])
+
+
+def _containers(levels: Mapping[str, str]) -> dict[str, str]:
+    """Return the kinds of containers by their names, outer ones before inner ones."""
+    kind = levels.get("", "")
+    containers = {"": kind if kind in _CONTAINERS else "dict"}
+    above: list[str] = []
+    for place in in_order(filter(None, levels)):
+        leave(above, place)
+        if levels[place] in _CONTAINERS and len(above) < _DEEPEST:
+            containers[place] = levels[place]
+            above.append(place)
+    return containers
+
+
+def _attached(
+    levels: Mapping[str, str], containers: Mapping[str, str], metadata: Mapping[str, Value]
+) -> dict[str, Call]:
+    """Return the attributes of containers, by the attributes' own names."""
+    attached: dict[str, Call] = {}
+    for container, kind in containers.items():
+        place = _attributes_of(container)
+        if kind in _MAPPINGS and levels.get(place) == _ATTRIBUTES and place in metadata:
+            with suppress(ValueError):
+                attached[place] = attributes(metadata[place].content)
+    return attached
+
+
+def _assembled(
+    places: Iterable[str],
+    values: Mapping[str, Any],
+    containers: Mapping[str, str],
+    attached: Mapping[str, Call],
+) -> Any:
+    """Return the outermost container with all that belongs into it."""
+    entries: dict[str, dict[str, Any]] = {name: {} for name in containers}
+    places = [*places]
+    parents = innermost([*places, *containers], containers)
+    for place in places:
+        parent = parents[place]
+        # That of a container is only taken, so that the order stays.
+        entries[parent][_key(place, parent)] = values.get(place)
+    *inner, _ = sorted(containers, key=len, reverse=True)
+    for name in inner:
+        parent, kind = parents[name], containers[name]
+        if entries[name] or kind in EMPTY:
+            made = _made(kind, entries[name], attached.get(_attributes_of(name)))
+            entries[parent][_key(name, parent)] = made
+        else:
+            del entries[parent][_key(name, parent)]
+    return _made(containers[""], entries[""], attached.get(_ATTRIBUTES))
+
+
+def _attributes_of(container: str) -> str:
+    return f"{container}.{_ATTRIBUTES}" if container else _ATTRIBUTES
+
+
+def _key(place: str, parent: str) -> str:
+    return place[len(parent) + 1 :] if parent else place
+
+
+def _made(kind: str, entries: Mapping[str, Any], state: Call | None) -> Any:
+    """Return a container; a sequence with a key that is no number becomes a dict."""
+    numbers = {key: integer(key) for key in entries} if kind not in {"dict", "{}"} else {}
+    if kind not in _MAPPINGS and all(n is not None and n >= 0 for n in numbers.values()):
+        elements = [entries[key] for _, key in sorted((n, key) for key, n in numbers.items())]
+        return elements if kind in {"list", "[]"} else tuple(elements)
+    made: dict[Any, Any] = {}
+    for key, entry in entries.items():
+        number = numbers.get(key) if kind == "dict[int]" else None
+        made[key if number is None else number] = entry
+    return made if state is None else ordered(made.items(), {_ATTRIBUTES: state})

@@ -1,0 +1,156 @@
+"""What a plain value of a checkpoint is in a pickle, from the metadata that keeps it."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.dtype import encoding_by_id
+from weightctl.pickles.emit import LONGEST_INTEGER
+from weightctl.pickles.records import Call, Global
+from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.weights.metadata import INTEGERS, TEXT, Value, element_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["EMPTY", "PLAIN", "Stated", "attributes", "integer", "ordered", "stated"]
+
+# Longer ones would not fit into the integers of pickles.
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,599}")
+# Whoever reads a pickle may do so by recursion.
+_DEEPEST = 16
+
+
+class Stated(NamedTuple):
+    """A value that the metadata has: its kind, and what it is in a pickle."""
+
+    kind: str
+    made: Any
+
+
+def ordered(pairs: Iterable[tuple[Any, Any]] = (), state: dict[str, Any] | None = None) -> Call:
+    """Return the record of an `OrderedDict`, which may have attributes."""
+    made = Call(Global("collections", "OrderedDict"), ())
+    made.pairs = list(pairs)
+    made.states = [] if state is None else [state]
+    return made
+
+
+def integer(written: str) -> int | None:
+    """Return the integer that is written so in decimal, None where there is no such one."""
+    return int(written) if _DECIMAL.fullmatch(written) else None
+
+
+def attributes(content: Any) -> Call:
+    """Return what the JSON of a state dict's `_metadata` says; `ValueError` where it cannot be."""
+    try:
+        document = json.loads(_exactly(str)(content))
+    except RecursionError as error:
+        raise ValueError("too many levels") from error
+    if not is_object(document):
+        raise ValueError("no object")
+    return ordered((name, _from_json(each, _DEEPEST)) for name, each in document.items())
+
+
+def _from_json(content: Any, depth: int) -> Any:
+    if not depth:
+        raise ValueError("too many levels")
+    if is_object(content):
+        return {key: _from_json(each, depth - 1) for key, each in content.items()}
+    if is_list(content):
+        return [_from_json(each, depth - 1) for each in content]
+    return _fitting(content) if type(content) is int else content
+
+
+def _fitting(content: int) -> int:
+    if content.bit_length() >= 8 * LONGEST_INTEGER:
+        raise ValueError("an integer that is too long")
+    return content
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def checked(content: Any) -> Any:
+        if type(content) is not kind:
+            raise ValueError(f"no {kind.__name__}")
+        return content
+
+    return checked
+
+
+def _integer(content: Any) -> int:
+    made = integer(content) if isinstance(content, str) else content
+    if type(made) is not int:
+        raise ValueError("no integer")
+    return _fitting(made)
+
+
+def _complex(content: Any) -> Call:
+    parts = _list(content)
+    if list(map(type, parts)) != [float, float]:
+        raise ValueError("no complex number")
+    return Call(Global("__builtin__", "complex"), tuple(parts))
+
+
+def _list(content: Any, depth: int = _DEEPEST) -> list[Any]:
+    if not is_sequence(content) or not depth:
+        raise ValueError("no array")
+    return [
+        _list(element, depth - 1) if is_sequence(element) else _element(element)
+        for element in content
+    ]
+
+
+def _element(content: Any) -> Any:
+    if type(content) not in {int, float, bool, str}:
+        raise ValueError("an array of something else")
+    return _fitting(content) if type(content) is int else content
+
+
+def _size(content: Any) -> Call:
+    sizes = tuple(_list(content))
+    if not all(type(size) is int for size in sizes):
+        raise ValueError("a size that is no integer")
+    return Call(Global("torch", "Size"), (sizes,))
+
+
+def _dtype(content: Any) -> Global:
+    module, _, name = str(content).partition(".")
+    if module != "torch" or encoding_by_id("pytorch", name) is None:
+        raise ValueError("no dtype that there is")
+    return Global(module, name)
+
+
+# Of each kind, what makes it from the content of a metadata value; `ValueError` where none can be.
+PLAIN: dict[str, Callable[[Any], Any]] = {
+    "None": lambda _: None,
+    "int": _integer, "float": _exactly(float), "bool": _exactly(bool), "str": _exactly(str),
+    "complex": _complex, "torch.dtype": _dtype, "torch.Size": _size,
+    "list": _list, "tuple": lambda content: tuple(_list(content)),
+}  # fmt: skip
+# Containers that are empty on purpose; others without content are left out.
+EMPTY: dict[str, Any] = {"{}": {}, "[]": [], "()": ()}
+# Of these the metadata says only the kind; anything else there is another value.
+_WORDS = {"None", *EMPTY}
+_KINDS = {
+    **dict.fromkeys(INTEGERS, "int"), "f32": "float", "f64": "float", "bool": "bool",
+    "string": "str", TEXT: "str",
+}  # fmt: skip
+
+
+def stated(kind: str, value: Value) -> Stated:
+    """Return a value of a kind; that of its own type where somebody has set another since.
+
+    Raises `ValueError` where it is neither.
+    """
+    if kind not in _WORDS or value.content == kind:
+        if kind in EMPTY:
+            return Stated(kind, EMPTY[kind])
+        with suppress(ValueError):
+            return Stated(kind, PLAIN[kind](value.content))
+    own = "list" if element_type(value.type) is not None else _KINDS.get(value.type, "")
+    if own not in PLAIN:
+        raise ValueError("of no type that there is")
+    return Stated(own, PLAIN[own](value.content))

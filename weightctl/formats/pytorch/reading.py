@@ -1,0 +1,171 @@
+"""The header of a PyTorch checkpoint, in whichever form it is kept."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import FormatError, WeightctlError
+from weightctl.formats.cut import rest_of
+from weightctl.formats.pytorch.archive import Archive, is_zip
+from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
+from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError
+from weightctl.formats.pytorch.legacy import Stream, is_stream, read_pickle, read_stream
+from weightctl.formats.pytorch.recognising import PICKLE, pickle_name
+from weightctl.formats.pytorch.storages import identity_of, storage_of
+from weightctl.formats.pytorch.tar import is_tar, read_tar
+from weightctl.formats.pytorch.values import shown
+from weightctl.pickles.machine import UnsoundPickleError, load
+from weightctl.untyped import is_tuple
+from weightctl.weights.info import Header
+from weightctl.weights.metadata import from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from weightctl.weights.mapping import MappedFile
+    from weightctl.weights.metadata import Value
+
+__all__ = ["read"]
+
+_RECORD = "extra/weightctl.json"
+_HEAD = 512
+_COPIED = 1 << 26
+_SCRIPT = "a TorchScript archive: its weights are read, its code is not"
+_DAMAGED = "the file is damaged or was made by a faulty tool"
+
+
+def read(file: MappedFile) -> Header:
+    """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
+    with _without_collection():
+        return _read(file)
+
+
+@contextmanager
+def _without_collection() -> Generator[None, None, None]:
+    """Keep Python from looking for garbage: all that is made here is kept for a while."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _read(file: MappedFile) -> Header:
+    try:
+        if is_zip(file):
+            return _read_zip(file)
+        head = bytes(file.whole[:_HEAD])
+        reader = read_tar if is_tar(head) else read_stream if is_stream(head) else read_pickle
+        stream = reader(file.whole)
+        return _header(file, stream, {}, big_endian=False)
+    except UnsoundPickleError as error:
+        what = "the file ends too soon" if error.is_cut else "the pickle is not sound"
+        hint = rest_of(file.path) if error.is_cut else _DAMAGED
+        raise FormatError(file.path, error.offset, f"{what}: {error}", hint=hint) from error
+    except UnsoundTreeError as error:
+        raise FormatError(
+            file.path, None, f"the pickle is not sound: {shown(str(error))}", hint=_DAMAGED
+        ) from error
+
+
+def _archive(file: MappedFile) -> Archive:
+    try:
+        return Archive(file)
+    except FormatError as error:
+        from weightctl.formats.pytorch.cut_off import cut_off
+
+        raise (cut_off(file) or error) from error
+
+
+def _read_zip(file: MappedFile) -> Header:
+    archive = _archive(file)
+    name = pickle_name(archive)
+    if name is None:
+        raise FormatError(file.path, None, f"the zip has no member {PICKLE}", hint=_DAMAGED)
+    prefix = name[: -len(PICKLE)]
+    start = archive.place(archive.members[name])
+    data = file.whole[start : start + archive.members[name].nbytes]
+    if len(data) < _COPIED:
+        # Bytes in memory are read faster than those of a mapping.
+        data = memoryview(bytes(data))
+    places: dict[str, tuple[int, int]] = {}
+
+    def persistent(identity: Any) -> Any:
+        identity = identity_of(identity) if type(identity) is str else identity
+        if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
+            raise ValueError("a persistent id that is of no storage")
+        storage = storage_of(identity[1], identity[2], identity[4])
+        if storage.key not in places:
+            member = archive.members.get(f"{prefix}data/{storage.key}")
+            if member is None:
+                raise ValueError(f"the zip has no member `{prefix}data/{storage.key}`")
+            places[storage.key] = (archive.place(member), member.nbytes)
+        return storage
+
+    try:
+        root, end = load(data, 0, CONSTRUCTORS, persistent)
+    except UnsoundPickleError as error:
+        raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
+    order = f"{prefix}byteorder"
+    big_endian = order in archive.members and archive.content(order)[:4].tobytes() == b"big"
+    is_script = any(name.startswith(f"{prefix}code/") for name in archive.members)
+    stream = Stream(root, data[:end], start, places, (_SCRIPT,) if is_script else ())
+    record = _record(archive, prefix + _RECORD)
+    return _header(file, stream, record, big_endian=big_endian)
+
+
+def _record(archive: Archive, name: str) -> dict[str, Value]:
+    """Return the metadata that weightctl has put into a zip; empty where it has not."""
+    if name not in archive.members:
+        return {}
+    try:
+        return from_json(str(archive.content(name), "utf-8"))
+    except (WeightctlError, UnicodeDecodeError):
+        return {}  # somebody else's file of that name
+
+
+def _header(
+    file: MappedFile, stream: Stream, record: dict[str, Value], *, big_endian: bool
+) -> Header:
+    tree = Tree(stream.root, stream.data, stream.base, stream.locate, big_endian=big_endian)
+    together = 0
+    for extent in tree.extents.values():
+        together |= 0 if extent.held is not None else extent.offset
+    return Header(
+        format="pytorch",
+        files=(file.path,),
+        tensors=tree.tensors,
+        extents=tree.extents,
+        metadata={**record, **tree.metadata},
+        aliases=tree.aliases,
+        leaves=tree.leaves,
+        alignment=together & -together or 1,
+        big_endian=big_endian,
+        notes=(*stream.notes, *_notes(tree)),
+    )
+
+
+def _notes(tree: Tree) -> Iterator[str]:
+    """Say which classes were only named, and what else is not as the file has it."""
+    # Those of TorchScript are in the archive itself, and have a note of their own.
+    unknown = {
+        name: count
+        for name, count in tree.unknown.items()
+        if not is_allowed(name) and not name.startswith("__torch__.")
+    }
+    if unknown:
+        count = sum(unknown.values())
+        noun = "an object" if count == 1 else f"{count} objects"
+        yield f"{noun} of classes that are named and never imported: {_few([*unknown])}"
+    if tree.unread:
+        yield f"of types that weightctl does not know, and not read: {_few(tree.unread)}"
+    if tree.renamed:
+        yield f"names that were taken have a number behind them: {_few(tree.renamed)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(shown, names[:3])) + (", ..." if len(names) > 3 else "")

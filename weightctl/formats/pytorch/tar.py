@@ -1,0 +1,216 @@
+"""The tar that torch wrote until 0.1: storages, views of them, tensors, then the object.
+
+Source: `legacy_load` in `torch/serialization.py`.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+from weightctl.formats.pytorch.constructors import CONSTRUCTORS
+from weightctl.formats.pytorch.legacy import Stream, nbytes_of, no_storage, require_whole
+from weightctl.formats.pytorch.records import Storage, Tensor
+from weightctl.formats.pytorch.storages import key_of, storage_of
+from weightctl.pickles.machine import UnsoundPickleError, load
+from weightctl.untyped import is_list, is_tuple
+
+__all__ = ["is_any_tar", "is_tar", "read_tar", "tar_pickles"]
+
+_LENGTH = Struct("<q")
+_RANK = Struct("<ii")
+_MAX_DIMENSIONS = 64
+_BLOCK = 512
+# The types of plain files and of directories.
+_PLAIN = {b"0", b"\0", b"5"}
+
+
+def is_any_tar(head: bytes) -> bool:
+    """Whether a file that starts with these bytes is a tar, by the sum over its first header."""
+    digits = head[148:156].strip(b"\0 ")
+    if len(head) < _BLOCK or not digits or digits.strip(b"01234567"):
+        return False
+    return int(digits, 8) == sum(head[:148]) + 8 * ord(" ") + sum(head[156:_BLOCK])
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file that starts with these bytes is the tar that torch wrote at first."""
+    name = head[:100].rstrip(b"\0").removeprefix(b"./")
+    return is_any_tar(head) and name in {b"storages", b"tensors", b"pickle", b"sys_info"}
+
+
+def _members(whole: memoryview) -> dict[str, tuple[int, int]]:
+    """Return where the members of a tar start, and their sizes."""
+    members: dict[str, tuple[int, int]] = {}
+    at = 0
+    while at + _BLOCK <= len(whole) and whole[at]:
+        head = bytes(whole[at : at + _BLOCK])
+        name = head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin-1")
+        digits = head[124:136].strip(b"\0 ")
+        if not digits or digits.strip(b"01234567"):
+            raise UnsoundPickleError(at, f"the tar gives {name!r} no size")
+        size = int(digits, 8)
+        # Long names, links and the like are read in many ways, and torch wrote none.
+        if not is_any_tar(head) or head[156:157] not in _PLAIN or head[345:500].strip(b"\0"):
+            raise UnsoundPickleError(
+                at, f"the member {name!r} of the tar is none that torch writes"
+            )
+        if name in members:
+            raise UnsoundPickleError(at, f"the tar has two members {name!r}")
+        members[name] = (at + _BLOCK, size)
+        at += _BLOCK + size + -size % _BLOCK
+    for name in ("storages", "tensors", "pickle"):
+        if name not in members:
+            raise UnsoundPickleError(0, f"the tar has no member {name!r}", is_cut=at > len(whole))
+        start, size = members[name]
+        require_whole(whole, start + size)
+    return members
+
+
+def read_tar(whole: memoryview) -> Stream:
+    """Read the tar form: storages, then views of them, then tensors, then the object.
+
+    Raises `UnsoundPickleError`.
+    """
+    members = _members(whole)
+    places: dict[str, tuple[int, int]] = {}
+    storages = _tar_storages(whole, members["storages"], places, [])
+    tensors = _tar_tensors(whole, members["tensors"], storages, [])
+
+    def persistent(identity: Any) -> Any:
+        if is_tuple(identity) and identity:
+            return identity[0]
+        key = key_of(identity)
+        return tensors[key] if key in tensors else storages[key]
+
+    start, size = members["pickle"]
+    data = whole[start : start + size]
+    try:
+        root, end = load(data, 0, CONSTRUCTORS, persistent)
+    except UnsoundPickleError as error:
+        raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
+    return Stream(root, data[:end], start, places)
+
+
+def tar_pickles(whole: memoryview) -> tuple[list[tuple[str, int, int]], str]:
+    """Return the pickles of a tar: member, start, and where the member ends.
+
+    They are between numbers, and known as far as those can be read; what keeps the rest from it is
+    the second, empty for nothing.
+    """
+    found: list[tuple[str, int, int]] = []
+    starts: list[int] = []
+    try:
+        members = _members(whole)
+        start, size = members["pickle"]
+        found.append(("pickle", start, start + size))
+        storages: dict[str, Storage] = {}
+        for name in ("storages", "tensors"):
+            starts = []
+            end = sum(members[name])
+            try:
+                if name == "storages":
+                    storages = _tar_storages(whole, members[name], {}, starts)
+                else:
+                    _tar_tensors(whole, members[name], storages, starts)
+            finally:
+                found += [(name, start, end) for start in starts]
+    except UnsoundPickleError as error:
+        return found, f"it cannot be read from byte {error.offset} on: {error}"
+    return found, ""
+
+
+def _count(value: Any, at: int) -> int:
+    if type(value) is not int or value < 0:
+        raise UnsoundPickleError(at, "a number of members that is none")
+    return value
+
+
+def _key(value: Any, at: int) -> str:
+    try:
+        return key_of(value)
+    except ValueError as error:
+        raise UnsoundPickleError(at, str(error)) from error
+
+
+def _tar_storages(
+    whole: memoryview,
+    member: tuple[int, int],
+    places: dict[str, tuple[int, int]],
+    starts: list[int],
+) -> dict[str, Storage]:
+    at, end = member[0], sum(member)
+    data = whole[:end]
+    starts.append(at)
+    count, at = load(data, at, CONSTRUCTORS, no_storage)
+    storages: dict[str, Storage] = {}
+    for _ in range(_count(count, at)):
+        starts.append(at)
+        entry, at = load(data, at, CONSTRUCTORS, no_storage)
+        key, _location, kind = _fields(entry, 3, at)
+        length = _number(_LENGTH, data, at)[0]
+        try:
+            storage = storage_of(kind, key, length)
+        except ValueError as error:
+            raise UnsoundPickleError(at, str(error)) from error
+        at += _LENGTH.size
+        storages[storage.key] = storage
+        places[storage.key] = (at, nbytes_of(storage))
+        at += nbytes_of(storage)
+        require_whole(data, at)
+    starts.append(at)
+    views, at = load(data, at, CONSTRUCTORS, no_storage)
+    for view in views if is_list(views) else ():
+        target, root, start, length = _fields(view, 4, at)
+        whole_one = storages.get(_key(root, at))
+        if whole_one is None or type(start) is not int or type(length) is not int:
+            raise UnsoundPickleError(at, "a view of no storage")
+        if not 0 <= start <= start + length <= whole_one.length:
+            raise UnsoundPickleError(at, f"a view that storage {root} does not have")
+        storages[_key(target, at)] = whole_one._replace(start=start)
+    _require_end(at, end)
+    return storages
+
+
+def _tar_tensors(
+    whole: memoryview,
+    member: tuple[int, int],
+    storages: dict[str, Storage],
+    starts: list[int],
+) -> dict[str, Tensor]:
+    at, end = member[0], sum(member)
+    data = whole[:end]
+    starts.append(at)
+    count, at = load(data, at, CONSTRUCTORS, no_storage)
+    tensors: dict[str, Tensor] = {}
+    for _ in range(_count(count, at)):
+        starts.append(at)
+        entry, at = load(data, at, CONSTRUCTORS, no_storage)
+        key, storage_key, _kind = _fields(entry, 3, at)
+        storage = storages.get(_key(storage_key, at))
+        rank = _number(_RANK, data, at)[0]
+        if storage is None or not 0 <= rank <= _MAX_DIMENSIONS:
+            raise UnsoundPickleError(at, "a tensor without a storage or a shape")
+        numbers = _number(Struct(f"<{2 * rank + 1}q"), data, at + _RANK.size)
+        at += _RANK.size + 8 * len(numbers)
+        shape, strides = numbers[:rank], numbers[rank:-1]
+        tensors[_key(key, at)] = Tensor(storage, numbers[-1], shape, strides, storage.encoding)
+    _require_end(at, end)
+    return tensors
+
+
+def _require_end(at: int, end: int) -> None:
+    if at != end:
+        raise UnsoundPickleError(at, f"{end - at} bytes behind the last entry belong to none")
+
+
+def _number(kind: Struct, data: memoryview, at: int) -> tuple[int, ...]:
+    if at + kind.size > len(data):
+        raise UnsoundPickleError(at, "it ends in the middle", is_cut=True)
+    return kind.unpack_from(data, at)
+
+
+def _fields(entry: Any, count: int, at: int) -> tuple[Any, ...]:
+    if not is_tuple(entry) or len(entry) != count:
+        raise UnsoundPickleError(at, f"an entry without its {count} fields")
+    return entry

@@ -1,0 +1,166 @@
+"""Where a tensor's bytes lie: from what a pickle says of it, checked against its storage."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
+from weightctl.formats.base import is_possible
+from weightctl.formats.pytorch.records import Array, NumPyType, Storage, Tensor
+from weightctl.formats.pytorch.values import bytes_of
+from weightctl.pickles.records import Blob
+from weightctl.untyped import is_tuple
+from weightctl.weights.info import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    # Where the bytes of a storage start in the file, and how many they are.
+    Locate = Callable[[Storage], tuple[int, int]]
+
+__all__ = ["Placed", "UnsoundTensorError", "flat", "place_array", "place_tensor", "swapped"]
+
+_MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
+# NumPy's types as they are pickled.
+_ARRAYS = {
+    "b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32",
+    "i8": "I64", "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64", "c16": "C128",
+    **{
+        name: encoding.name for name in (
+            "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+        ) if (encoding := encoding_by_id("pytorch", name))
+    },
+}  # fmt: skip
+_INTEGERS = frozenset({int})
+_LARGEST = 1 << 60
+
+
+class UnsoundTensorError(ValueError):
+    """What a pickle says of a tensor cannot be."""
+
+
+class _Layout(NamedTuple):
+    """The elements of a tensor, those from its first to its last, whether they are in a row."""
+
+    size: int
+    span: int
+    is_whole: bool
+
+
+class Placed(NamedTuple):
+    """A tensor's shape and encoding, and where its bytes are."""
+
+    shape: tuple[int, ...]
+    encoding: Encoding
+    extent: Extent
+
+
+def flat(storage: Storage) -> Tensor:
+    """Return the tensor of all that a storage holds; bytes, where it does not say of what."""
+    encoding, count = storage.encoding or ENCODINGS["U8"], storage.length
+    if encoding.block > 1:
+        encoding = ENCODINGS["U8"]
+    return Tensor(storage, 0, (count,), (1,), encoding)
+
+
+def place_tensor(tensor: Tensor, locate: Locate) -> Placed | None:
+    """Return where a tensor is, None for one of what is not known.
+
+    Raises `UnsoundTensorError` where its storage does not hold it.
+    """
+    storage, encoding = tensor.storage, tensor.encoding
+    if type(storage) is not Storage or encoding is None:
+        return None
+    shape, strides = tensor.shape, tensor.strides
+    if not _is_sizes(shape) or not _is_sizes(strides) or len(shape) != len(strides):
+        raise UnsoundTensorError("has a shape or strides that cannot be")
+    if not _is_sizes((tensor.offset,)):
+        raise UnsoundTensorError("has an offset that cannot be")
+    layout = _layout(shape, strides)
+    width, first = encoding.size, storage.start + tensor.offset
+    start, nbytes = locate(storage)
+    if encoding.name == "F4":
+        # torch counts the pairs, each a byte.
+        shape = (*shape[:-1], 2 * (shape[-1] if shape else 1))
+    elif encoding.block > 1:
+        # It counts the numbers, and has such tensors only whole.
+        if not layout.is_whole or not encoding.fits(shape):
+            return None
+        layout = _Layout(encoding.nbytes(shape), encoding.nbytes(shape), is_whole=True)
+    if layout.size and (first + layout.span) * width > nbytes:
+        raise UnsoundTensorError(
+            f"needs {(first + layout.span) * width} bytes of its storage, which has {nbytes}"
+        )
+    offset = start + first * width if layout.size else start
+    steps = None if layout.is_whole else tuple(stride * width for stride in strides)
+    return Placed(shape, encoding, Extent(0, offset, layout.size * width, steps))
+
+
+def _is_sizes(sizes: Any) -> TypeGuard[tuple[int, ...]]:
+    if (
+        not is_tuple(sizes)
+        or len(sizes) > _MAX_DIMENSIONS
+        or not _INTEGERS.issuperset(map(type, sizes))
+    ):
+        return False
+    return not sizes or (min(sizes) >= 0 and max(sizes) < _LARGEST)
+
+
+# Many tensors have one shape.
+@lru_cache(1024)
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Layout:
+    if not is_possible(shape):
+        raise UnsoundTensorError("has a shape that cannot be")
+    span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    return _Layout(prod(shape), span, _is_contiguous(shape, strides))
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    step = 1
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if n != 1 and stride != step:
+            return 0 in shape
+        step *= n
+    return True
+
+
+def place_array(array: Array, data: memoryview, base: int, *, big_endian: bool) -> Placed | None:
+    """Return where a NumPy array is, None for one of what are no numbers.
+
+    `data` is the pickle, `base` where it starts in the file; `big_endian` is the byte order of the
+    other tensors in it. Raises `UnsoundTensorError`.
+    """
+    kind = array.dtype
+    encoding = ENCODINGS.get(_ARRAYS.get(kind.code, "")) if type(kind) is NumPyType else None
+    content = array.content
+    # A text becomes bytes only where it can be of use: many arrays may share one.
+    raw = None if encoding is None else bytes_of(content, data)
+    if encoding is None or raw is None:
+        return None
+    shape = array.shape
+    if not _is_sizes(shape) or not is_possible(shape):
+        raise UnsoundTensorError("has a shape that cannot be")
+    nbytes = encoding.nbytes(shape)
+    if len(raw) != nbytes:
+        raise UnsoundTensorError(f"needs {nbytes} bytes; the pickle has {len(raw)}")
+    strides = None
+    if array.is_fortran and len(shape) > 1:
+        strides = tuple(encoding.size * prod(shape[:axis]) for axis in range(len(shape)))
+    is_swapped = (kind.order == ">") is not big_endian and encoding.size > 1
+    if type(content) is Blob and not is_swapped:
+        return Placed(shape, encoding, Extent(0, base + content.start, nbytes, strides))
+    held = swapped(bytes(raw), encoding) if is_swapped else bytes(raw)
+    return Placed(shape, encoding, Extent(0, base, nbytes, strides, held))
+
+
+def swapped(raw: bytes, encoding: Encoding) -> bytes:
+    """Return the bytes of numbers in the other byte order."""
+    # The two halves of a complex number are swapped each by itself.
+    width = encoding.size // 2 if encoding.name.startswith("C") else encoding.size
+    made = bytearray(len(raw))
+    for place in range(width):
+        made[place::width] = raw[width - 1 - place :: width]
+    return bytes(made)

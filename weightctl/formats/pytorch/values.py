@@ -1,0 +1,172 @@
+"""What in a PyTorch pickle is neither a tensor nor holds other things: how it looks, and its value.
+
+Kinds are those of `weightctl.formats.pytorch.levels`.
+"""
+
+from __future__ import annotations
+
+import struct
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.formats.pytorch.records import Array, Device, Encoded, NumPyType, Scalar, Size
+from weightctl.formats.pytorch.storages import dtype_of
+from weightctl.pickles.records import Blob, Global
+from weightctl.untyped import is_list, is_tuple
+from weightctl.weights.info import Leaf
+from weightctl.weights.metadata import INTEGERS, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Plain", "bytes_of", "plain", "shown"]
+
+_SCALARS = {
+    "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q",
+    "u8": "Q", "f2": "e", "f4": "f", "f8": "d", "c8": "2f", "c16": "2d",
+}  # fmt: skip
+_LOW, _HIGH = INTEGERS["i64"]
+_TYPES: dict[type, str] = {bool: "bool", float: "f64", str: "string"}
+_SHOWN = 8
+_LONGEST = 400
+
+
+class Plain(NamedTuple):
+    """A value: what it is in the tree, its kind among the levels, and as metadata.
+
+    `kind` is empty for what is only shown; `value` is None where there is none but the kind.
+    """
+
+    leaf: Leaf
+    kind: str = ""
+    value: Value | None = None
+
+
+def plain(record: Any, data: memoryview) -> Plain | None:
+    """Return what a record is, if it is a value; None for what holds other things."""
+    if type(record) is Scalar:
+        record = _number(record, data)
+    kind: type = record.__class__
+    if kind in {bool, int, float, str, complex, NoneType}:
+        return _single(record)
+    if kind is Size or kind is list or kind is tuple:
+        return _several(record)
+    if kind is Global:
+        return _named(record)
+    if kind is Array and is_list(record.content) and record.content:
+        return None
+    leaf = _LEAVES[kind](record) if kind in _LEAVES else None
+    return None if leaf is None else Plain(leaf)
+
+
+_LEAVES: dict[type, Callable[[Any], Leaf]] = {
+    Leaf: lambda leaf: leaf,
+    Array: lambda array: Leaf("numpy.ndarray", _described(array)),
+    Device: lambda device: Leaf("torch.device", device.name),
+    NumPyType: lambda dtype: Leaf("numpy.dtype", dtype.code),
+    Blob: lambda blob: Leaf("bytes", f"{blob.stop - blob.start} bytes"),
+    Encoded: lambda encoded: Leaf("bytes", f"{len(encoded.text)} bytes"),
+}
+
+
+def _described(array: Array) -> str:
+    """Say of an array that holds no numbers of what it is, and of which shape."""
+    code = array.dtype.code if type(array.dtype) is NumPyType else "unknown"
+    elements = array.shape[:_SHOWN] if is_tuple(array.shape) else ()
+    return f"{code} {_listed([each for each in elements if type(each) is int and _fits(each)])}"
+
+
+def _fits(number: int) -> bool:
+    return _LOW <= number <= _HIGH
+
+
+def _named(record: Global) -> Plain:
+    if dtype_of(record) is None:
+        return Plain(Leaf("class", record.path))
+    kind = "torch.dtype"
+    return Plain(Leaf(kind, record.path), kind, Value("string", record.path))
+
+
+def _single(value: Any) -> Plain:
+    if value is None:
+        return Plain(Leaf("None"), "None", Value("string", "None"))
+    type_: type = value.__class__
+    kind = type_.__name__
+    if kind == "complex":
+        return Plain(Leaf(kind, str(value)), kind, Value("array[f64]", [value.real, value.imag]))
+    if kind == "int" and not _LOW <= value <= _HIGH:
+        if value.bit_length() > 4096:
+            return Plain(Leaf(kind, f"of {value.bit_length()} bits"))
+        return Plain(Leaf(kind, shown(str(value))), kind, Value("string", str(value)))
+    if kind == "str" and not _is_storable(value):
+        return Plain(Leaf(kind, shown(value)))
+    look = shown(value) if kind == "str" else str(value)
+    return Plain(Leaf(kind, look), kind, Value(_TYPES.get(type_, "i64"), value))
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _several(record: Any) -> Plain | None:
+    """Return an array of plain values of one type; None for what is no such."""
+    elements = record.sizes if type(record) is Size else record
+    kind = "torch.Size" if type(record) is Size else "list" if is_list(record) else "tuple"
+    if not is_list(elements) and not is_tuple(elements):
+        return Plain(Leaf(kind))
+    if not elements and kind != "torch.Size":
+        empty = "[]" if kind == "list" else "()"
+        return Plain(Leaf(kind, empty), empty, Value("string", empty))
+    element: type = elements[0].__class__ if elements else int
+    if element not in {int, bool, float, str} or {type(each) for each in elements} - {element}:
+        return None
+    if element is int and not all(_LOW <= each <= _HIGH for each in elements):
+        return None
+    if element is str and not all(map(_is_storable, elements)):
+        return None
+    value = Value(f"array[{_TYPES.get(element, 'i64')}]", [*elements])
+    return Plain(Leaf(kind, _listed(elements)), kind, value)
+
+
+def _listed(elements: Sequence[Any]) -> str:
+    first = ", ".join(shown(each) if type(each) is str else str(each) for each in elements[:_SHOWN])
+    return f"[{len(elements)}] {first}, ..." if len(elements) > _SHOWN else f"[{first}]"
+
+
+def shown(text: str) -> str:
+    """Return a text so short that it can be shown."""
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def _number(scalar: Scalar, data: memoryview) -> Any:
+    content = scalar.content
+    text = content.text if type(content) is Encoded else content
+    # Many numbers may share a text: one of them has no more than 16 bytes.
+    raw = None if type(text) is str and len(text) > 16 else bytes_of(content, data)
+    dtype = scalar.dtype if type(scalar.dtype) is NumPyType else NumPyType("unknown")
+    other = Leaf("numpy.generic", shown(dtype.code))
+    if raw is None or dtype.code not in _SCALARS:
+        return other
+    try:
+        number, *imaginary = struct.unpack(dtype.order + _SCALARS[dtype.code], raw)
+    except struct.error:
+        return other
+    return complex(number, *imaginary) if imaginary else number
+
+
+def bytes_of(content: Any, data: memoryview) -> bytes | memoryview | None:
+    """Return the bytes that a record stands for, None for what are none."""
+    if type(content) is Blob:
+        return data[content.start : content.stop]
+    try:
+        if type(content) is Encoded:
+            return content.text.encode("latin-1")
+        if type(content) is str:
+            return content.encode("latin-1")
+    except UnicodeEncodeError:
+        pass
+    return None

@@ -1,0 +1,86 @@
+"""What ends a zip file: the records that say where its directory is.
+
+Source: PKWARE's APPNOTE 6.3, 4.3.14 to 4.3.16.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+
+if TYPE_CHECKING:
+    from weightctl.weights.mapping import MappedFile
+
+__all__ = ["DAMAGED", "directory_of"]
+
+DAMAGED = "the file is damaged, or made to mislead"
+_CUT = "is the download complete?"
+_END, _END_64, _LOCATOR_64 = b"PK\5\6", b"PK\6\6", b"PK\6\7"
+_END_RECORD = Struct("<4s4H2LH")
+_END_64_RECORD = Struct("<4sQ2H2L4Q")
+_LOCATOR_RECORD = Struct("<4sLQL")
+_LONGEST_COMMENT = 0xFFFF
+_MAX_16, _MAX_32 = 0xFFFF, 0xFFFFFFFF
+
+
+def directory_of(file: MappedFile) -> tuple[int, int, int]:
+    """Return the number of members, and the size and place of the directory.
+
+    Programs that look for it in other ways must find the same: what one of them would see and
+    another would not is refused.
+    """
+    whole = file.whole
+    at = _end_record(file)
+    _, disk, first_disk, _, count, size, offset, _ = _END_RECORD.unpack_from(whole, at)
+    locator = at - _LOCATOR_RECORD.size
+    if locator >= 0 and bytes(whole[locator : locator + 4]) == _LOCATOR_64:
+        at = _LOCATOR_RECORD.unpack_from(whole, locator)[2]
+        if at + _END_64_RECORD.size != locator or bytes(whole[at : at + 4]) != _END_64:
+            raise _refuse(file, locator, "the zip's 64-bit end record is not there")
+        wide = _END_64_RECORD.unpack_from(whole, at)
+        disk, first_disk = wide[4:6]
+        small, large = (count, size, offset), wide[7:10]
+        limits = (_MAX_16, _MAX_32, _MAX_32)
+        if any(n not in {m, limit} for n, m, limit in zip(small, large, limits, strict=True)):
+            raise _refuse(file, at, "the two end records of the zip say different things")
+        count, size, offset = large
+    if disk or first_disk:
+        raise _refuse(file, at, "it is one of several parts of a zip", "join them first")
+    past = offset + size - at
+    if past > 0:
+        raise _refuse(file, at, f"the zip's directory would end {past} bytes past its place", _CUT)
+    if past:
+        raise _refuse(file, at, f"the zip's directory ends {-past} bytes before it should")
+    return count, size, offset
+
+
+def _end_record(file: MappedFile) -> int:
+    """Return where the last record is; its comment ends where the file ends."""
+    whole = file.whole
+    start = max(len(whole) - _END_RECORD.size - _LONGEST_COMMENT, 0)
+    tail = bytes(whole[start:])
+    found = place = tail.rfind(_END)
+    if place < 0 or place + _END_RECORD.size > len(tail):
+        raise _refuse(file, None, "the directory at the end of the zip is missing", _CUT)
+    behind = _behind(tail, place)
+    if behind < 0:
+        raise _refuse(file, start + place, "the comment at the end of the zip is cut off", _CUT)
+    if behind:
+        raise _refuse(file, start + place, f"{behind} bytes behind the zip belong to none")
+    # Some programs take the first that could be it, and others the last.
+    while (found := tail.rfind(_END, 0, found)) >= 0:
+        if found + _END_RECORD.size <= place and not _behind(tail, found):
+            raise _refuse(file, start + found, "the zip ends twice")
+    return start + place
+
+
+def _behind(tail: bytes, place: int) -> int:
+    """Return how many bytes are behind a record and its comment; below 0 for too few."""
+    *_, comment = _END_RECORD.unpack_from(tail, place)
+    return len(tail) - place - _END_RECORD.size - int(comment)
+
+
+def _refuse(file: MappedFile, offset: int | None, message: str, hint: str = DAMAGED) -> FormatError:
+    return FormatError(file.path, offset, message, hint=hint)

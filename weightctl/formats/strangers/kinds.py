@@ -1,0 +1,97 @@
+"""Files that their first bytes or their names give away: a line each."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from weightctl.formats import FORMATS
+
+__all__ = [
+    "AGAIN",
+    "ELSEWHERE",
+    "FORMATS_HINT",
+    "LOGIN",
+    "NAMES",
+    "NO_MODEL",
+    "NUMPY",
+    "STARTS",
+    "UNPACK",
+    "Stranger",
+]
+
+
+class Stranger(NamedTuple):
+    """What a file is that no format recognises, what to do, and more that is true of this one."""
+
+    what: str
+    hint: str
+    more: str = ""
+
+    @property
+    def message(self) -> str:
+        """The whole of it, as the end of a sentence."""
+        return f"it is {self.what}{self.more}"
+
+
+FORMATS_HINT = f"formats: {', '.join(FORMATS)}"
+AGAIN = "download it again"
+LOGIN = "the download got an error page; is a login needed?"
+UNPACK = "unpack it first"
+ELSEWHERE = (
+    "is there safetensors or GGUF in its repository? Else load it with its own library, and save "
+    "its weights as safetensors"
+)
+_OLD_GGML = (
+    "llama.cpp's convert_llama_ggml_to_gguf.py turns LLaMA models into GGUF; whisper.cpp's files "
+    "stay as they are"
+)
+_STATE = "name the model instead"
+NO_MODEL = "name a checkpoint, or the directory it is in"
+NUMPY = "numpy.load and safetensors.numpy.save_file save it as safetensors"
+_ENGINE = "it is built for one GPU and holds no plain weights; name the model it was built from"
+
+# Where it stands, what stands there, what that is, and what to do. As `file` and the formats' own
+# documents have them; ggml's magics are numbers, so that their letters stand backwards.
+STARTS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"lmgg", "a ggml file, older than GGUF", _OLD_GGML),
+    (0, b"fmgg", "a ggml file (ggmf), older than GGUF", _OLD_GGML),
+    (0, b"tjgg", "a ggml file (ggjt), older than GGUF", _OLD_GGML),
+    (0, b"algg", "a ggml LoRA adapter, older than GGUF",
+     "llama.cpp's convert_lora_to_gguf.py makes a GGUF of the adapter it came from"),
+    (0, b"nsgg", "a state that llama.cpp has saved, not a model", _STATE),
+    (0, b"qsgg", "a state that llama.cpp has saved, not a model", _STATE),
+    (0, b"\x89HDF\r\n\x1a\n", "HDF5, as Keras saves weights (.h5)", ELSEWHERE),
+    (0, b"\x93NUMPY", "a NumPy array (.npy)", NUMPY),
+    (4, b"TFL3", "a TensorFlow Lite model", ELSEWHERE),
+    (4, b"ORTM", "an ONNX Runtime model (.ort)", ELSEWHERE),
+    (4, b"ET12", "an ExecuTorch program (.pte)", ELSEWHERE),
+    (0, b"ftrt", "a TensorRT engine", _ENGINE),
+    (0, b"\x0a\x0e\x0a\x05<unk>", "a SentencePiece tokenizer, not weights", NO_MODEL),
+    (0, b"\x1f\x8b", "compressed with gzip", f"{UNPACK}: gunzip, or tar -xzf"),
+    (0, b"\xfd7zXZ\0", "compressed with xz", f"{UNPACK}: unxz, or tar -xJf"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with Zstandard", f"{UNPACK}: unzstd"),
+    (0, b"\x04\x22\x4d\x18", "compressed with LZ4", f"{UNPACK}: unlz4"),
+    (0, b"BZh", "compressed with bzip2", f"{UNPACK}: bunzip2, or tar -xjf"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", f"{UNPACK}: 7z x"),
+    (0, b"Rar!\x1a\x07", "a RAR archive", f"{UNPACK}: unrar x"),
+    (0, b"MZqFpD", "a program for many systems, as a llamafile is", f"{UNPACK}: unzip"),
+    (0, b"\x7fELF", "a program or a library, not weights", NO_MODEL),
+    (0, b"MZ", "a Windows program or library, not weights", NO_MODEL),
+    (0, b"%PDF-", "a PDF document", NO_MODEL),
+    (0, b"\x89PNG\r\n\x1a\n", "an image (PNG)", NO_MODEL),
+    (0, b"\xff\xd8\xff", "an image (JPEG)", NO_MODEL),
+    (0, b"GIF8", "an image (GIF)", NO_MODEL),
+    (8, b"WEBPVP8", "an image (WebP)", NO_MODEL),
+    (8, b"WAVEfmt ", "a sound (WAV)", NO_MODEL),
+    (0, b"PAR1", "a Parquet table", NO_MODEL),
+    (0, b"SQLite format 3\0", "an SQLite database", NO_MODEL),
+)  # fmt: skip
+
+# Where only its name says what a file is: a part of the name, what that is, and what to do.
+NAMES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r"group\d+-shard\d+of\d+(\.bin)?"), "a shard of a TensorFlow.js model", ELSEWHERE),
+    (re.compile(r".+\.data-\d{5}-of-\d{5}"), "a part of a TensorFlow checkpoint", ELSEWHERE),
+    (re.compile(r".+[._]onnx[._]data|.+\.onnx\.data"), "the weights of an ONNX model", ELSEWHERE),
+    (re.compile(r".+\.msgpack"), "a Flax checkpoint (msgpack), as its name says", ELSEWHERE),
+)

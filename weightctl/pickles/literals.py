@@ -1,0 +1,32 @@
+"""Values that a pickle writes as Python does: integers in decimal, strings in quotes."""
+
+from __future__ import annotations
+
+import re
+from codecs import escape_decode
+
+__all__ = ["integer", "quoted"]
+
+# What Python itself turns into an integer, and no more.
+_MOST_DIGITS = 4300
+_ESCAPED = re.compile(
+    rb"(?:[^\\]++|\\(?:[\\'\"abfnrtv\n]|x[0-9a-fA-F]{2}|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*+"
+)
+
+
+def integer(line: bytes) -> int:
+    """Return an integer; `ValueError` for what is none."""
+    if len(line) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(line)} digits")
+    return int(line)
+
+
+def quoted(line: bytes) -> str:
+    """Return a string of Python 2, a letter for each byte; `ValueError` for what is none."""
+    line = line.strip()
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:
+        raise ValueError("a string without quotes")
+    # Python warns of what it cannot decode, and decodes it in some other way.
+    if _ESCAPED.fullmatch(line, 1, len(line) - 1) is None:
+        raise ValueError("a string with an escape that there is not")
+    return escape_decode(line[1:-1])[0].decode("latin-1")
