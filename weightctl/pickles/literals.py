@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from codecs import escape_decode
 
-__all__ = ["integer", "quoted"]
+__all__ = ["MODULES", "integer", "quoted"]
+
+# Modules that Python 2 calls otherwise.
+MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 # What Python itself turns into an integer, and no more.
 _MOST_DIGITS = 4300

@@ -11,6 +11,7 @@ from struct import error as StructError  # noqa: N812  # it is a class
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import WeightctlError
+from weightctl.pickles.literals import MODULES
 from weightctl.pickles.opcodes import OPCODES, STOP
 from weightctl.pickles.records import Global
 
@@ -23,8 +24,6 @@ _UNSOUND = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
     StructError,
 )  # fmt: skip
-# Modules that Python 2 calls otherwise.
-_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _LONGEST_NAME = 512
 _LONGEST_MESSAGE = 300
 _WINDOW = 1 << 16
@@ -207,7 +206,7 @@ class Machine:
             # A pickle may put a long one before each of many others, and name that often.
             if len(module) > _LONGEST_NAME or len(name) > _LONGEST_NAME:
                 raise ValueError(f"a name of more than {_LONGEST_NAME} letters")
-            module = _MODULES.get(module, module)
+            module = MODULES.get(module, module)
             make = self._constructors.get(f"{module}.{name}")
             found = self._named[key] = Global(module, name, make)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickletools
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.pickles.literals import quoted
+from weightctl.pickles.literals import MODULES, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,6 @@ _LENGTHS = {
 }
 _LONGEST = 1 << 16
 _LONGEST_NAME = 512
-_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 class Named(NamedTuple):
@@ -157,7 +156,7 @@ class _Scanner:
         self._pushed = [*self._pushed[-1:], text]
 
     def _name(self, module: str, name: str, start: int) -> None:
-        module = _MODULES.get(module, module)
+        module = MODULES.get(module, module)
         # One long text may stand before each of many others.
         path = f"{module[:_LONGEST_NAME]}.{name[:_LONGEST_NAME]}"
         self.found.setdefault(path, start)

@@ -133,6 +133,12 @@ def _key(value: Any, at: int) -> str:
         raise UnsoundPickleError(at, str(error)) from error
 
 
+def _pickle(data: memoryview, at: int, starts: list[int]) -> tuple[Any, int]:
+    """Return what the pickle at a place holds, and its end; its start is kept."""
+    starts.append(at)
+    return load(data, at, CONSTRUCTORS, no_storage)
+
+
 def _tar_storages(
     whole: memoryview,
     member: tuple[int, int],
@@ -141,12 +147,10 @@ def _tar_storages(
 ) -> dict[str, Storage]:
     at, end = member[0], sum(member)
     data = whole[:end]
-    starts.append(at)
-    count, at = load(data, at, CONSTRUCTORS, no_storage)
+    count, at = _pickle(data, at, starts)
     storages: dict[str, Storage] = {}
     for _ in range(_count(count, at)):
-        starts.append(at)
-        entry, at = load(data, at, CONSTRUCTORS, no_storage)
+        entry, at = _pickle(data, at, starts)
         key, _location, kind = _fields(entry, 3, at)
         length = _number(_LENGTH, data, at)[0]
         try:
@@ -158,8 +162,7 @@ def _tar_storages(
         places[storage.key] = (at, nbytes_of(storage))
         at += nbytes_of(storage)
         require_whole(data, at)
-    starts.append(at)
-    views, at = load(data, at, CONSTRUCTORS, no_storage)
+    views, at = _pickle(data, at, starts)
     for view in views if is_list(views) else ():
         target, root, start, length = _fields(view, 4, at)
         whole_one = storages.get(_key(root, at))
@@ -180,12 +183,10 @@ def _tar_tensors(
 ) -> dict[str, Tensor]:
     at, end = member[0], sum(member)
     data = whole[:end]
-    starts.append(at)
-    count, at = load(data, at, CONSTRUCTORS, no_storage)
+    count, at = _pickle(data, at, starts)
     tensors: dict[str, Tensor] = {}
     for _ in range(_count(count, at)):
-        starts.append(at)
-        entry, at = load(data, at, CONSTRUCTORS, no_storage)
+        entry, at = _pickle(data, at, starts)
         key, storage_key, _kind = _fields(entry, 3, at)
         storage = storages.get(_key(storage_key, at))
         rank = _number(_RANK, data, at)[0]
