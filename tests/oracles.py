@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightctl.dtype import ENCODINGS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# ggml's type ids, block lengths and block sizes in bytes.
-TYPES = {"Q5_0": (6, 32, 22), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144)}
 
 
 @cache
@@ -34,16 +33,25 @@ def _ggml() -> ctypes.CDLL:
 
 
 def ggml_quantize(
-    encoding: str, rows: NDArray[np.float32], importance: NDArray[np.float32] | None
+    encoding: str,
+    rows: NDArray[np.float32],
+    importance: NDArray[np.float32] | None,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return the bytes `ggml_quantize_chunk` makes of `rows`, shape (r, n // block * size)."""
-    number, block, size = TYPES[encoding]
+    """Return the bytes `ggml_quantize_chunk` makes of `rows`, shape (r, n // block * size).
+
+    They are in `out` where that is given.
+    """
+    kind = ENCODINGS[encoding]
+    number, block, size = kind.gguf, kind.block, kind.size
     rows = np.ascontiguousarray(rows, np.float32)
     if importance is not None:
         importance = np.ascontiguousarray(importance, np.float32)
         assert importance.shape == rows.shape[1:]
     assert rows.shape[1] % block == 0
-    out = np.empty((len(rows), rows.shape[1] // block * size), np.uint8)
+    if out is None:
+        out = np.empty((len(rows), rows.shape[1] // block * size), np.uint8)
+    assert number is not None
     _ggml().ggml_quantize_init(number)
     written = _ggml().ggml_quantize_chunk(
         number,

@@ -30,13 +30,17 @@ LAYERS = (
         "shape",
         "dtype",
         "device",
+        "disk",
+        "kernels",
     ),
     ("codecs",),
     ("weights",),
     ("pickles",),
     ("logical", "formats"),
+    ("archs",),
     ("plan", "transforms"),
-    ("targets", "outcome", "output", "execute", "digests", "store"),
+    ("output_file", "pieces"),
+    ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
@@ -45,7 +49,7 @@ NEIGHBOURS = {
     ("dtype", "errors"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
     ("transforms", "plan"), ("outcome", "targets"), ("output", "targets"),
     ("store", "outcome"), ("store", "targets"), ("store", "output"),
-    ("store", "execute"), ("__main__", "cli"),
+    ("store", "execute"), ("execute", "worker"), ("__main__", "cli"),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from old_outputs import EACH_KIND, old_output, untouched
-from outcomes import KINDS, random_model, random_weights, standing
+from outcomes import KINDS, Kind, random_model, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.store import save
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Completed
-    from outcomes import Kind
 
 TENSORS = 3
+SETS = [kind for kind in KINDS.values() if kind.is_split]
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def make_read_only(disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
 
 
-@EACH_KIND
-def test_a_disk_that_fills_up_meanwhile_leaves_the_old_output(
+@pytest.mark.parametrize("kind", SETS, ids=lambda kind: kind.name)
+def test_a_disk_that_fills_up_before_all_files_are_begun_leaves_the_old_output(
     kind: Kind, tmp_path: Path, disk: Path
 ) -> None:
     source = random_model(tmp_path / "source", 2, 1024)
@@ -83,10 +83,44 @@ def test_a_disk_that_fills_up_meanwhile_leaves_the_old_output(
     plan, where = kind.plan(open_weights(source), disk)
     with untouched(disk):
         with pytest.raises(OutputError, match="written: No space left on device") as caught:
-            # With so little memory the output is written in several pieces.
-            save(plan, where, force=True, memory=4_000_000, progress=lambda _: fill(disk))
+            save(plan, where, force=True, progress=lambda _: fill(disk))
         (disk / "filler").unlink()
     assert "free some space" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "out.safetensors", "out.pt"])
+@pytest.mark.parametrize("encoding", ["F32", "BF16"])
+def test_a_file_that_has_begun_has_its_room_on_the_disk(
+    name: str, encoding: str, tmp_path: Path, disk: Path
+) -> None:
+    source = random_model(tmp_path / "source", 2, 1024)
+    plan, where = Kind(name, encoding).plan(open_weights(source), disk)
+    # With so little memory the output is written in several pieces.
+    save(plan, where, memory=4_000_000, progress=lambda _: fill(disk))
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    save(*Kind(name, encoding).plan(open_weights(source), elsewhere))
+    assert (disk / name).read_bytes() == (elsewhere / name).read_bytes()
+
+
+@EACH_KIND
+def test_an_output_takes_no_more_room_than_it_has_bytes(
+    kind: Kind, small: Path, tmp_path: Path
+) -> None:
+    saved = save(*kind.plan(open_weights(small), tmp_path))
+    for path in saved.paths:
+        status = os.stat(path)
+        assert status.st_blocks * 512 < status.st_size + 2 * 4096
+
+
+def test_a_disk_that_fills_up_while_stdout_goes_there_is_an_error(
+    tmp_path: Path, disk: Path
+) -> None:
+    source = random_model(tmp_path / "source", 4, 1024)
+    command = [sys.executable, "-m", "weightctl", "convert", source, "-", "--to", "gguf"]
+    with (disk / "out").open("wb") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "stdout cannot be written: No space left on device" in done.stderr
 
 
 @EACH_KIND

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Thread, active_count
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from arrays import stored, weights_of
 from oracles import ggml_quantize
-from weightctl import Plan, WeightData, Weights
+from weightctl import Plan, WeightData, Weights, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.execute import execute
 from weightctl.transforms.cast import cast
+from weightctl.weights.source import Span
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from weightctl.codecs.loss import Loss
     from weightctl.plan import Item
 
 RANDOM = np.random.default_rng(3)
 ROWS = RANDOM.standard_normal((14, 1024), np.float32)
+# More than is made without a thread.
+LARGE = RANDOM.standard_normal((100, 1024), np.float32)
 
 
 def plan_for(rows: np.ndarray, encoding: str) -> Plan:
@@ -43,14 +50,144 @@ def test_bytes_do_not_depend_on_threads_or_memory(encoding: str) -> None:
             assert run(plan, threads=threads, memory=memory) == whole
 
 
+def weighted(rows: np.ndarray, encoding: str, importance: np.ndarray) -> Plan:
+    plan = plan_for(rows, encoding)
+    item: Item = replace(plan.items[0], importance=importance)
+    return plan.with_items((item,))
+
+
 @pytest.mark.parametrize("encoding", ["Q5_0", "Q4_K"])
 def test_importance_weights_the_search_as_in_ggml(encoding: str) -> None:
-    importance = RANDOM.uniform(0.1, 9, ROWS.shape[1]).astype(np.float32)
-    plan = plan_for(ROWS, encoding)
-    item: Item = replace(plan.items[0], importance=importance)
-    weighted = run(plan.with_items((item,)), memory=1)
-    assert weighted == ggml_quantize(encoding, ROWS, importance).tobytes()
-    assert weighted != run(plan)
+    importance = RANDOM.uniform(0.1, 9, (1, ROWS.shape[1])).astype(np.float32)
+    made = run(weighted(ROWS, encoding, importance), memory=1)
+    assert made == ggml_quantize(encoding, ROWS, importance[0]).tobytes()
+    assert made != run(plan_for(ROWS, encoding))
+
+
+def test_each_matrix_of_a_tensor_has_its_own_importance() -> None:
+    experts = ROWS[:12].reshape(2, 2, 3, 1024)
+    importance = RANDOM.uniform(0.1, 9, (4, 1024)).astype(np.float32)
+    plan = weighted(experts, "Q5_0", importance)
+    expected = b"".join(
+        ggml_quantize("Q5_0", matrix, weights).tobytes()
+        for matrix, weights in zip(experts.reshape(4, 3, 1024), importance, strict=True)
+    )
+    for threads in (1, 5):
+        for memory in (1, 1 << 30):
+            assert run(plan, threads=threads, memory=memory) == expected
+
+
+def test_matrices_may_share_their_importance() -> None:
+    importance = RANDOM.uniform(0.1, 9, (1, 1024)).astype(np.float32)
+    experts = ROWS[:12].reshape(4, 3, 1024)
+    alone = run(weighted(experts, "Q5_0", importance))
+    assert alone == run(weighted(experts, "Q5_0", importance.repeat(4, axis=0)))
+
+
+@pytest.mark.parametrize("shape", [(1024,), (2, 1024), (1, 512)])
+def test_importance_of_another_tensor_is_refused(shape: tuple[int, ...]) -> None:
+    plan = weighted(ROWS[:12].reshape(4, 3, 1024), "Q5_0", np.ones(shape, np.float32))
+    with pytest.raises(ConversionError, match=r"`weight` has importance of shape .*\(4, 1024\)"):
+        run(plan)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0)])
+def test_a_tensor_without_elements_needs_no_importance(shape: tuple[int, int]) -> None:
+    importance = np.ones((1, shape[1]), np.float32)
+    assert run(weighted(np.zeros(shape, np.float32), "Q8_0", importance)) == b""
+
+
+def start_only(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the system refuse threads beyond so many, as it does where there is no memory."""
+    starts: list[Thread] = []
+    real = Thread.start
+
+    def start(thread: Thread) -> None:
+        starts.append(thread)
+        if len(starts) > count:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(Thread, "start", start)
+
+
+def test_where_few_threads_can_start_they_do_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(ROWS, "Q8_0")
+    whole = run(plan)
+    start_only(1, monkeypatch)
+    assert run(plan, threads=8, memory=1 << 20) == whole
+
+
+def test_where_no_thread_can_start_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_only(0, monkeypatch)
+    with pytest.raises(ConversionError, match="no thread can be started") as caught:
+        run(plan_for(LARGE, "Q8_0"), threads=8)
+    assert "-j 2" in caught.value.hint
+
+
+def test_memory_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    plan = plan_for(LARGE, "Q8_0")
+    monkeypatch.setattr(plan.source, "read_into", refuse)
+    with pytest.raises(ConversionError, match="no memory for 8 threads") as caught:
+        run(plan, threads=8)
+    assert "-j 2" in caught.value.hint
+
+
+def test_small_tensors_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {f"layers.{number}.weight": ROWS[number * 2 :][:2] for number in range(7)}
+    plan = cast(Plan.copy(weights_of(arrays), "gguf"), ENCODINGS["Q8_0"])
+    whole = run(plan_for(ROWS, "Q8_0"))
+    start_only(0, monkeypatch)
+    assert run(plan, threads=8) == whole
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_large_and_small_tensors_keep_their_order(threads: int) -> None:
+    arrays = {
+        f"layers.{number}.weight": LARGE if number % 40 == 7 else ROWS[number % 12 :][:2]
+        for number in range(200)
+    }
+    plan = cast(Plan.copy(weights_of(arrays), "gguf"), ENCODINGS["Q8_0"])
+    each = {id(rows): run(plan_for(rows, "Q8_0")) for rows in arrays.values()}
+    assert run(plan, threads=threads) == b"".join(each[id(rows)] for rows in arrays.values())
+
+
+def test_no_thread_outlives_what_was_asked_for(tmp_path: Path) -> None:
+    path = stored(tmp_path / "model.safetensors", weight=LARGE)
+    plan = cast(Plan.copy(open_weights(path), "gguf"), ENCODINGS["Q8_0"])
+    before = active_count()
+    pieces = execute(plan, tuple(item.info for item in plan.items), threads=5, memory=1 << 21)
+    next(pieces)
+    assert active_count() > before
+    pieces.close()
+    assert active_count() == before
+
+
+def test_what_is_copied_is_read_piece_by_piece_or_named_as_a_range_of_its_file(
+    tmp_path: Path,
+) -> None:
+    rows = RANDOM.standard_normal((3000, 1024), np.float32)
+    path = stored(tmp_path / "model.safetensors", weight=rows)
+    plan = Plan.copy(open_weights(path), "gguf")
+    assert run(plan) == rows.tobytes()
+    order = tuple(item.info for item in plan.items)
+    (span,) = [piece for _, piece in execute(plan, order, spans=True)]
+    assert isinstance(span, Span)
+    assert path.read_bytes()[span.offset :][: span.nbytes] == rows.tobytes()
+
+
+def test_memory_and_what_is_converted_are_no_ranges_of_a_file(tmp_path: Path) -> None:
+    path = stored(tmp_path / "model.safetensors", weight=ROWS)
+    for plan in (
+        Plan.copy(weights_of({"weight": ROWS}), "gguf"),
+        cast(Plan.copy(open_weights(path), "gguf"), ENCODINGS["F16"]),
+    ):
+        order = tuple(item.info for item in plan.items)
+        for _, piece in execute(plan, order, spans=True):
+            assert isinstance(piece, memoryview)
 
 
 def test_pieces_come_in_the_order_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import replace
@@ -12,10 +13,12 @@ import pytest
 
 from arrays import weights_of
 from old_outputs import EACH_KIND, old_output, untouched
-from outcomes import random_weights
-from weightctl import Plan
-from weightctl.errors import ConversionError
+from outcomes import random_model, random_weights
+from weightctl import Plan, open_weights
+from weightctl.errors import ConversionError, FormatError
+from weightctl.output_file import refused
 from weightctl.store import save
+from weightctl.temporary import temporary_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +67,52 @@ def test_no_thread_and_no_open_file_outlives_a_conversion_that_fails(
         save(plan, where, memory=LITTLE, progress=stop)
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == files
+
+
+@EACH_KIND
+def test_an_input_that_is_written_to_meanwhile_leaves_the_old_output(
+    kind: Kind, tmp_path: Path
+) -> None:
+    source = random_model(tmp_path / "source", 3, 256) / "model.safetensors"
+    place = tmp_path / "place"
+    place.mkdir()
+    old_output(kind, place, tensors=2)
+    plan, where = kind.plan(open_weights(source), place)
+
+    def write(_: int) -> None:
+        with source.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\0\0\0\0")
+
+    with untouched(place), pytest.raises(FormatError, match="changed while it was read") as caught:
+        save(plan, where, force=True, progress=write)
+    assert caught.value.path == str(source)
+    assert "try again" in caught.value.hint
+
+
+def test_an_input_whose_name_goes_to_another_file_meanwhile_is_read_to_its_end(
+    tmp_path: Path,
+) -> None:
+    source = random_model(tmp_path / "source", 3, 256) / "model.safetensors"
+    plan = Plan.copy(open_weights(source), "safetensors")
+    whole = source.read_bytes()
+
+    def replace_it(_: int) -> None:
+        (tmp_path / "new").write_bytes(b"new")
+        os.replace(tmp_path / "new", source)
+
+    save(plan, tmp_path / "out.safetensors", progress=replace_it)
+    assert (tmp_path / "out.safetensors").read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "out/model.safetensors"])
+def test_an_error_names_the_output_and_not_what_it_is_called_until_it_is_whole(name: str) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    first, *rest = name.split("/")
+    temporary = "/".join(["/place", temporary_name(first), *rest])
+    assert refused(temporary, full).message == (
+        f"/place/{name} cannot be written: No space left on device"
+    )
 
 
 def test_a_tensor_that_comes_out_short_is_no_output(tmp_path: Path) -> None:

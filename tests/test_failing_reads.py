@@ -10,15 +10,13 @@ import pytest
 
 from copying import contents
 from old_outputs import EACH_KIND, old_output, untouched
-from outcomes import random_model
+from outcomes import Kind, random_model
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError
 from weightctl.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from outcomes import Kind
 
 # So little that a conversion of a few megabytes reads and writes in several pieces.
 LITTLE = 4_000_000
@@ -75,6 +73,24 @@ def test_an_input_that_is_cut_off_meanwhile_leaves_the_old_output(
         )  # fmt: skip
     assert (caught.value.path, caught.value.offset) == (str(file), middle)
     assert "change meanwhile" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "out.safetensors", "out.pt"])
+def test_an_input_that_is_cut_off_while_it_is_copied_leaves_the_old_output(
+    name: str, source: Path, tmp_path: Path
+) -> None:
+    kind = Kind(name, "F32")
+    (place := tmp_path / "place").mkdir()
+    old_output(kind, place, tensors=3)
+    plan, where = kind.plan(open_weights(source), place)
+    file = source / "model.safetensors"
+    middle = file.stat().st_size // 2
+    with untouched(place), pytest.raises(FormatError, match="the file ends here") as caught:
+        save(
+            plan, where, force=True, memory=LITTLE, threads=1,
+            progress=lambda _: os.truncate(file, middle),
+        )  # fmt: skip
+    assert (caught.value.path, caught.value.offset) == (str(file), middle)
 
 
 def test_an_input_that_is_replaced_meanwhile_is_read_to_its_end(

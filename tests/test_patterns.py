@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weightctl.errors import WeightctlError
-from weightctl.patterns import chosen
+from weightctl.errors import ConversionError, WeightctlError
+from weightctl.patterns import chosen, regular_expression
 
 LAYERS = [f"layers.{number}.w" for number in range(130)]
 
@@ -45,3 +45,14 @@ def test_names_with_brackets_and_line_ends_can_be_matched() -> None:
 def test_too_many_numbers_are_refused() -> None:
     with pytest.raises(WeightctlError, match="too many numbers"):
         chosen(["a"], ["*.[0-999999999].*"])
+
+
+@pytest.mark.parametrize("text", ["(", "a{99999999999999999999}", "(" * 6000 + ")" * 6000])
+def test_what_is_no_regular_expression_is_refused(text: str) -> None:
+    with pytest.raises(ConversionError, match="is no regular expression") as caught:
+        regular_expression(text)
+    assert len(caught.value.message) < 200
+
+
+def test_what_python_may_read_otherwise_one_day_is_a_regular_expression() -> None:
+    assert regular_expression("[[a]ttn").search("blk.0.attn_v")

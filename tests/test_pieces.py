@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from arrays import stored
 from old_outputs import EACH_KIND
-from outcomes import random_weights, standing
+from outcomes import Kind, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.store import save
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Completed
-    from outcomes import Kind
 
     Run = Callable[..., Completed]
+
+RANDOM = np.random.default_rng(11)
 
 
 @EACH_KIND
@@ -46,6 +49,29 @@ def test_threads_and_memory_change_nothing_of_an_output(kind: Kind, tmp_path: Pa
         save(plan, where, force=True, threads=threads, memory=memory)
         made.append(standing(tmp_path))
     assert all(each == made[0] for each in made)
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "out.safetensors", "out.pt"])
+@pytest.mark.parametrize("encoding", ["F32", "F16"])
+def test_copies_beside_conversions_come_in_the_same_order_however_they_are_cut(
+    name: str, encoding: str, tmp_path: Path
+) -> None:
+    # Of the tensors every other one is as it should be, and stays in its file until it is copied.
+    arrays = {
+        f"layers.{number}.weight": RANDOM.standard_normal((500, 1024)).astype(dtype)
+        for number, dtype in enumerate([np.float32, np.float16] * 3)
+    }
+    source = stored(tmp_path / "model.safetensors", **arrays)
+    made = set()
+    for threads, memory in [(None, None), (1, 1), (1, 4_000_000), (2, 9_000_000), (5, 1 << 30)]:
+        plan, where = Kind(name, encoding).plan(open_weights(source), tmp_path)
+        save(plan, where, force=True, threads=threads, memory=memory)
+        made.add((tmp_path / name).read_bytes())
+    assert len(made) == 1
+    made_of = open_weights(tmp_path / name)
+    for each, array in arrays.items():
+        expected = array.astype(np.float32 if encoding == "F32" else np.float16)
+        assert np.array_equal(made_of[each].data().to_numpy(), expected)
 
 
 def test_the_options_for_threads_and_memory_change_nothing_of_an_output(

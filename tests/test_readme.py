@@ -59,7 +59,7 @@ def without_times(text: str) -> str:
 
 def test_the_session_is_what_the_commands_print(tmp_path: Path) -> None:
     sessions = CONSOLE.findall(README.read_text())
-    assert len(sessions) == 6
+    assert len(sessions) == 7
     for session in sessions:
         assert without_times(played(session, tmp_path)) == without_times(session)
 

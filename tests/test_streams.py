@@ -8,22 +8,24 @@ import pty
 import stat
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from weightctl import Plan, open_weights
-from weightctl.errors import ConversionError, OutputError
+from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats import FORMATS
+from weightctl.output_file import OutputFile
 from weightctl.store import save
 from weightctl.targets import target
 from weightctl.transforms.split import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from conftest import Completed
 
@@ -36,7 +38,7 @@ COMMAND = f"{sys.executable} -m weightctl convert"
 @pytest.fixture(scope="module")
 def whole(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What each format's file holds when it is written as a file."""
-    made = {}
+    made: dict[str, bytes] = {}
     for name, line in FORMATS.items():
         path = tmp_path_factory.mktemp("whole") / f"out{line.suffix}"
         save(Plan.copy(open_weights(tiny_llama), name), path)
@@ -143,6 +145,29 @@ def test_what_went_through_a_pipe_can_be_read(
     assert len(open_weights(out).header.tensors) == 30
 
 
+@EACH_FORMAT
+def test_a_file_that_is_appended_to_gets_what_a_new_one_would(
+    tiny_llama: Path, whole: dict[str, bytes], tmp_path: Path, name: str
+) -> None:
+    # Into a file that is open like this, Linux copies nothing by itself.
+    (tmp_path / "out").write_bytes(b"before")
+    done = shell(f"{COMMAND} {tiny_llama} - --to {name} >> {tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out").read_bytes() == b"before" + whole[name]
+
+
+@EACH_FORMAT
+def test_another_file_system_gets_what_its_own_would(
+    tiny_llama: Path, whole: dict[str, bytes], name: str
+) -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("this machine has no second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="weightctl-test-") as other:
+        out = suffixed(Path(other), name)
+        save(Plan.copy(open_weights(tiny_llama), name), out)
+        assert out.read_bytes() == whole[name]
+
+
 SLOW = """
 import sys, time
 while piece := sys.stdin.buffer.read1(100_000):
@@ -154,6 +179,50 @@ while piece := sys.stdin.buffer.read1(100_000):
 def test_a_slow_reader_gets_everything(tiny_llama: Path, whole: dict[str, bytes]) -> None:
     done = shell(f"{COMMAND} {tiny_llama} - --to gguf | {sys.executable} -c '{SLOW}'")
     assert done.stdout == whole["gguf"]
+
+
+def test_a_pipe_that_does_not_block_gets_everything(
+    tiny_llama: Path, whole: dict[str, bytes]
+) -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    command = [sys.executable, "-m", "weightctl", "convert", tiny_llama, "-", "--to", "gguf"]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        with os.fdopen(ours, "rb") as pipe:
+            got = pipe.read()
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
+    assert got == whole["gguf"]
+
+
+def test_a_reader_of_a_pipe_that_does_not_block_may_stop_early() -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    file = OutputFile(theirs, "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(file.write, bytes(1 << 20))
+        os.read(ours, 100)
+        os.close(ours)
+        with pytest.raises(OutputError, match="Broken pipe"):
+            writing.result(timeout=60)
+    os.close(theirs)
+
+
+def test_an_input_that_is_written_to_meanwhile_is_an_error(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "model.safetensors"
+    save(Plan.copy(open_weights(tiny_llama), "safetensors"), source)
+    pipe = tmp_path / "out.gguf"
+    os.mkfifo(pipe)
+    plan = Plan.copy(open_weights(source), "gguf")
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(pipe.read_bytes)
+        with pytest.raises(FormatError, match="changed while it was read"):
+            save(plan, pipe, progress=lambda _: os.utime(source))
+        reader.result()
 
 
 def test_a_device_takes_an_output(weightctl: Run, tiny_llama: Path) -> None:

@@ -12,6 +12,8 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line as this process; Ctrl-C is answered from the first import on."""
+    # NumPy's BLAS starts a thread for each core as it is loaded, and has no work for them here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from weightctl.cli import main as run
 

@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from math import isfinite, lcm
 from typing import TYPE_CHECKING
 
-from weightctl.errors import ConversionError, NonFiniteError
+from weightctl.errors import ConversionError
 from weightctl.interrupts import uninterrupted
+from weightctl.weights.source import Span
+from weightctl.worker import FEWER, Made, Making, Work, Workers, is_small
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
     from weightctl.codecs.loss import Loss
-    from weightctl.formats.base import Bytes
-    from weightctl.plan import Item, Plan
+    from weightctl.pieces import Piece
+    from weightctl.plan import Plan
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["DEFAULT_MEMORY", "execute"]
 
 DEFAULT_MEMORY = 256 << 20
-# Enough to keep every core busy while the oldest piece is written.
-_AHEAD = 2
-# Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
-_WORKING = 64
-_MAX_ELEMENTS = 1 << 18
-_MAX_COPY = 8 << 20
+# Pieces for each core that may wait to be written, so that none idles while a disk does not take
+# them; and those that cost no memory, since they stay in their files or are small.
+_AHEAD = 6
+_MOST_LIGHT = 64
+# Pieces so small that the interpreter's share is most of it are no gain.
 _LEAST_ROOM = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A run of whole blocks of a tensor: where it starts and ends in the source, in bytes.
-
-    It is laid out as rows of `row` bytes.
-    """
-
-    item: Item
-    start: int
-    stop: int
-    row: int
 
 
 def execute(
@@ -52,43 +37,43 @@ def execute(
     threads: int | None = None,
     memory: int = DEFAULT_MEMORY,
     losses: dict[str, Loss] | None = None,
-) -> Generator[tuple[TensorInfo, Bytes], None, None]:
+    spans: bool = False,
+) -> Generator[tuple[TensorInfo, memoryview | Span], None, None]:
     """Yield the output's tensors in `order`, each in pieces that follow one another.
 
     The pieces are computed side by side, and no more than `memory` bytes are in use at a time;
-    neither changes what they are. `losses` gets what conversions that can lose something did to
-    the numbers of each tensor. Raises `ConversionError` that names the tensor and the element
-    where a block encoding would have to hold a NaN or an infinity.
+    neither changes what they are. Each is good until the next is asked for. With `spans` those that
+    are ranges of a file are not read, but given as such. `losses` gets what conversions that can
+    lose something did to the numbers of each tensor. Raises `ConversionError` that names the tensor
+    and the element where a block encoding would have to hold a NaN or an infinity, and where there
+    is no thread or no memory for the work.
     """
-    # Pieces so small that the interpreter's share is most of it are no gain.
-    workers = min(threads or _cores(), max(1, memory // _LEAST_ROOM - _AHEAD))
-    by_name = {item.info.name: item for item in plan.items}
-    room = memory // (workers + _AHEAD)
-    measure = losses is not None
-    running: deque[tuple[TensorInfo, Future[tuple[Bytes, Loss | None]]]] = deque()
-
-    def finish_oldest() -> tuple[TensorInfo, Bytes]:
-        with uninterrupted():
-            info, future = running.popleft()
-            made, loss = future.result()
-        if loss is not None and losses is not None:
-            before = losses.get(info.name)
-            losses[info.name] = loss if before is None else before + loss
-        return info, made
-
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="weightctl")
+    workers = min(threads or _cores(), max(1, memory // 2 // _LEAST_ROOM))
+    # One half is for the work on pieces, the other for what waits to be written.
+    work = Work(plan, memory // 2 // workers, measure=losses is not None)
+    waiting = _Waiting(work, order, workers, memory // 2, spans=spans)
     try:
-        for info in order:
-            for piece in _pieces(by_name[info.name], room):
-                with uninterrupted():
-                    running.append((info, pool.submit(_made, plan, piece, measure=measure)))
-                if len(running) >= workers + _AHEAD:
-                    yield finish_oldest()
-        while running:
-            yield finish_oldest()
+        while True:
+            oldest = waiting.oldest()
+            if oldest is None:
+                return
+            info, made = oldest
+            if isinstance(made, Span):
+                yield info, made
+                continue
+            if not isinstance(made, Made):
+                # Handing it to a thread would take longer than the work.
+                made = work.made(made)
+            if made.loss is not None and losses is not None:
+                before = losses.get(info.name)
+                losses[info.name] = made.loss if before is None else before + made.loss
+            yield info, made.bytes
+            work.take_back(made.buffer)
+    except MemoryError as error:
+        raise ConversionError(f"no memory for {workers} threads", hint=FEWER) from error
     finally:
         with uninterrupted():
-            pool.shutdown(cancel_futures=True)
+            waiting.end()
 
 
 def _cores() -> int:
@@ -97,50 +82,65 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _pieces(item: Item, room: int) -> Iterator[_Piece]:
-    """Cut a tensor into runs of whole blocks of both encodings, each within `room` bytes.
+class _Waiting:
+    """The pieces that are next in the output, on which `workers` threads work.
 
-    Importance is of columns, so with it the runs are whole rows; blocks alone know no rows.
+    Those that are done and those that will be take up to `memory` bytes, one piece at least.
     """
-    source, target = item.source.encoding, item.info.encoding
-    total = item.source.nbytes
-    if item.is_copy:
-        # A change of byte order needs whole blocks; where blocks are unknown there is none.
-        block = source.size if source.is_known else 1
-        step = max(min(_MAX_COPY, room) // block, 1) * block
-    else:
-        blocks = lcm(source.block, target.block)
-        unit = blocks if item.importance is None else item.info.row
-        elements = max(min(_MAX_ELEMENTS, room // _WORKING) // unit, 1) * unit
-        step = elements // source.block * source.size
-    for start in range(0, total, step):
-        stop = min(start + step, total)
-        row = stop - start
-        if item.importance is not None:
-            row = item.info.row // source.block * source.size
-        yield _Piece(item, start, stop, row)
 
+    def __init__(
+        self,
+        work: Work,
+        order: tuple[TensorInfo, ...],
+        workers: int,
+        memory: int,
+        *,
+        spans: bool,
+    ) -> None:
+        self._cut = work.cut(order, spans=spans)
+        self._workers = Workers(work, workers)
+        self._queue: deque[tuple[TensorInfo, Span | Piece | Making]] = deque()
+        self._most = workers * _AHEAD
+        self._memory = memory
+        self._begun = self._nbytes = 0
 
-def _made(plan: Plan, piece: _Piece, *, measure: bool) -> tuple[Bytes, Loss | None]:
-    raw = bytearray(piece.stop - piece.start)
-    item = piece.item
-    plan.source.read_into(item.source.name, piece.start, memoryview(raw))
-    if item.is_copy:
-        return raw, None
-    import numpy as np  # copies need none of it
+    def oldest(self) -> tuple[TensorInfo, Span | Piece | Made] | None:
+        """Return the next piece of the output; None behind the last."""
+        # Of thousands of small tensors not each asks for more.
+        are_many = len(self._queue) - self._begun > _MOST_LIGHT * 3 // 4
+        if are_many and not isinstance(self._queue[0][1], Making):
+            return self._next()
+        with uninterrupted():
+            self._refill()
+            return self._next()
 
-    from weightctl.codecs import transcode
+    def _next(self) -> tuple[TensorInfo, Span | Piece | Made] | None:
+        if not self._queue:
+            return None
+        info, piece = self._queue.popleft()
+        if isinstance(piece, Making):
+            self._begun -= 1
+            self._nbytes -= piece.nbytes
+            return info, piece.made()
+        if isinstance(piece, Span) and self._queue and isinstance(self._queue[0][1], Span):
+            self._queue[0][1].expect()
+        return info, piece
 
-    source, target = item.source.encoding, item.info.encoding
-    try:
-        rows = np.frombuffer(raw, np.uint8).reshape(-1, piece.row)
-        made, loss = transcode(rows, source, target, item.importance, measure=measure)
-    except NonFiniteError as error:
-        index = piece.start // source.size * source.block + error.index
-        is_large = isfinite(error.value)
-        raise ConversionError(
-            f"`{item.source.name}` has {error.value:g} at element {index}, which {target} cannot "
-            "hold", hint="--dtype f32 or bf16 holds it" if is_large
-            else "a checkpoint with such a number is damaged; a float dtype keeps it",
-        ) from error  # fmt: skip
-    return made.reshape(-1).data, loss
+    def _refill(self) -> None:
+        while self._begun < self._most and len(self._queue) < self._begun + _MOST_LIGHT:
+            if self._nbytes >= self._memory and self._begun:
+                return
+            following = next(self._cut, None)
+            if following is None:
+                return
+            info, piece = following
+            if isinstance(piece, Span) or is_small(piece):
+                self._queue.append((info, piece))
+                continue
+            self._queue.append((info, self._workers.begin(piece)))
+            self._begun += 1
+            self._nbytes += piece.made
+
+    def end(self) -> None:
+        """Let what runs come to its end, and nothing begin any more."""
+        self._workers.end()

@@ -145,4 +145,4 @@ def input_files(plan: Plan) -> list[str]:
     """Return the paths of everything that a plan reads or that belongs to it: never an output."""
     header = plan.source.header
     index = [header.listing] if header.listing else []
-    return [*header.files, *index, *companions(header.files).values()]
+    return [*header.files, *index, *companions(header.files).values(), *plan.consulted]

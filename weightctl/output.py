@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import re
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.interrupts import uninterrupted
+from weightctl.output_file import OutputFile, refused
 from weightctl.targets import STDOUT, refuse_what_is_there, stream_name
 from weightctl.temporary import TEMPORARY, aside_name, new_token, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-
-    from weightctl.formats.base import Bytes
 
 __all__ = [
     "OutputFile",
@@ -34,33 +32,6 @@ __all__ = [
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-
-
-class OutputFile:
-    """A file or pipe being written; `nbytes` counts what it has so far."""
-
-    def __init__(self, descriptor: int, path: str) -> None:
-        self.descriptor = descriptor
-        self.path = path
-        self.nbytes = 0
-
-    def write(self, data: Bytes, /) -> None:
-        """Append bytes; `OutputError` where the file system refuses them."""
-        view = memoryview(data).cast("B")
-        while view:
-            try:
-                count = os.write(self.descriptor, view)
-            except OSError as error:
-                raise refused(self.path, error) from error
-            view = view[count:]
-            self.nbytes += count
-
-    def sync(self) -> None:
-        """Wait until the bytes are on the disk."""
-        try:
-            os.fsync(self.descriptor)
-        except OSError as error:
-            raise refused(self.path, error) from error
 
 
 @contextmanager
@@ -193,7 +164,7 @@ def _new_file(path: str) -> OutputFile:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise refused(temporary, error) from error
-    return OutputFile(descriptor, temporary)
+    return OutputFile(descriptor, temporary, is_new=True)
 
 
 def _locked(path: str) -> int:
@@ -320,17 +291,3 @@ def _sync_directory(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def refused(path: str, error: OSError) -> OutputError:
-    """Return an error that says why the file system does not take an output."""
-    hints = {
-        errno.ENOSPC: "free some space; the target is as it was",
-        errno.EDQUOT: "your quota is used up; the target is as it was",
-        errno.EFBIG: "the file system or a limit (ulimit -f) allows no larger file",
-        errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
-        errno.EPIPE: "its reader has stopped before the end",
-    }
-    return OutputError(
-        f"{path} cannot be written: {error.strerror}", hint=hints.get(error.errno or 0, "")
-    )

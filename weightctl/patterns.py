@@ -1,22 +1,24 @@
-"""Which names a person means: globs as in a shell, and ranges of numbers as in listings."""
+"""Which names a person means: globs with the ranges of numbers in listings, and expressions."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
+import warnings
 from typing import TYPE_CHECKING
 
-from weightctl.errors import WeightctlError
+from weightctl.errors import ConversionError, WeightctlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["chosen"]
+__all__ = ["chosen", "regular_expression"]
 
 # `[0-27]` or `[0-2,14]`. With single digits it is what it is to a shell, one of these characters,
 # and so is `[10]`, which a listing never shows.
 _NUMBERS = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
 _MOST_NUMBERS = 100_000
+_LONGEST = 80
 
 
 def chosen(
@@ -35,6 +37,24 @@ def chosen(
         for name in names
         if (wanted is None or wanted(name)) and (unwanted is None or not unwanted(name))
     ]
+
+
+def regular_expression(text: str) -> re.Pattern[str]:
+    """Return the regular expression that a person has written.
+
+    Raises `ConversionError` for what is none, and for what is too deep or too large to be one.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Of what `[[` may come to mean in some later Python.
+            warnings.simplefilter("ignore", FutureWarning)
+            return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        shown = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        raise ConversionError(
+            f"`{shown}` is no regular expression: {error}",
+            hint=r"a dot is written \. and any text .*",
+        ) from error
 
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], object]:

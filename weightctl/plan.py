@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
+    from weightctl.formats.importance.columns import ColumnWeights
     from weightctl.weights.info import Header, Leaf, TensorInfo
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source
@@ -27,6 +28,9 @@ __all__ = ["Item", "Plan"]
 
 # What a tensor is called that weightctl cannot read.
 _UNREAD = "torch.Tensor"
+# Where no weight of a matrix is above this, blocks weighted by them would hold nothing but 0: what
+# is summed up for them is 0, or so small that float32 rounds it to that.
+_NEGLIGIBLE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +38,30 @@ class Item:
     """An output tensor, and the tensor of the source that it is made from.
 
     `asked` is the encoding that was asked for, where its blocks do not fit and another took its
-    place. `importance` says how much an error in each column matters to a block encoding. `part`
-    is the number of the file that the tensor goes into.
+    place. `importance` says how much an error in each column of rows of n matters to a block
+    encoding: shape (matrices, n), a row for each matrix of the leading dimensions, or (1, n), one
+    for all; what is in a file is read matrix by matrix. `part` is the number of the file that the
+    tensor goes into. `line` is that of a recipe which chose the encoding, or the rule that did.
     """
 
     info: TensorInfo
     source: TensorInfo
     asked: str | None = None
-    importance: F32 | None = None
+    importance: ColumnWeights | None = None
     part: int = 0
+    line: str = ""
 
     @property
     def is_copy(self) -> bool:
         """Whether the bytes go through unchanged."""
         return self.info.encoding == self.source.encoding
+
+    def importance_of(self, matrix: int) -> F32 | None:
+        """Return the weights of a matrix's columns; None where there are none, or all are 0."""
+        if self.importance is None:
+            return None
+        weights = self.importance[matrix]
+        return None if (weights <= _NEGLIGIBLE).all() else weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,10 @@ class Plan:
 
     A transform is a function from plan to plan. `tied` are further names of output tensors.
     `unkept` is what the output will not have, since nothing can be made of it; a plan with tensors
-    among that is refused.
+    among that is refused. `consulted` are the paths of files beside the source that the plan was
+    made with, which are no output either. `notes` are what a person should know of how it was made.
+    With `zero_nonfinite` a block encoding holds 0 for what is not finite; else that is an error.
+    `recipe` is the name of the one that chose the encodings.
     """
 
     source: Source
@@ -65,6 +82,10 @@ class Plan:
     metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
     tied: Mapping[str, str] = field(default_factory=dict[str, str])
     unkept: Mapping[str, Leaf] = field(default_factory=dict[str, "Leaf"])
+    consulted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    zero_nonfinite: bool = False
+    recipe: str = ""
 
     @classmethod
     def copy(cls, weights: Weights, format_name: str) -> Plan:

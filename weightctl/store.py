@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from weightctl.codecs.loss import Loss
-    from weightctl.formats.base import Bytes, Sink
     from weightctl.outcome import Outcome
+    from weightctl.output import OutputFile
     from weightctl.plan import Plan
     from weightctl.targets import Target
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.source import Span
 
 __all__ = ["Saved", "open_weights", "save"]
 
@@ -73,7 +74,7 @@ def save(
     side, as many as there are cores unless said otherwise, within `memory` bytes; neither changes
     what is written. `progress` is called with the bytes of each piece written. Raises as `describe`
     and `Outcome.refuse` do, before anything is written, and `FormatError` where the source cannot
-    be read.
+    be read, or has changed meanwhile.
     """
     # Imported here, so that opening stays quick.
     from weightctl.execute import DEFAULT_MEMORY, execute
@@ -93,20 +94,28 @@ def save(
     outcome.refuse(force=force)
     losses: dict[str, Loss] = {}
     budget = DEFAULT_MEMORY if memory is None else memory
-    pieces = execute(plan, outcome.tensors, threads=threads, memory=budget, losses=losses)
+    # Where a checksum of the bytes is written too, they must be seen.
+    are_seen = any(layout.between is not None for layout in outcome.parts.values())
+    pieces = execute(
+        plan, outcome.tensors, threads=threads, memory=budget, losses=losses, spans=not are_seen
+    )
     with closing(pieces), _sinks(plan, outcome, force=force) as sink_of:
         pull = _Pull(pieces, progress)
         if outcome.index:
             sink_of(outcome.index[0]).write(outcome.index[1])
         for name, layout in outcome.parts.items():
-            write_in_order(layout, sink_of(name), pull)
+            sink = sink_of(name)
+            sink.reserve(layout.nbytes)
+            write_in_order(layout, sink, pull)
+        # Before the output gets its name: what was read may be half of the one and half of another.
+        plan.source.refuse_change()
     return Saved(outcome, time.monotonic() - started, losses)
 
 
 @contextmanager
 def _sinks(
     plan: Plan, outcome: Outcome, *, force: bool
-) -> Generator[Callable[[str], Sink], None, None]:
+) -> Generator[Callable[[str], OutputFile], None, None]:
     """Yield what opens the file of a name: in a new directory, in one that is there, or a pipe."""
     from weightctl.formats.huggingface import carry
     from weightctl.output import output_directory, output_files, output_stream, refused
@@ -150,18 +159,18 @@ class _Pull:
 
     def __init__(
         self,
-        pieces: Iterator[tuple[TensorInfo, Bytes]],
+        pieces: Iterator[tuple[TensorInfo, memoryview | Span]],
         progress: Callable[[int], object] | None,
     ) -> None:
         self._pieces = pieces
         self._progress = progress
-        self._ahead: tuple[TensorInfo, Bytes] | None = None
+        self._ahead: tuple[TensorInfo, memoryview | Span] | None = None
 
-    def __call__(self, info: TensorInfo) -> Iterable[Bytes]:
+    def __call__(self, info: TensorInfo) -> Iterable[memoryview | Span]:
         if self._ahead is None:
             self._ahead = next(self._pieces, None)
         while self._ahead is not None and self._ahead[0] is info:
             yield self._ahead[1]
             if self._progress is not None:
-                self._progress(memoryview(self._ahead[1]).nbytes)
+                self._progress(self._ahead[1].nbytes)
             self._ahead = next(self._pieces, None)

@@ -40,6 +40,19 @@ def test_the_conversion_bench_runs() -> None:
     assert len(re.findall(r"\(target \d+\)", done.stdout)) == 11
 
 
+def test_the_kernel_bench_runs_and_finds_the_same_bytes() -> None:
+    done = run("kernels.py", "--count", "8192", "--repeats", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\(target [\d.]+", done.stdout)) == 29
+
+
+def test_the_pipeline_bench_runs(tmp_path: Path) -> None:
+    arguments = ("--size", "5MB", "--repeats", "1", "--seconds", "0", "--folder", str(tmp_path))
+    done = run("pipeline.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"times \(target [\d.]+\)", done.stdout)) == 5
+
+
 @pytest.mark.parametrize(
     ("output", "size"),
     [

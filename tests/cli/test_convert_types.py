@@ -27,7 +27,7 @@ def test_substitutes_are_counted_and_can_be_refused(weightctl: Run, tmp_path: Pa
     )
     out = tmp_path / "out.gguf"
     done = weightctl("convert", source, out, "--quant", "Q4_K")
-    assert "2 tensors are Q5_0, F16 instead of Q4_K (43.4 % of the parameters)" in done.stdout
+    assert "1 Q5_0 instead of Q4_K, 1 F16 instead of Q4_K (43.4 % of the parameters)" in done.stdout
     encodings = {name: node.info.encoding.name for name, node in open_weights(out).items()}
     assert encodings == {"a_weight": "Q4_K", "b_weight": "Q5_0", "c_weight": "F16"}
     refused = weightctl("convert", source, out, "--quant", "Q4_K", "--no-fallback", "--force")

@@ -231,7 +231,25 @@ def test_an_unknown_option_is_a_usage_error(weightctl: Run) -> None:
 def test_version_is_that_of_the_package(weightctl: Run) -> None:
     import weightctl as package
 
-    assert weightctl("--version").stdout == f"weightctl {package.__version__}\n"
+    shown = weightctl("--version").stdout.splitlines()
+    assert shown[0] == f"weightctl {package.__version__}"
+
+
+def test_version_says_which_kernels_serve(weightctl: Run) -> None:
+    from weightctl.kernels import active, levels
+
+    none = "none, NumPy serves (no C compiler was found at install)"
+    assert weightctl("--version").stdout.splitlines()[1] == f"kernels: {active() or none}"
+    switched = weightctl("--version", WEIGHTCTL_KERNELS="off").stdout.splitlines()[1]
+    assert switched.startswith("kernels: none, NumPy serves (")
+    assert ("no C compiler" in switched) is not bool(levels())
+
+
+def test_version_says_which_level_is_none(weightctl: Run) -> None:
+    from weightctl.kernels import levels
+
+    shown = weightctl("--version", WEIGHTCTL_KERNELS="nonsense").stdout.splitlines()[1]
+    assert ("'nonsense' is no level of this processor" in shown) is bool(levels())
 
 
 def test_wide_letters_keep_columns_and_lines_whole(tmp_path: Path) -> None:

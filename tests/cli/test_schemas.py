@@ -45,6 +45,7 @@ ASKED = {
     "convert": (
         "small planned.gguf --dry-run",
         "small out.gguf --quant q8_0",
+        "small.gguf recipe.gguf --quant q4_0 --allow-requantize",
         "small.gguf out --dtype bf16",
         "small parts --max-shard-size 1kB",
         "tied tied.safetensors --dtype f16",

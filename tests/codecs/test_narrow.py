@@ -60,6 +60,8 @@ def test_every_code_is_widened_as_ml_dtypes_does(source: DType) -> None:
     numbers = codes(source)
     with np.errstate(invalid="ignore"):
         expected = numbers.astype(np.float32)
+    if source is DType.float16:
+        expected.view(np.uint32)[np.isnan(expected)] |= np.uint32(1 << 22)  # quiet
     assert np.array_equal(bits(widen(numbers)), bits(expected))
     out = np.empty(numbers.shape, np.float32)
     assert widen(numbers, out) is out

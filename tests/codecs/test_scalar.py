@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl import DType
-from weightctl.codecs import codec
+from weightctl.codecs import codec, definition
 from weightctl.codecs.scalar import Scalar, convert, numpy_dtype, overflow, pack, unpack
 from weightctl.errors import EncodingError
 
@@ -235,7 +235,7 @@ def test_float4_comes_in_pairs_the_first_in_the_low_bits() -> None:
 def test_the_codec_of_a_float_encodes_what_it_decodes(dtype: DType) -> None:
     rows = np.array([[1, 2, 4, 0.5], [4, 2, 1, 1]], np.float32)
     raw = np.empty((2, dtype.encoding.nbytes((4,))), np.uint8)
-    scalar = codec(dtype.encoding)
+    scalar = definition(dtype.encoding)
     assert isinstance(scalar, Scalar)
     scalar.encode(rows, None, raw)
     back = np.empty_like(rows)
@@ -247,3 +247,12 @@ def test_the_codec_of_a_float_encodes_what_it_decodes(dtype: DType) -> None:
 def test_the_codec_of_other_numbers_encodes_no_fractions(dtype: DType) -> None:
     with pytest.raises(EncodingError, match=f"float32 cannot become {dtype.value}"):
         codec(dtype.encoding).encode(np.ones((1, 2), np.float32), None, np.empty((1, 2), np.uint8))
+
+
+@pytest.mark.parametrize("source", [np.float32, np.float64])
+def test_every_nan_is_a_quiet_one_in_float16(source: type[np.floating]) -> None:
+    payloads = np.array([0x7F800001, 0xFF800001, 0x7FC00000, 0xFFE54321, 0x7FFFFFFF], np.uint32)
+    with np.errstate(invalid="ignore"):
+        numbers = payloads.view(np.float32).astype(source)
+    found = convert(numbers, DType.float16).view(np.uint16).tolist()
+    assert found == [0x7E00, 0xFE00, 0x7E00, 0xFF2A, 0x7FFF]

@@ -86,6 +86,10 @@ def test_transcoding_is_decoding_and_encoding(source: Encoding, target: Encoding
         with pytest.raises(EncodingError):
             transcode(raw, source, target)
         return
+    if target.name == "NVFP4" and np.abs(numbers.astype(np.float64)).max() > 2688:
+        with pytest.raises(NonFiniteError):
+            transcode(raw, source, target)
+        return
     made, _ = transcode(raw, source, target)
     expected = np.empty((ROWS, COLUMNS // target.block * target.size), np.uint8)
     if target.dtype is None:
@@ -177,13 +181,38 @@ def test_what_is_too_large_for_float32_is_not_finite_in_blocks() -> None:
         transcode(rows.view(np.uint8), DType.float64.encoding, ENCODINGS["Q8_0"])
 
 
-@pytest.mark.parametrize("target", [e for e in BLOCKS if can_encode(e)], ids=str)
+@pytest.mark.parametrize(
+    "target", [e for e in BLOCKS if can_encode(e) and e.name != "MXFP4"], ids=str
+)
 def test_blocks_refuse_what_overflows_their_scale_and_name_it(target: Encoding) -> None:
     rows = np.zeros((2, target.block), np.float32)
     rows[1, 3] = 1e9
     with pytest.raises(NonFiniteError, match=r"is 1e\+09, which") as caught:
         transcode(rows.view(np.uint8), DType.float32.encoding, target)
     assert caught.value.index == target.block + 3
+
+
+def test_blocks_of_mxfp4_hold_any_number() -> None:
+    rows = np.zeros((2, 32), np.float32)
+    rows[:, 3] = 1e9, -3e38
+    made = transcode(rows.view(np.uint8), DType.float32.encoding, ENCODINGS["MXFP4"]).raw
+    held = transcode(made, ENCODINGS["MXFP4"], DType.float32.encoding).raw.view(np.float32)
+    np.testing.assert_allclose(held[:, 3], rows[:, 3], rtol=0.35)
+
+
+@pytest.mark.parametrize(("target", "largest"), [("NVFP4", 2688.0), ("IQ4_XS", 2.0**27)])
+def test_what_would_saturate_or_vanish_in_blocks_is_refused(target: str, largest: float) -> None:
+    kind = ENCODINGS[target]
+    for number in (largest, -4 * largest, 1e20):
+        rows = np.zeros((1, kind.block), np.float32)
+        rows[0, 5] = number
+        raw = rows.view(np.uint8)
+        if abs(number) <= largest:
+            transcode(raw, DType.float32.encoding, kind)
+            continue
+        with pytest.raises(NonFiniteError) as caught:
+            transcode(raw, DType.float32.encoding, kind)
+        assert caught.value.index == 5
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ REFUSALS = {
     "no such format": (["--to", "onnx"], "`onnx` is no format"),
     "no such type": (["--dtype", "nonsense"], "`nonsense` is no type"),
     "two types": (["--dtype", "f16", "--quant", "Q8_0"], "both given"),
-    "a type it cannot make": (["--quant", "Q6_K"], "cannot quantize to Q6_K"),
+    "a type it cannot make": (["--quant", "IQ3_S"], "cannot quantize to IQ3_S"),
     "a type the format lacks": (["--dtype", "f8_e4m3"], "gguf does not have F8_E4M3"),
     "blocks that do not fit": (
         ["--quant", "Q4_K", "--no-fallback"],

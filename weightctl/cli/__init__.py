@@ -72,7 +72,20 @@ def _print_version(wanted: bool) -> None:
         from weightctl import __version__
 
         typer.echo(f"weightctl {__version__}")
+        typer.echo(f"kernels: {_kernels()}")
         raise typer.Exit
+
+
+def _kernels() -> str:
+    """Say which compiled codecs serve, and where none do why."""
+    from weightctl.kernels import active, levels, unknown_level
+
+    if levels() and (wanted := unknown_level()):
+        known = ", ".join([*levels(), "off"])
+        return f"{active()} (WEIGHTCTL_KERNELS={wanted!r} is no level of this processor: {known})"
+    if active() is None and levels():
+        return "none, NumPy serves (WEIGHTCTL_KERNELS switches them off)"
+    return active() or "none, NumPy serves (no C compiler was found at install)"
 
 
 @app.callback()

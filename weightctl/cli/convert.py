@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weightctl.cli.options import Exclude, From, Include, Json, Path, Quiet, To, examples
+from weightctl.cli.options import (
+    Exclude,
+    From,
+    Include,
+    Json,
+    NonFinite,
+    Path,
+    Quiet,
+    To,
+    examples,
+)
 from weightctl.cli.outline import outline
 from weightctl.cli.render import is_terminal, note, show_lines, show_table, show_text
 from weightctl.cli.report import (
     check_report,
     document,
+    nonfinite_notes,
     notes,
     overflow_notes,
     plan_kind,
@@ -25,6 +38,7 @@ from weightctl.cli.report import (
 from weightctl.cli.types import default_type, parse_rule
 from weightctl.errors import ConversionError, OutputError
 from weightctl.execute import DEFAULT_MEMORY
+from weightctl.formats.importance import read_importance
 from weightctl.outcome import describe
 from weightctl.plan import Plan
 from weightctl.sizes import parse_size
@@ -33,15 +47,18 @@ from weightctl.targets import STDOUT, target
 from weightctl.transforms.align import align
 from weightctl.transforms.cast import cast
 from weightctl.transforms.metadata import Setting, change_metadata
+from weightctl.transforms.recipes import Recipe
 from weightctl.transforms.select import select
 from weightctl.transforms.split import split
+from weightctl.transforms.weigh import weigh
 from weightctl.weights.tree import planted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from weightctl.cli.render import Cell
+    from weightctl.dtype import Encoding
     from weightctl.targets import Target
 
 __all__ = ["app"]
@@ -88,8 +105,9 @@ def convert(
     quant: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE",
-            help="Quantize matrices to Q8_0, Q4_K or Q5_0.",
+            metavar="RECIPE",
+            help="Quantize matrices: by llama.cpp's recipe, such as Q4_K_M, to one type, such as "
+            "Q4_K, or by a TOML file of your own.",
             rich_help_panel=_TYPES,
         ),
     ] = None,
@@ -102,6 +120,23 @@ def convert(
             rich_help_panel=_TYPES,
         ),
     ] = None,
+    imatrix: Annotated[
+        str | None,
+        typer.Option(
+            "--imatrix",
+            metavar="FILE",
+            help="llama.cpp's importance matrix: blocks hold best what matters most.",
+            rich_help_panel=_TYPES,
+        ),
+    ] = None,
+    nonfinite: Annotated[
+        NonFinite,
+        typer.Option(
+            "--nonfinite",
+            help="NaN and infinity in quantized tensors: refuse, or store 0.",
+            rich_help_panel=_TYPES,
+        ),
+    ] = NonFinite.ERROR,
     allow_requantize: Annotated[
         bool,
         typer.Option(
@@ -184,13 +219,20 @@ def convert(
     changed = [Setting.parse(each) for each in settings or ()]
     # What is said of the model decides on types, and what types say of themselves gives way.
     plan = change_metadata(plan, changed, unset or ())
+    chosen = default_type(dtype, quant)
+    _refuse_guides([where.path, report], imatrix, chosen)
+    importance = None if imatrix is None else read_importance(imatrix)
     plan = cast(
         plan,
-        default_type(dtype, quant),
+        chosen,
         [parse_rule(each) for each in tensor_types or ()],
         fallback=not no_fallback,
         requantize=allow_requantize,
+        weighted=importance is not None,
     )
+    if importance is not None:
+        plan = weigh(plan, importance)
+    plan = replace(plan, zero_nonfinite=nonfinite is NonFinite.ZERO)
     plan = change_metadata(plan, changed)
     plan, told = _laid_out(plan, alignment, max_shard_size)
     budget = _budget(memory)
@@ -217,8 +259,19 @@ def convert(
         # Of a plan that cannot be carried out, all is shown, and then why it cannot.
         outcome.refuse(force=force)
     # Numbers that were lost are told of whatever else was asked to be quiet.
-    for text in overflow_notes(saved):
+    for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
         note(text)
+
+
+def _refuse_guides(
+    targets: Iterable[str | None], imatrix: str | None, chosen: Encoding | Recipe | None
+) -> None:
+    """Refuse a target that is one of the files beside the input which say how to convert it."""
+    recipe = chosen.path if isinstance(chosen, Recipe) else None
+    for guide, what in ((imatrix, "the importance matrix"), (recipe, "the recipe")):
+        for path in filter(os.path.exists, filter(None, targets)):
+            if guide and os.path.exists(guide) and os.path.samefile(path, guide):
+                raise OutputError(f"{path} is {what}", hint="choose another name")
 
 
 def _laid_out(plan: Plan, alignment: str | None, most: str | None) -> tuple[Plan, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.outline import counted
@@ -19,7 +20,8 @@ from weightctl.targets import (
     refuse_what_is_there,
     stream_name,
 )
-from weightctl.transforms.cast import is_unfit_for_llama_cpp
+from weightctl.transforms.cast import BY_RULE, is_unfit_for_llama_cpp
+from weightctl.transforms.recipes import OTHERWISE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_report",
     "document",
+    "nonfinite_notes",
     "notes",
     "overflow_notes",
     "plan_kind",
@@ -50,7 +53,8 @@ _LONGEST = 80
 def plan_kind(item: Item) -> tuple[object, int, int]:
     """Return what makes two rows of a plan alike, their number, and the bytes of one."""
     info = item.info
-    kind = (info.shape, item.source.encoding.name, info.encoding.name, item.asked, item.part)
+    kind = (info.shape, item.source.encoding.name, info.encoding.name, item.asked, item.line,
+            item.part)  # fmt: skip
     return kind, 1, info.nbytes
 
 
@@ -67,14 +71,22 @@ def plan_row(line: Line[Item]) -> Sequence[Cell]:
         return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
     arrow = Cell("" if item.is_copy else "->", "dim")
     changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
-    why = f"not {item.asked}" if item.asked else ""
     shape, before = described(item.info.shape, item.source.encoding.name, times=line.times)
-    return label, shape, before._replace(style=""), arrow, changed, size, Cell(why, "yellow")
+    return label, shape, before._replace(style=""), arrow, changed, size, _reason(item)
+
+
+def _reason(item: Item) -> Cell:
+    """Return why a tensor becomes what it does, where something speaks of it."""
+    line = "" if item.line == OTHERWISE else item.line
+    if not item.asked:
+        return Cell(line, "yellow", short="")
+    by = f" ({line})" if line else ""
+    return Cell(f"instead of {item.asked}{by}", "yellow", short=f"not {item.asked}")
 
 
 def notes(plan: Plan, where: Target) -> list[str]:
     """Return what a person should know before a plan is carried out."""
-    return [*plan.source.header.notes, *_advice(plan, where)]
+    return [*plan.source.header.notes, *plan.notes, *_advice(plan, where)]
 
 
 def _advice(plan: Plan, where: Target) -> Iterator[str]:
@@ -85,6 +97,8 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
         named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost[:_WORST]]
         rest = f" and {len(lost) - _WORST} more" if len(lost) > _WORST else ""
         yield f"not kept: {', '.join(named)}{rest}"
+    if plan.zero_nonfinite and not any(_holds_no_nan(item) for item in plan.items):
+        yield "--nonfinite zero is for block types, and no tensor becomes one: NaN stays NaN"
     count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
     if count:
         yield (
@@ -99,6 +113,10 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     files = plan.source.header.files
     if where.file_name is not None and not companions(files):
         yield "no config.json stands beside the input, so transformers does not load the output"
+
+
+def _holds_no_nan(item: Item) -> bool:
+    return item.info.encoding.quantization is not None and not item.is_copy
 
 
 def _short(name: str) -> str:
@@ -119,6 +137,7 @@ def summary(
         [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
         [Cell(f"{count} {noun}, {sizes}; {_files(outcome)}")],
         *([Cell(text)] for text in _changes(plan)),
+        *([Cell(text)] for text in _recipe(plan)),
         *([Cell(text, "yellow")] for text in _substitutes(plan)),
     ]
     if saved is None:
@@ -153,18 +172,22 @@ def _changes(plan: Plan) -> Iterator[str]:
         yield f"{left} left out"
 
 
+def _recipe(plan: Plan) -> Iterator[str]:
+    chosen = (item for item in plan.items if item.line and not item.line.startswith(BY_RULE))
+    counts = Counter(item.info.encoding.name for item in chosen if not item.is_copy)
+    if plan.recipe and counts:
+        made = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        yield f"recipe {printable(plan.recipe)}: {made}"
+
+
 def _substitutes(plan: Plan) -> Iterator[str]:
     substituted = [item for item in plan.items if item.asked]
     if substituted:
         parameters = sum(item.info.size for item in plan.items)
         share = 100 * sum(item.info.size for item in substituted) / parameters
-        kinds = ", ".join(dict.fromkeys(item.info.encoding.name for item in substituted))
-        asked = ", ".join(dict.fromkeys(item.asked or "" for item in substituted))
-        count = f"{len(substituted)} tensor{'s are' if len(substituted) > 1 else ' is'}"
-        yield (
-            f"{count} {kinds} instead of {asked} ({share:.1f} % of the parameters): rows that do "
-            "not divide into its blocks"
-        )
+        counts = Counter(f"{item.info.encoding} instead of {item.asked}" for item in substituted)
+        made = ", ".join(f"{count} {change}" for change, count in counts.most_common())
+        yield f"{made} ({share:.1f} % of the parameters): rows that do not divide into blocks"
 
 
 def _losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
@@ -220,11 +243,27 @@ def overflow_notes(saved: Saved | None) -> Iterator[str]:
     if over:
         name, worst = max(over.items(), key=lambda entry: entry[1].overflows)
         total = sum(loss.overflows for loss in over.values())
-        noun = "tensor" if len(over) == 1 else "tensors"
+        inside = f"`{name}`" if len(over) == 1 else f"{len(over)} tensors"
+        most = f", {worst.overflows} of them in `{name}`" if len(over) > 1 else ""
         yield (
-            f"{total} numbers in {len(over)} {noun} were too large for their new type, "
-            f"{worst.overflows} of them in {name}; a type with a larger exponent holds them"
+            f"1 number in {inside} was too large for its new type; a type with a larger exponent "
+            "holds it"
+            if total == 1
+            else f"{total} numbers in {inside} were too large for their new type{most}; a type "
+            "with a larger exponent holds them"
         )
+
+
+def nonfinite_notes(saved: Saved | None) -> Iterator[str]:
+    """Yield what must be said of numbers that 0 has taken the place of."""
+    zeroed = {name: loss.nonfinite for name, loss in saved.losses.items()} if saved else {}
+    zeroed = {name: count for name, count in zeroed.items() if count}
+    if zeroed:
+        total, worst = sum(zeroed.values()), max(zeroed, key=lambda name: zeroed[name])
+        numbers = "1 number that is" if total == 1 else f"{total} numbers that are"
+        inside = f"`{worst}`" if len(zeroed) == 1 else f"{len(zeroed)} tensors"
+        most = f", {zeroed[worst]} of them in `{worst}`" if len(zeroed) > 1 else ""
+        yield f"{inside}: {numbers} not finite became 0{most}"
 
 
 def document(
@@ -249,6 +288,7 @@ def document(
         "seconds": saved.seconds if saved else None,
         "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
         "notes": notes(plan, where),
+        "recipe": plan.recipe or None,
         "tied": dict(plan.tied),
         "tensors": [_entry(item, saved) for item in plan.items],
     }
@@ -263,12 +303,15 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
         "from": item.source.encoding.name,
         "to": item.info.encoding.name,
         "instead_of": item.asked,
+        "chosen_by": item.line or None,
+        "weighted": item.importance is not None,
         "bytes": item.info.nbytes,
         "file": item.part,
         # The sums depend, far behind these digits, on how the work was cut.
         "relative_rmse": float(f"{loss.relative_rmse:.5g}") if loss else None,
         "overflows": loss.overflows if loss else None,
         "underflows": loss.underflows if loss else None,
+        "nonfinite": loss.nonfinite if loss else None,
     }
 
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import re
+import os
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
+from weightctl.patterns import regular_expression
 from weightctl.transforms.cast import Rule
+from weightctl.transforms.mixtures import MIXTURES
+from weightctl.transforms.recipe_files import read_recipe
+from weightctl.transforms.type_names import (
+    block_types,
+    did_you_mean,
+    is_plain,
+    mixtures,
+    spelled,
+    type_named,
+)
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
+    from weightctl.transforms.recipes import Recipe
 
 __all__ = ["default_type", "parse_rule"]
 
-_MADE = "types: f32, f16, bf16, f64, f8_e4m3, f8_e5m2, and as blocks Q8_0, Q5_0, Q4_K"
 
-
-def default_type(dtype: str | None, quant: str | None) -> Encoding | None:
-    """Return the encoding that --dtype or --quant asks for, None without either.
+def default_type(dtype: str | None, quant: str | None) -> Encoding | Recipe | None:
+    """Return the encoding or the recipe that --dtype or --quant asks for, None without either.
 
     Raises `ConversionError` where both do, or for a type that is not of theirs.
     """
@@ -29,40 +39,40 @@ def default_type(dtype: str | None, quant: str | None) -> Encoding | None:
         )
     if dtype is not None:
         encoding = parse_encoding(dtype)
-        if not _is_plain(encoding):
+        if not is_plain(encoding):
             raise ConversionError(
                 f"--dtype {dtype} is no type for weights",
                 hint="--quant takes block types" if encoding.quantization else "try bf16 or f16",
             )
         return encoding
-    if quant is not None:
-        encoding = _blocks(quant)
-        if not encoding.codec:
-            raise ConversionError(
-                f"weightctl cannot quantize to {encoding}",
-                hint=f"--dtype {quant} stores plain numbers"
-                if _is_plain(encoding)
-                else "it can to Q8_0, Q5_0 and Q4_K",
-            )
-        return encoding
-    return None
+    return None if quant is None else _recipe_or_blocks(quant)
 
 
-def _blocks(text: str) -> Encoding:
-    if text.lower().endswith(("_s", "_m", "_l")):
-        raise ConversionError(
-            f"{text} is a mixture of types, and weightctl quantizes to one",
-            hint=f"{text[:-2]} is the plain type; --tensor-type mixes them",
-        )
+def _recipe_or_blocks(quant: str) -> Encoding | Recipe:
+    if quant.lower().endswith(".toml") or os.path.dirname(quant):
+        return read_recipe(quant)
+    mixture = MIXTURES.get(spelled(quant))
+    if mixture is not None:
+        return mixture
+    near = did_you_mean(quant, dict.fromkeys([*MIXTURES, *block_types()]))
     try:
-        return parse_encoding(text)
+        encoding = parse_encoding(quant)
     except EncodingError as error:
-        raise EncodingError(error.message, hint=_MADE) from error
-
-
-def _is_plain(encoding: Encoding) -> bool:
-    dtype = encoding.dtype
-    return dtype is not None and dtype.is_float and encoding.name not in {"F8_E8M0", "F4"}
+        raise ConversionError(
+            f"`{quant}` is no recipe and no type that weightctl knows",
+            hint=f"{near}recipes: {', '.join(mixtures())}; types: {', '.join(block_types())}; "
+            "a file of your own ends in .toml",
+        ) from error
+    if not encoding.codec:
+        maybe = "" if encoding.quantization else near
+        raise ConversionError(
+            f"weightctl cannot quantize to {encoding}",
+            hint=f"--dtype {quant} stores plain numbers"
+            if is_plain(encoding)
+            else f"{maybe}it can to {', '.join(block_types())}; and by the recipes "
+            f"{', '.join(mixtures())}",
+        )
+    return encoding
 
 
 def parse_rule(written: str) -> Rule:
@@ -72,19 +82,4 @@ def parse_rule(written: str) -> Rule:
         raise ConversionError(
             f"`--tensor-type {written}` says no type", hint="write REGEX=TYPE: 'ffn_down=Q8_0'"
         )
-    try:
-        pattern = re.compile(expression)
-    except re.error as error:
-        raise ConversionError(
-            f"`{expression}` is no regular expression: {error}",
-            hint=r"a dot is written \. and any text .*",
-        ) from error
-    if name.strip().lower() == "keep":
-        return Rule(pattern, None)
-    encoding = _blocks(name)
-    if not _is_plain(encoding) and not encoding.codec:
-        raise ConversionError(
-            f"`--tensor-type {written}`: weightctl cannot make {encoding}",
-            hint=f"{_MADE}; or keep",
-        )
-    return Rule(pattern, encoding)
+    return Rule(regular_expression(expression), type_named(name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,39 +17,62 @@ if TYPE_CHECKING:
 
 __all__ = ["encoded"]
 
-# Where no number is beyond this, no scale overflows float16.
-_HARMLESS = 65504.0
+# Only where a number is beyond this can the scale of a block overflow float16. The least such
+# numbers are about 65504, but a fit of scale and minimum may reach further than its numbers; where
+# some of them have hardly any importance, by far.
+_HARMLESS = 256.0
+# Beyond this no block holds a number: a scale of float16, one of 7 bits and a level of 6 are the
+# most there is of a type. NVFP4 saturates much earlier, and a search for IQ4_XS makes zeros of its
+# own infinities. A scale of MXFP4 is any power of two.
+_LARGEST = 2.0**28
+_LARGEST_OF = {"NVFP4": 2688.0, "MXFP4": inf}
 # Numbers that are decoded at a time, to see what was lost.
 _TILE = 1 << 17
 
 
 def encoded(
-    numbers: F32, target: Encoding, codec: Codec, importance: F32 | None, *, measure: bool
+    numbers: F32,
+    target: Encoding,
+    codec: Codec,
+    importance: F32 | None,
+    *,
+    measure: bool,
+    zero_nonfinite: bool = False,
 ) -> tuple[U8, Loss]:
     """Return the blocks of rows of numbers, and the loss: all of it with `measure`.
 
     `importance` is one weight per column, or None. Raises `NonFiniteError` where a block would have
-    to hold a NaN, an infinity or a number that overflows its scale.
+    to hold a number that overflows its scale or, without `zero_nonfinite`, a NaN or an infinity.
     """
     rows, columns = numbers.shape
     blocks = np.empty((rows, columns // target.block * target.size), np.uint8)
     if not numbers.size:
         return blocks, Loss(0)
-    greatest = max(numbers.max(), -numbers.min())
+    greatest, nonfinite = _greatest(numbers), 0
     if not np.isfinite(greatest):
-        raise _refusal(numbers, np.argmin(np.isfinite(numbers)), target)
+        finite = np.isfinite(numbers)
+        if not zero_nonfinite:
+            raise _refusal(numbers, np.argmin(finite), target)
+        nonfinite = numbers.size - int(np.count_nonzero(finite))
+        numbers = np.where(finite, numbers, np.float32(0))
+        greatest = _greatest(numbers)
     codec.encode(numbers, importance, blocks)
-    if greatest > _HARMLESS:
+    if greatest > _HARMLESS or importance is not None:
         _require_held(numbers, blocks, target, codec)
     if measure:
-        return blocks, _measured(numbers, blocks, target, codec)
-    return blocks, Loss.unmeasured(numbers.size)
+        return blocks, replace(_measured(numbers, blocks, target, codec), nonfinite=nonfinite)
+    return blocks, Loss.unmeasured(numbers.size, nonfinite=nonfinite)
+
+
+def _greatest(numbers: F32) -> np.float32:
+    return max(numbers.max(), -numbers.min())
 
 
 def _require_held(numbers: F32, blocks: U8, target: Encoding, codec: Codec) -> None:
     held = np.empty_like(numbers)
     codec.decode(blocks, held)
     lost = ~np.isfinite(held)
+    lost |= np.abs(numbers) > _LARGEST_OF.get(target.name, _LARGEST)
     if lost.any():
         raise _refusal(numbers, np.argmax(np.where(lost, np.abs(numbers), -1)), target)
 

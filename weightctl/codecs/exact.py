@@ -25,6 +25,7 @@ class _Range(NamedTuple):
     largest: float
 
 
+@cache
 def is_exact(source: Encoding, target: Encoding) -> bool:
     """Whether every number of one encoding either stays itself in another or is refused.
 

@@ -29,7 +29,8 @@ class Loss:
     zero without being it (of plain numbers only: a zero in a block is ordinary rounding). `squares`
     is the sum of their squares and `squared_error` that of the differences, both without the
     numbers that are infinite or NaN before or after. Where only overflows were counted the sums are
-    NaN, and `underflows` is 0.
+    NaN, and `underflows` is 0. `nonfinite` of them were infinite or NaN and became
+    zeros before they were put into blocks; they are measured as these.
     """
 
     count: int
@@ -37,11 +38,12 @@ class Loss:
     underflows: int = 0
     squares: float = 0.0
     squared_error: float = 0.0
+    nonfinite: int = 0
 
     @classmethod
-    def unmeasured(cls, count: int, overflows: int = 0) -> Loss:
+    def unmeasured(cls, count: int, overflows: int = 0, nonfinite: int = 0) -> Loss:
         """The loss of a conversion of which only the overflows were counted."""
-        return cls(count, overflows, squares=nan, squared_error=nan)
+        return cls(count, overflows, 0, nan, nan, nonfinite)
 
     def __add__(self, other: Loss) -> Loss:
         return Loss(
@@ -50,6 +52,7 @@ class Loss:
             self.underflows + other.underflows,
             self.squares + other.squares,
             self.squared_error + other.squared_error,
+            self.nonfinite + other.nonfinite,
         )
 
     @property

@@ -63,6 +63,9 @@ def _values(kind: np.dtype[Any]) -> F32:
     codes = np.arange(1 << 8 * kind.itemsize, dtype=f"u{kind.itemsize}")
     with np.errstate(invalid="ignore"):
         values: F32 = codes.view(kind).astype(np.float32)
+    if kind == np.float16:
+        # As processors do it; NumPy may leave a signalling NaN as it is.
+        values.view(np.uint32)[np.isnan(values)] |= np.uint32(1 << 22)
     return values
 
 

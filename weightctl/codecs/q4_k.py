@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.base import tiles
-from weightctl.codecs.search import (
-    clamped_levels,
-    fit_scale_and_min,
-    fit_unsigned_scale,
-    nearest_int,
-    sum_of_squares,
-)
+from weightctl.codecs import scales_and_mins
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +19,7 @@ __all__ = ["BLOCK", "decode", "encode"]
 BLOCK = np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", 12), ("q", "u1", (4, 32))])
 assert BLOCK.itemsize == 144  # noqa: S101  (the layout itself, not a check of input)
 
-_TILE = 512  # blocks: some ten arrays of 512 KiB are at work at a time
+_LEVELS = scales_and_mins.Levels(BLOCK, most=15, first=-1.0, steps=20)
 
 
 def encode(rows: F32, importance: F32 | None, out: U8) -> None:
@@ -34,104 +27,18 @@ def encode(rows: F32, importance: F32 | None, out: U8) -> None:
 
     The bytes are those of ggml's `quantize_q4_K`.
     """
-    blocks = out.view(BLOCK)
-    x = rows.reshape(*blocks.shape, 256)
-    with np.errstate(all="ignore"):
-        for tile in tiles(blocks.shape, _TILE):
-            block = np.empty(blocks[tile].shape, BLOCK)
-            weights = None if importance is None else importance.reshape(-1, 256)[tile[1]]
-            _encode(x[tile], weights, block.reshape(-1))
-            blocks[tile] = block
+    scales_and_mins.encode(rows, importance, out, _LEVELS, _pack)
 
 
-def _encode(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
-    """Fill `block`, shape (r * b,), with numbers of shape (r, b, 256).
-
-    `importance` has shape (b, 256). Lanes are sub-blocks: lane s * r * b + i is the sub-block s of
-    block i.
-    """
-    x = _lanes(rows)
-    eight = (8, len(block))
-    if importance is None:
-        weights = _magnitude_weights(x)
-        level, scale, low = fit_scale_and_min(
-            x, weights, 15, first=-1.0, step=0.1, steps=20, saturate=False
-        )
-        block_scale, scales = _round_to_greatest(scale.reshape(eight))
-        block_min, mins = _round_to_greatest(low.reshape(eight))
-    else:
-        weights = _lanes(_importance_weights(rows, importance))
-        level, scale, low = fit_scale_and_min(
-            x, weights, 15, first=-0.9, step=0.05, steps=36, saturate=True
-        )
-        totals = np.add.accumulate(weights, axis=0)[-1].reshape(eight)
-        scales, block_scale = fit_unsigned_scale(scale.reshape(eight), totals, 63)
-        mins, block_min = fit_unsigned_scale(low.reshape(eight), totals, 63)
-    block["scale"], block["min"] = block_scale, block_min
-    block["scales"] = _pack_scales(scales, mins).T
-
-    # The levels of the search belong to scales that no longer are: choose them again.
-    final_scale, final_min = (values.reshape(-1) for values in _scales_and_mins(block))
-    again = clamped_levels((x + final_min) / final_scale, 0, 15)
-    np.copyto(again, level, where=final_scale == 0)
-    q = again.astype(np.uint8).reshape(32, 4, 2, -1)
-    block["q"] = (q[:, :, 0] | q[:, :, 1] << 4).transpose(2, 1, 0)
-
-
-def _lanes(rows: F32) -> F32:
-    """Return (r, b, 256) as sub-blocks side by side, shape (32, 8 * r * b)."""
-    return np.ascontiguousarray(rows.reshape(-1, 8, 32).transpose(2, 1, 0)).reshape(32, -1)
-
-
-def _magnitude_weights(x: F32) -> F32:
-    """Return ggml's weights where there is no importance: root mean square plus magnitude."""
-    mean_square: F32 = np.add.accumulate(x * x, axis=0)[-1] / np.float32(32)
-    return np.sqrt(mean_square) + np.abs(x)
-
-
-def _importance_weights(rows: F32, importance: F32) -> F32:
-    """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256)."""
-    total = sum_of_squares(rows.reshape(-1, 256)).reshape(*rows.shape[:2], 1)
-    variance: F32 = np.float32(2) * total / np.float32(256)
-    return importance * np.sqrt(variance + rows * rows)
-
-
-def _round_to_greatest(values: F32) -> tuple[F32, U8]:
-    """Return the scale (b,) that makes the greatest of (8, b) 63, and the levels (8, b) at it."""
-    greatest = np.zeros(values.shape[1], np.float32)
-    for row in values:
-        np.copyto(greatest, row, where=row > greatest)
-    inverse = np.where(greatest > 0, np.float32(63) / greatest, np.float32(0))
-    levels = nearest_int(inverse * values).astype(np.uint8)
-    return greatest / np.float32(63), np.minimum(levels, 63)
-
-
-def _pack_scales(scales: U8, mins: U8) -> U8:
-    """Return the bytes (12, b) that hold 6-bit scales (8, b) and mins (8, b)."""
-    packed = np.empty((3, *scales[:4].shape), np.uint8)
-    packed[0] = scales[:4] | scales[4:] >> 4 << 6
-    packed[1] = mins[:4] | mins[4:] >> 4 << 6
-    packed[2] = scales[4:] & 15 | mins[4:] << 4
-    return packed.reshape(12, -1)
-
-
-def _scales_and_mins(block: NDArray[np.void]) -> tuple[F32, F32]:
-    """Return the scale and the min of each sub-block, shape (8, b), of blocks of shape (b,)."""
-    first, second, third = np.ascontiguousarray(block["scales"].T).reshape(3, 4, -1)
-    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4])
-    mins = np.concatenate([second & 63, third >> 4 | second >> 6 << 4])
-    return block["scale"].astype(np.float32) * scales, block["min"].astype(np.float32) * mins
+def _pack(level: U8, block: NDArray[np.void]) -> None:
+    block["q"] = (level[:, ::2] | level[:, 1::2] << 4).T
 
 
 def decode(blocks: U8, out: F32) -> None:
     """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 144)."""
-    block = blocks.view(BLOCK)
-    values = out.reshape(*block.shape, 4, 2, 32)
-    with np.errstate(all="ignore"):
-        for tile in tiles(block.shape, _TILE):
-            part, q = values[tile], block[tile]["q"]
-            scale, low = _scales_and_mins(block[tile].reshape(-1))
-            part[..., 0, :] = q & 15
-            part[..., 1, :] = q >> 4
-            part *= scale.T.reshape(*part.shape[:4], 1)
-            part -= low.T.reshape(*part.shape[:4], 1)
+    scales_and_mins.decode(blocks, out, _LEVELS, _unpack)
+
+
+def _unpack(block: NDArray[np.void], level: F32) -> None:
+    level[..., ::2, :] = block["q"] & 15
+    level[..., 1::2, :] = block["q"] >> 4

@@ -74,6 +74,7 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
 
     What is too large becomes an infinity where the type has one, and the largest finite number of
     its sign where it has none (float8_e4m3fn, the fnuz forms, float4); `overflow` counts both.
+    A NaN stays one, and a signalling one of float16 becomes quiet.
     Raises `EncodingError` where numbers with fractions would become integers, where an integer
     does not fit, for complex numbers, and for what float8_e8m0fnu or float4 have nothing near to.
     """
@@ -87,7 +88,10 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
             return numbers
     if target.kind != "V" and numbers.dtype.kind != "V" and target.type.__module__ == "numpy":
         with np.errstate(over="ignore", invalid="ignore"):
-            return numbers.astype(target)
+            made = numbers.astype(target)
+        if dtype is DType.float16 and numbers.dtype.kind == "f":
+            _make_quiet(numbers, made)
+        return made
     if numbers.dtype.kind in "iub":
         numbers = _to_float64(numbers)
     if numbers.dtype == np.float64:
@@ -100,6 +104,15 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
         numbers = np.clip(numbers, -largest, largest)
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(target)
+
+
+def _make_quiet(numbers: Numbers, made: Numbers) -> None:
+    """Give NaNs that became float16 the bits that processors make; NumPy's own are not settled."""
+    nan = np.isnan(numbers)
+    if nan.any():
+        bits = numbers[nan].astype(np.float32).view(np.uint32)
+        codes = bits >> np.uint32(13) & np.uint32(0x1FF) | np.uint32(0x7E00)
+        made.view(np.uint16)[nan] = bits >> np.uint32(16) & np.uint32(0x8000) | codes
 
 
 def _require_convertible(numbers: Numbers, dtype: DType) -> None:
@@ -173,7 +186,8 @@ def overflow(numbers: Numbers, converted: Numbers) -> int:
     if converted.dtype.kind in "iub" or converted.dtype == np.float64:
         return 0
     is_wide = numbers.dtype == np.float64 or numbers.dtype.kind in "iub"
-    wide = numbers.astype(np.float64 if is_wide else np.float32, copy=False)
+    with np.errstate(invalid="ignore"):  # a signalling NaN, on arm64
+        wide = numbers.astype(np.float64 if is_wide else np.float32, copy=False)
     over = np.abs(wide) > _largest(converted.dtype)
     if over.any() and DType(converted.dtype.name) in HAS_INFINITY:
         # A number between the largest and the next step may still round down to the largest.

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
 __all__ = [
+    "NEGLIGIBLE",
     "clamped_levels",
+    "first_peak",
     "fit_scale",
     "fit_scale_and_min",
     "fit_unsigned_scale",
@@ -35,7 +37,7 @@ _HALF = np.int32(2**22)
 _EXPONENT = np.float32(2**23).view(np.int32)
 
 # Where all magnitudes are below this they count as zero: ggml's GROUP_MAX_EPS.
-_NEGLIGIBLE = np.float32(1e-15)
+NEGLIGIBLE = np.float32(1e-15)
 
 
 def nearest_int(values: F32) -> NDArray[np.int32]:
@@ -78,6 +80,18 @@ def _total(terms: F32) -> F32:
     return total
 
 
+def first_peak(x: F32) -> F32:
+    """Return the first number of largest magnitude of each lane; a NaN counts as 0."""
+    peak = np.zeros(x.shape[1:], np.float32)
+    greatest = np.zeros(x.shape[1:], np.float32)
+    for row in x:
+        magnitude = np.abs(row)
+        greater = magnitude > greatest
+        np.copyto(peak, row, where=greater)
+        np.copyto(greatest, magnitude, where=greater)
+    return peak
+
+
 def _extremes(x: F32) -> tuple[F32, F32]:
     """Return the first least and the first greatest number of each lane, as `<` and `>` see it."""
     low, high = x[0].copy(), x[0].copy()
@@ -96,15 +110,17 @@ def fit_scale_and_min(
     step: float,
     steps: int,
     saturate: bool,
+    magnitudes: bool = False,
 ) -> tuple[F32, F32, F32]:
     """Find levels 0..`most`, a scale and a min >= 0 such that `x` is near `scale * level - min`.
 
     Returns levels of the shape of `x`, (n, lanes), and the scale and min of each lane. Tries
     the inverse scales `(first + step * i + most) / range` for i in 0..`steps`, fits scale and min
     to the levels of each by weighted least squares, and keeps the one of least weighted squared
-    error. Mirrors, without `use_mad`, ggml's `make_qkx2_quants` and, with `saturate`, its
-    `make_qkx3_quants`. They differ where a range near 0 makes quotients that no integer holds:
-    the former takes what `nearest_int` makes of them, the latter the nearest level, 0 for NaN.
+    error, or with `magnitudes` (ggml's `use_mad`) error. Mirrors ggml's `make_qkx2_quants` and,
+    with `saturate`, its `make_qkx3_quants`. They differ where a range near 0 makes quotients that
+    no integer holds: the former takes what `nearest_int` makes of them, the latter the nearest
+    level, 0 for NaN.
     """
     low, high = _extremes(x)
     sum_w, sum_x = _total(weights), _total(weights * x)
@@ -127,7 +143,10 @@ def fit_scale_and_min(
         np.multiply(levels, scale, out=work)
         np.add(work, low, out=work)
         np.subtract(work, x, out=work)
-        np.multiply(work, work, out=work)
+        if magnitudes:
+            np.abs(work, out=work)
+        else:
+            np.multiply(work, work, out=work)
         np.multiply(work, weights, out=work)
         return _total(work)
 
@@ -172,10 +191,9 @@ def fit_scale(x: F32, weights: F32, half: int) -> tuple[F32, F32]:
     one that puts the number of largest magnitude at -`half`. Mirrors ggml's `make_qx_quants` with
     `rmse_type` 1 and weights (where ggml has none, they are `x * x`).
     """
-    magnitude = np.abs(x)
-    peak = np.take_along_axis(x, magnitude.argmax(axis=0)[None], axis=0)[0]
-    negligible = np.abs(peak) < _NEGLIGIBLE
-    weighted = np.multiply(weights, x, out=magnitude)
+    peak = first_peak(x)
+    negligible = np.abs(peak) < NEGLIGIBLE
+    weighted = weights * x
     levels = np.empty_like(x)
     terms = np.empty((len(x), 2, *peak.shape), np.float32)
 
@@ -222,7 +240,7 @@ def fit_unsigned_scale(x: F32, weights: F32, most: int) -> tuple[U8, F32]:
     for row in x:
         # Not `row > peak`: a NaN among `x` counts as greater, and whatever follows it too.
         np.copyto(peak, row, where=~(peak > row))
-    negligible = peak < _NEGLIGIBLE
+    negligible = peak < NEGLIGIBLE
 
     def measure_error(levels: F32, inverse: F32) -> F32:
         scale: F32 = np.float32(1) / inverse

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
+    from weightctl.weights.source import Span
 
 __all__ = [
     "ALIGNMENT_KEY",
@@ -54,6 +55,10 @@ class Sink(Protocol):
 
     def write(self, data: Bytes, /) -> object:
         """Append `data`."""
+        ...
+
+    def copy(self, span: Span, /) -> object:
+        """Append what a range of another file has."""
         ...
 
 
@@ -149,11 +154,12 @@ def tied_names(metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo])
 
 
 def write_in_order(
-    layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes]]
+    layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes | Span]]
 ) -> None:
     """Write a file front to back; `pull` gives a tensor's bytes in pieces.
 
-    Raises `ConversionError` where those are not as many as the layout says.
+    A piece may be a range of a file where the layout asks for no CRC-32. Raises `ConversionError`
+    where the bytes are not as many as the layout says.
     """
     sink.write(layout.header)
     position = len(layout.header)
@@ -162,6 +168,10 @@ def write_in_order(
         _write_between(layout, sink, checks, offset - position)
         written = check = 0
         for piece in pull(info):
+            if not isinstance(piece, Bytes):
+                sink.copy(piece)
+                written += piece.nbytes
+                continue
             sink.write(piece)
             written += memoryview(piece).nbytes
             if layout.between is not None:

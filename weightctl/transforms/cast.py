@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.archs.model import ARCHITECTURE
+from weightctl.archs.names import is_matrix_weight
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS
 from weightctl.logical import is_buffer, parts
+from weightctl.transforms.recipes import Recipe, choose, goes_by_role, unmatched
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import re
+    from collections.abc import Mapping, Sequence
 
     from weightctl.plan import Item, Plan
+    from weightctl.transforms.recipes import Chosen
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Rule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
+__all__ = ["BY_RULE", "Rule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
 # What takes the place of a block type whose block does not divide the row (llama.cpp,
 # src/llama-quant.cpp, `tensor_type_fallback`); what does not fit either becomes F16.
@@ -30,32 +34,16 @@ _FALLBACK = {
     "IQ2_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL",
 }  # fmt: skip
 
-# Matrices that llama.cpp never quantizes: norms, routers, positions, token types, convolutions
-# and the small ones of recurrent models, as GGUF and as Hugging Face call them.
-_KEPT = re.compile(
-    r"_norm\.weight$|norm\.weight$|layernorm|layer_norm|"
-    r"ffn_gate_inp|\.(router|gate|shared_expert_gate)\.weight$|"
-    r"pos_embd|position_embd|position_embedding|embed_positions|\bwpe\b|token_types|token_type_embeddings|"
-    r"ssm_conv1d|shortconv|conv1d|time_mix_|attn_rel_b|relative_attention_bias|altup|laurel|patch_embd|patch_embed",
-    re.IGNORECASE,
-)
-
 # llama.cpp's `general.file_type` for a file that is mostly of one type (llama.h, `llama_ftype`).
 _FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
-    "Q3_K": 12, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "BF16": 32,
+    "Q3_K": 12, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
+    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39,
 }  # fmt: skip
 _GUESSED = 1024
-_ARCHITECTURE = "general.architecture"
 
-
-def is_matrix_weight(info: TensorInfo) -> bool:
-    """Whether a tensor is one that llama.cpp would quantize: a matrix, and no norm or router."""
-    return (
-        len(info.shape) >= 2
-        and info.name.endswith(("weight", "_proj"))
-        and _KEPT.search(info.name) is None
-    )
+# What the `line` of an item begins with whose encoding a rule has chosen, and no recipe.
+BY_RULE = "--tensor-type "
 
 
 def is_lossy(encoding: Encoding) -> bool:
@@ -72,26 +60,34 @@ class Rule(NamedTuple):
     pattern: re.Pattern[str]
     encoding: Encoding | None
 
+    def __str__(self) -> str:
+        return f"{BY_RULE}{self.pattern.pattern}"
+
 
 def cast(
     plan: Plan,
-    target: Encoding | None,
+    target: Encoding | Recipe | None,
     rules: Sequence[Rule] = (),
     *,
     fallback: bool = True,
     requantize: bool = False,
+    weighted: bool = False,
 ) -> Plan:
     """Store what holds fractions in other encodings; all other numbers stay.
 
-    A tensor gets the encoding of the first rule whose pattern is found in its name, else `target`,
-    else keeps its own. A rule is obeyed but for blocks where there are no rows to cut into them;
-    `target`'s blocks are only for the matrices that llama.cpp would quantize. In a GGUF of a model
-    that llama.cpp runs any other `target` is only for those too: its vectors become F32, since it
-    computes with no other, and norms, routers and positions stay. Buffers stay everywhere.
+    A tensor gets the encoding of the first rule whose pattern is found in its name, else what
+    `target` says, else keeps its own. A rule is obeyed but for blocks where there are no rows to
+    cut into them; `target`'s blocks are only for the matrices that llama.cpp would quantize, and of
+    those a recipe gives each its own, as in the whole model where the plan is for a part of it. In
+    a GGUF of a model that llama.cpp runs any other `target` is only for those too: its vectors
+    become F32, since it computes with no other, and norms, routers and positions stay. Buffers stay
+    everywhere. `weighted` says that the blocks will be chosen by an importance matrix, with which
+    some recipes give other types.
 
-    Where rows do not divide into blocks llama.cpp's substitute is taken; with `fallback=False`
-    that is a `ConversionError`. So is a rule that matches nothing and, without `requantize`, a
-    second loss on top of a first (Q4_1 to Q8_0).
+    A recipe whose name is also a type's means that type where it cannot tell the roles of tensors,
+    and any other is a `ConversionError` there. Where rows do not divide into blocks llama.cpp's
+    substitute is taken; with `fallback=False` that is a `ConversionError`. So is a rule that
+    matches nothing and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
     """
     for rule in rules:
         if not any(rule.pattern.search(item.info.name) for item in plan.items):
@@ -102,8 +98,13 @@ def cast(
                 if tied
                 else "`weightctl ls --flat` lists the names",
             )
-    _refuse_unheld(plan, [target, *(rule.encoding for rule in rules)])
-    items = tuple(_cast_item(plan, item, target, rules) for item in plan.items)
+    asked = target.encodings if isinstance(target, Recipe) else [target]
+    _refuse_unheld(plan, [*asked, *(rule.encoding for rule in rules)])
+    if isinstance(target, Recipe):
+        plan, target = _for_names(plan, target, weighted=weighted)
+    chosen = _chosen(plan, target, weighted=weighted)
+    default = _default(target)
+    items = tuple(_cast_item(plan, item, default, chosen, rules) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
     _refuse_scaled(plan, changed)
     if not requantize:
@@ -113,7 +114,54 @@ def cast(
     return replace(plan, items=items, metadata=_described(plan, items, target))
 
 
-def _cast_item(plan: Plan, item: Item, target: Encoding | None, rules: Sequence[Rule]) -> Item:
+def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Recipe | Encoding]:
+    """Return what a recipe means for these names, and the plan that says so."""
+    infos = _whole(plan)
+    is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
+    if is_no_type or goes_by_role(recipe, infos, plan.metadata):
+        told = list(unmatched(recipe, infos))
+        if recipe.wants_importance and not weighted:
+            told.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
+        consulted = (*plan.consulted, recipe.path) if recipe.path else plan.consulted
+        plan = replace(plan, recipe=recipe.name, consulted=consulted, notes=(*plan.notes, *told))
+        return plan, recipe
+    encoding = ENCODINGS[recipe.name]
+    if any(other != encoding for other in recipe.encodings):
+        note = f"all {encoding}: as llama.cpp's recipe it goes by GGUF's names and metadata"
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan, encoding
+
+
+def _chosen(
+    plan: Plan, target: Encoding | Recipe | None, *, weighted: bool
+) -> Mapping[str, Chosen] | None:
+    """Return what a recipe gives to the matrices; None where there is no recipe."""
+    if not isinstance(target, Recipe):
+        return None
+    return choose(target, _whole(plan), plan.metadata, weighted=weighted)
+
+
+def _whole(plan: Plan) -> list[TensorInfo]:
+    """Return the tensors of the whole model, whatever part of it the plan is for."""
+    tensors = dict(plan.source.header.tensors)
+    for item in plan.items:
+        tensors.pop(item.source.name, None)
+    return [*tensors.values(), *(item.info for item in plan.items)]
+
+
+def _default(target: Encoding | Recipe | None) -> Encoding | None:
+    if not isinstance(target, Recipe):
+        return target
+    return ENCODINGS[target.otherwise] if target.otherwise else None
+
+
+def _cast_item(
+    plan: Plan,
+    item: Item,
+    target: Encoding | None,
+    chosen: Mapping[str, Chosen] | None,
+    rules: Sequence[Rule],
+) -> Item:
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
         return item
@@ -121,23 +169,30 @@ def _cast_item(plan: Plan, item: Item, target: Encoding | None, rules: Sequence[
     if source.pytorch is not None and source.dtype is None:
         return item
     rule = next((rule for rule in rules if rule.pattern.search(item.info.name)), None)
+    line = ""
     if rule is not None:
         target = rule.encoding
-    if target is None:
+    elif chosen is not None and item.info.name in chosen:
+        target, line = chosen[item.info.name]
+    elif chosen is not None and source.quantization is not None:
         return item
+    if target is None:
+        line = line if rule is None else str(rule)
+        return replace(item, line=line) if line else item
     # Blocks are cut from rows; a vector is none to speak of, and nothing reads one in blocks.
     is_obeyed = rule is not None and (target.quantization is None or len(item.info.shape) >= 2)
+    line = str(rule) if is_obeyed else line
     if not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
         target = _for_others(plan, item.info, target)
     fitting = _fitting(target, item.info.shape)
     asked = None if fitting is target else target.name
-    return replace(item, info=item.info._replace(encoding=fitting), asked=asked)
+    return replace(item, info=item.info._replace(encoding=fitting), asked=asked, line=line)
 
 
 def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
     """Return the encoding of what is no matrix to quantize."""
     is_gguf = plan.format == "gguf"
-    runs_in_llama_cpp = is_gguf and _ARCHITECTURE in plan.metadata
+    runs_in_llama_cpp = is_gguf and ARCHITECTURE in plan.metadata
     if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):
         return target
     cannot_stay = is_gguf and info.encoding.gguf is None
@@ -150,7 +205,7 @@ def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
     dtype = item.info.encoding.dtype
     return (
         plan.format == "gguf"
-        and _ARCHITECTURE in plan.metadata
+        and ARCHITECTURE in plan.metadata
         and len(item.info.shape) <= 1
         and dtype is not None
         and dtype.is_float
@@ -213,12 +268,18 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
         )
 
 
-def _described(plan: Plan, items: Sequence[Item], target: Encoding | None) -> dict[str, Value]:
+def _described(
+    plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
+) -> dict[str, Value]:
     """Keep the two keys that tell llama.cpp of the types in step with them."""
     metadata = dict(plan.metadata)
-    if _ARCHITECTURE in metadata and any(not item.is_copy for item in items):
-        name = target.name if target else _most_common(items)
-        metadata["general.file_type"] = Value("u32", _FILE_TYPES.get(name, _GUESSED))
+    if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
+        number = target.file_type if isinstance(target, Recipe) else None
+        if number is None:
+            default = _default(target)
+            name = default.name if default else _most_common(items)
+            number = _FILE_TYPES.get(name, _GUESSED)
+        metadata["general.file_type"] = Value("u32", number)
         if any(item.info.encoding.quantization for item in items):
             metadata["general.quantization_version"] = Value("u32", 2)
     return metadata

@@ -8,6 +8,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from weightctl.disk import copy_range, read_ahead
 from weightctl.errors import FormatError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class MappedFile:
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
         self.size = status.st_size
+        self._written = status.st_mtime_ns
         self._whole: memoryview | None = None
 
     def __del__(self) -> None:
@@ -104,3 +106,25 @@ class MappedFile:
                     self.path, offset + done, "the file ends here", hint="did it change meanwhile?"
                 )
             done += count
+
+    def copy_into(self, offset: int, nbytes: int, descriptor: int) -> int:
+        """Let the kernel append bytes at `offset` to another file; return how many it did.
+
+        It may do none, and does none where the file has become shorter.
+        """
+        return copy_range(self._descriptor, descriptor, offset, nbytes)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where the file has been written to since it was opened."""
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self._written):
+            raise FormatError(
+                self.path, None, "changed while it was read",
+                hint="try again when nothing writes to it any more",
+            )  # fmt: skip
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Have the system read bytes ahead, as far as the file has them."""
+        nbytes = min(nbytes, self.size - offset)
+        if nbytes > 0:
+            read_ahead(self._descriptor, offset, nbytes)

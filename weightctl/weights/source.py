@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import EncodingError
 from weightctl.weights.info import Extent, Header, TensorInfo
@@ -17,7 +17,20 @@ if TYPE_CHECKING:
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
-__all__ = ["Files", "Held", "Source"]
+__all__ = ["Files", "Held", "Source", "Span"]
+
+
+class Span(NamedTuple):
+    """A range of a file whose bytes are wanted as they stand there."""
+
+    file: MappedFile
+    offset: int
+    nbytes: int
+
+    def expect(self, start: int = 0, stop: int | None = None) -> None:
+        """Have the system read what is from `start` to `stop` ahead."""
+        stop = self.nbytes if stop is None else stop
+        self.file.expect(self.offset + start, stop - start)
 
 
 class Source(Protocol):
@@ -34,6 +47,14 @@ class Source(Protocol):
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fill `buffer` with a tensor's bytes from `start` on; both on block boundaries."""
+        ...
+
+    def span(self, name: str, /) -> Span | None:
+        """Where a file has a tensor's bytes just as `read_into` gives them; None where none has."""
+        ...
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where the bytes are not, or may not be, what they were at first."""
         ...
 
 
@@ -79,6 +100,18 @@ class Files:
             self._files[extent.file].read_into(extent.offset + start, buffer)
         if self._header.big_endian:
             buffer[:] = _swapped(self._header.tensors[name], buffer)
+
+    def span(self, name: str, /) -> Span | None:
+        """Return the range of a file that is the tensor; None where its bytes are made anew."""
+        extent = self._header.extents[name]
+        if extent.strides is not None or extent.held is not None or self._header.big_endian:
+            return None
+        return Span(self._files[extent.file], extent.offset, extent.nbytes)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where a file has been written to since it was opened."""
+        for file in self._files:
+            file.refuse_change()
 
     def _gather(self, name: str, start: int, buffer: memoryview) -> None:
         from weightctl.weights.strided import gather
@@ -133,6 +166,12 @@ class Held:
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Copy a tensor's bytes."""
         buffer[:] = self._tensors[name].view(start, start + buffer.nbytes)
+
+    def span(self, _: str, /) -> None:
+        """Return None: no file is known to have the bytes."""
+
+    def refuse_change(self) -> None:
+        """Do nothing: what is held is its owner's."""
 
 
 def _swapped(info: TensorInfo, memory: memoryview) -> memoryview:

@@ -1,0 +1,95 @@
+"""A llama of about a billion weights in bf16, generated: normal numbers with a few outliers.
+
+Names and metadata are GGUF's, in safetensors too. At a small size there are fewer layers, and the
+matrices are narrower.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.dtype import ENCODINGS
+from weightctl.formats import format_module
+from weightctl.formats.base import write_in_order
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HEADS, KV_HEADS = 32, 8
+# What is written at a time.
+STEP = 1 << 22
+
+
+def write_llama(path: Path, format_name: str, nbytes: int) -> None:
+    """Write the model, of roughly so many bytes and 2.2 GB at most."""
+    # 67 million weights are those of a layer, and of the embedding of each.
+    layers = max(1, min(16, nbytes // (2 * 67_000_000)))
+    width = 2048 if nbytes >= 2 * 67_000_000 else 512
+    tensors = described(layers, width)
+    layout = format_module(format_name).layout(tensors, stated(layers, width))
+    random = np.random.default_rng(1)
+
+    def pull(info: TensorInfo) -> Iterator[bytes]:
+        for start in range(0, info.size, STEP):
+            yield numbers(random, info, min(STEP, info.size - start))
+
+    with path.open("wb") as file:
+        write_in_order(layout, file, pull)  # type: ignore[arg-type]
+
+
+def described(layers: int, width: int) -> list[TensorInfo]:
+    """Return the tensors; the output is tied to the embedding, as in models of this size."""
+    bf16, f32 = ENCODINGS["BF16"], ENCODINGS["F32"]
+    kv, hidden = width * KV_HEADS // HEADS, 4 * width
+    found = [TensorInfo("token_embd.weight", (32 * width, width), bf16)]
+    for layer in range(layers):
+        shapes = {
+            "attn_norm": (width,),
+            "attn_q": (width, width),
+            "attn_k": (kv, width),
+            "attn_v": (kv, width),
+            "attn_output": (width, width),
+            "ffn_norm": (width,),
+            "ffn_gate": (hidden, width),
+            "ffn_up": (hidden, width),
+            "ffn_down": (width, hidden),
+        }
+        found += [
+            TensorInfo(f"blk.{layer}.{name}.weight", shape, f32 if len(shape) == 1 else bf16)
+            for name, shape in shapes.items()
+        ]
+    return [*found, TensorInfo("output_norm.weight", (width,), f32)]
+
+
+def stated(layers: int, width: int) -> dict[str, Value]:
+    """Return the metadata that says how the tensors are put together."""
+    counts = {
+        "block_count": layers,
+        "context_length": 8192,
+        "embedding_length": width,
+        "feed_forward_length": 4 * width,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "rope.dimension_count": width // HEADS,
+        "vocab_size": 32 * width,
+    }
+    return {
+        "general.architecture": Value("string", "llama"),
+        "general.name": Value("string", "generated"),
+        "llama.attention.layer_norm_rms_epsilon": Value("f32", 1e-5),
+        **{f"llama.{key}": Value("u32", count) for key, count in counts.items()},
+    }
+
+
+def numbers(random: np.random.Generator, info: TensorInfo, count: int) -> bytes:
+    """Return random numbers of a tensor; one in 100,000 is an outlier."""
+    values = random.standard_normal(count, np.float32) * np.float32(0.02)
+    values[random.integers(0, count, count // 100_000)] *= 50
+    if info.encoding.name == "F32":
+        return (1 + values).tobytes()
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()

@@ -1,0 +1,59 @@
+"""Importance matrices in both forms of llama.cpp, written without weightctl."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import gguf
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    F32 = NDArray[np.float32]
+
+
+def imatrix_gguf(
+    path: Path,
+    entries: Mapping[str, tuple[F32, F32]],
+    *,
+    datasets: tuple[str, ...] = ("text.txt",),
+    chunks: int = 7,
+    order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+) -> Path:
+    """Write entries of sums, shape (matrices, n), and counts, shape (matrices,), as GGUF."""
+    writer = gguf.GGUFWriter(path, "llama", endianess=order)
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", list(datasets))
+    writer.add_uint32("imatrix.chunk_count", chunks)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    for name, (sums, counts) in entries.items():
+        writer.add_tensor(f"{name}.in_sum2", np.array(sums, np.float32))
+        writer.add_tensor(f"{name}.counts", np.array(counts, np.float32)[:, None])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def dat_entry(name: bytes, evaluations: int, values: F32) -> bytes:
+    raw = np.ascontiguousarray(values, "<f4").tobytes()
+    head = struct.pack("<i", len(name)) + name
+    return head + struct.pack("<ii", evaluations, len(raw) // 4) + raw
+
+
+def imatrix_dat(
+    path: Path, entries: Mapping[str, tuple[F32, int]], tail: bytes | None = None
+) -> Path:
+    """Write entries of sums and evaluations in the older form; 7 chunks of text.txt behind them."""
+    raw = struct.pack("<i", len(entries))
+    for name, (sums, evaluations) in entries.items():
+        raw += dat_entry(name.encode(), evaluations, sums)
+    raw += struct.pack("<ii", 7, 8) + b"text.txt" if tail is None else tail
+    path.write_bytes(raw)
+    return path

@@ -1,0 +1,1 @@
+"""What models call their tensors, and what of that decides how they are stored."""

@@ -1,0 +1,79 @@
+"""What a tensor's name says of it: its role in the model, its layer, whether it is quantized.
+
+Roles and layers are read from GGUF's names here. The module of a family is to add what Hugging
+Face calls the same roles.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["is_matrix_weight", "layer", "role"]
+
+_WHOLE = {
+    "output.weight": "output",
+    "token_embd.weight": "token_embd",
+    "per_layer_token_embd.weight": "token_embd",
+}
+# The first part that stands in a name decides. Fused projections, and those of latent attention
+# that give keys and values at once, count as value projections (llama.cpp, src/llama-quant.cpp,
+# `category_is_attn_v`). Without `.weight` a part is also that of experts: `ffn_down_exps`.
+_PARTS = (
+    ("attn_qkv.weight", "attn_v"),
+    ("attn_kv_b.weight", "attn_v"),
+    ("attn_v.weight", "attn_v"),
+    ("attn_k.weight", "attn_k"),
+    ("attn_q.weight", "attn_q"),
+    ("attn_output.weight", "attn_output"),
+    ("ffn_up", "ffn_up"),
+    ("ffn_gate", "ffn_gate"),
+    ("ffn_down", "ffn_down"),
+)
+_LAYER = re.compile(r"blk\.(\d{1,9})(?!\d)")
+
+# Matrices that llama.cpp never quantizes (src/llama-quant.cpp, `tensor_allows_quantization`):
+# norms, routers, positions, token types, convolutions and the small ones of recurrent models, as
+# GGUF and as Hugging Face call them.
+_KEPT = re.compile(
+    r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|"
+    r"^position_embd\.weight$|^token_types\.weight$|ssm_conv1d|shortconv\.conv\.weight|"
+    r"indexer\.[kq]_proj\.weight|"
+    r"time_mix_(first|[wva][012]|g[12]|decay_w[12]|lerp_fused)\.weight|attn_rel_b\.weight|"
+    r"\.position_embd|sam\.(pos_embd|neck\.|net_)|\.rel_pos|\.patch_(embd|merger)|"
+    r"a\.rvq\.codebook|mm\.a\.code_embd|"
+    r"norm\.weight$|layernorm|layer_norm|\.(router|gate|shared_expert_gate)\.weight$|"
+    r"position_embedding|embed_positions|\bwpe\b|token_type_embeddings|\.conv1d|"
+    r"relative_attention_bias|patch_embed",
+    re.IGNORECASE,
+)
+
+
+def role(name: str) -> str | None:
+    """The role of a tensor with a name of GGUF's: `output`, `token_embd`, `attn_v`, `ffn_down` ...
+
+    None for all others, and for names of other dialects.
+    """
+    whole = _WHOLE.get(name)
+    return whole or next((role for part, role in _PARTS if part in name), None)
+
+
+def layer(name: str) -> int | None:
+    """The number of the layer that a name of GGUF's begins with, None where it begins otherwise."""
+    found = _LAYER.match(name)
+    return int(found[1]) if found else None
+
+
+def is_matrix_weight(info: TensorInfo) -> bool:
+    """Whether a tensor is one that llama.cpp would quantize: a matrix, and no norm or router.
+
+    To llama.cpp a matrix of one row is a vector.
+    """
+    return (
+        any(size > 1 for size in info.shape[:-1])
+        and info.name.endswith(("weight", "_proj"))
+        and _KEPT.search(info.name) is None
+    )

@@ -1,0 +1,66 @@
+"""Q4_1 and Q5_1: 32 numbers in a few bits each, one scale and one min."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs import nibbles
+from weightctl.codecs.search import fit_scale_and_min
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+__all__ = ["decode", "encode"]
+
+
+def encode(rows: F32, importance: F32 | None, blocks: NDArray[np.void], most: int) -> None:
+    """Fill `blocks`, shape (r, n // 32), with levels 0..`most` of `rows`, shape (r, n).
+
+    Level 0 is the min.
+    """
+
+    def fit(x: F32, weights: F32 | None) -> tuple[U8, dict[str, F32]]:
+        level, scale, low = _round(x, most) if weights is None else _search(x, weights, most)
+        return level, {"scale": scale, "min": low}
+
+    nibbles.encode(rows, importance, blocks, fit)
+
+
+def _round(x: F32, most: int) -> tuple[U8, F32, F32]:
+    """Return levels (r, b, 32), scales and mins (r, b): ggml's `quantize_row_q4_1_ref`."""
+    # The first least number: of a 0 and a -0 that one.
+    low = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)
+    spread = x.max(axis=2, keepdims=True) - low
+    # Adding 0 turns -0, the spread of zeros of both signs, into 0.
+    scale = (spread + np.float32(0)) / np.float32(most)
+    inverse = np.where(scale != 0, 1 / scale, np.float32(0))
+    level = x - low
+    level *= inverse
+    level += np.float32(0.5)
+    # The inverse of a subnormal scale may be infinite, and so may the spread; ggml's levels are
+    # then 0.
+    level[np.isinf(scale + inverse)[..., 0]] = 0
+    return np.minimum(level.astype(np.uint8), most), scale[..., 0], low[..., 0]
+
+
+def _search(x: F32, weights: F32, most: int) -> tuple[U8, F32, F32]:
+    """Return levels (r, b, 32), scales and mins (r, b): ggml's `quantize_row_q4_1_impl`."""
+    lanes, lane_weights = (np.ascontiguousarray(v.reshape(-1, 32).T) for v in (x, weights))
+    level, scale, negated = fit_scale_and_min(
+        lanes, lane_weights, most, first=-0.9, step=0.05, steps=36, saturate=True
+    )
+    levels = level.T.astype(np.uint8).reshape(x.shape)
+    return levels, scale.reshape(x.shape[:2]), -negated.reshape(x.shape[:2])
+
+
+def decode(blocks: NDArray[np.void], out: F32) -> None:
+    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32)."""
+    with np.errstate(all="ignore"):
+        for block, level, values in nibbles.unpacked(blocks, out):
+            scale, low = (block[name].astype(np.float32)[..., None] for name in ("scale", "min"))
+            np.multiply(level, scale, out=values, dtype=np.float32)
+            np.add(values, low, out=values)

@@ -1,0 +1,90 @@
+"""Q2_K: 256 numbers in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs import sub_blocks
+from weightctl.codecs.search import (
+    fit_scale_and_min,
+    fit_unsigned_scale,
+    nearest_int,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+__all__ = ["BLOCK", "decode", "encode"]
+
+# ggml's `block_q2_K`. Byte j of `scales` has the scale of sub-block j in its low bits, and its min
+# in its high bits.
+BLOCK = np.dtype([("scales", "u1", 16), ("q", "u1", (2, 32)), ("scale", "<f2"), ("min", "<f2")])
+assert BLOCK.itemsize == 84  # noqa: S101  (the layout itself, not a check of input)
+
+
+def encode(rows: F32, importance: F32 | None, out: U8) -> None:
+    """Fill `out`, shape (r, n // 256 * 84), with the blocks of `rows`, shape (r, n).
+
+    The bytes are those of ggml's `quantize_q2_K`.
+    """
+    sub_blocks.encode(rows, importance, out.view(BLOCK), _fit, _pack)
+
+
+def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
+    x = sub_blocks.lanes(rows)
+    if importance is None:
+        found, scale, low = fit_scale_and_min(
+            x, np.abs(x), 3, first=-0.5, step=0.1, steps=15, saturate=False, magnitudes=True
+        )
+        scales, block["scale"] = _round_to_greatest(scale.reshape(16, -1))
+        mins, block["min"] = _round_to_greatest(low.reshape(16, -1))
+    else:
+        weights = sub_blocks.lanes(sub_blocks.importance_weights(rows, importance, 1))
+        found, scale, low = fit_scale_and_min(
+            x, weights, 3, first=-0.9, step=0.05, steps=36, saturate=True
+        )
+        totals = np.add.accumulate(weights, axis=0)[-1].reshape(16, -1)
+        scales, block["scale"] = fit_unsigned_scale(scale.reshape(16, -1), totals, 15)
+        mins, block["min"] = fit_unsigned_scale(low.reshape(16, -1), totals, 15)
+    block["scales"] = (scales | mins << 4).T
+    lifted = x + _mins(block).reshape(-1)
+    return sub_blocks.levels_again(lifted, _scales(block).reshape(-1), found, 0, 3)
+
+
+def _round_to_greatest(values: F32) -> tuple[U8, F32]:
+    """Return levels (16, b) and the scale (b,) at which the greatest of (16, b) has level 15.
+
+    A negative value has a level that wraps around as a byte does, as in ggml.
+    """
+    greatest = np.zeros(values.shape[1], np.float32)
+    for row in values:
+        np.copyto(greatest, row, where=row > greatest)
+    inverse = np.where(greatest > 0, np.float32(15) / greatest, np.float32(0))
+    levels = nearest_int(inverse * values).astype(np.uint8)
+    levels[:, greatest == 0] = 0
+    return levels, greatest / np.float32(15)
+
+
+def _pack(levels: U8, block: NDArray[np.void]) -> None:
+    block["q"] = sub_blocks.pack_two_bits(levels)
+
+
+def _scales(block: NDArray[np.void]) -> F32:
+    return block["scale"].astype(np.float32) * np.ascontiguousarray(block["scales"].T & 15)
+
+
+def _mins(block: NDArray[np.void]) -> F32:
+    return block["min"].astype(np.float32) * np.ascontiguousarray(block["scales"].T >> 4)
+
+
+def decode(blocks: U8, out: F32) -> None:
+    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 84)."""
+    sub_blocks.decode(blocks.view(BLOCK), out, _unpack, _scales, _mins)
+
+
+def _unpack(block: NDArray[np.void]) -> U8:
+    return sub_blocks.unpack_two_bits(block["q"])

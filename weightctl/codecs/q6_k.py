@@ -1,0 +1,86 @@
+"""Q6_K: 256 numbers in 6 bits each, in sixteen sub-blocks with 8-bit scales."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs import sub_blocks
+from weightctl.codecs.search import NEGLIGIBLE, first_peak, fit_scale, nearest_int
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+__all__ = ["BLOCK", "decode", "encode"]
+
+# ggml's `block_q6_K`. Each half of the numbers is four groups of 32: row j of `low` has the low
+# four bits of group j and, above them, of group j + 2; `high` the upper two of all four groups,
+# the first lowest. A level of 32 is zero.
+BLOCK = np.dtype(
+    [
+        ("low", "u1", (2, 2, 32)),
+        ("high", "u1", (2, 32)),
+        ("scales", "i1", 16),
+        ("scale", "<f2"),
+    ]
+)
+assert BLOCK.itemsize == 210  # noqa: S101  (the layout itself, not a check of input)
+
+
+def encode(rows: F32, importance: F32 | None, out: U8) -> None:
+    """Fill `out`, shape (r, n // 256 * 210), with the blocks of `rows`, shape (r, n).
+
+    The bytes are those of ggml's `quantize_q6_K`.
+    """
+    sub_blocks.encode(rows, importance, out.view(BLOCK), _fit, _pack)
+
+
+def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
+    x = sub_blocks.lanes(rows)
+    if importance is None:
+        weights = x * x
+    else:
+        weights = sub_blocks.lanes(np.broadcast_to(importance, rows.shape))
+    level, scale = fit_scale(x, weights, 32)
+    scales = scale.reshape(16, -1)
+    largest = first_peak(scales)
+    inverse: F32 = np.float32(-128) / largest
+    block["scale"] = np.float32(1) / inverse
+    block["scales"] = np.minimum(nearest_int(inverse * scales), 127).T
+    final = _scales(block).reshape(-1)
+    levels = sub_blocks.levels_again(x, final, level, -32, 31)
+    # Where nothing is large enough to count, all bytes are 0, whatever the scale came to be.
+    nothing = np.abs(largest) < NEGLIGIBLE
+    block[nothing] = np.zeros((), BLOCK)
+    levels.reshape(16, 16, -1)[..., nothing] = 0
+    return levels
+
+
+def _pack(levels: U8, block: NDArray[np.void]) -> None:
+    q = levels.reshape(-1, 2, 4, 32)
+    block["low"] = q[:, :, :2] & 15 | q[:, :, 2:] << 4
+    high = q >> 4
+    block["high"] = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+
+
+def _scales(block: NDArray[np.void]) -> F32:
+    scales: F32 = block["scale"].astype(np.float32) * np.ascontiguousarray(block["scales"].T)
+    return scales
+
+
+def decode(blocks: U8, out: F32) -> None:
+    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 210)."""
+    sub_blocks.decode(blocks.view(BLOCK), out, _unpack, _scales)
+
+
+def _unpack(block: NDArray[np.void]) -> NDArray[np.int8]:
+    low, high = block["low"], block["high"]
+    levels = np.empty((len(block), 2, 4, 32), np.uint8)
+    levels[:, :, :2] = low & 15
+    levels[:, :, 2:] = low >> 4
+    for group in range(4):
+        levels[:, :, group] |= (high >> 2 * group & 3) << 4
+    return levels.view(np.int8).reshape(-1, 256) - np.int8(32)

@@ -1,0 +1,124 @@
+"""What Q2_K, Q3_K and Q6_K share: blocks of 256 numbers in sixteen sub-blocks of 16."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs.base import tiles
+from weightctl.codecs.search import clamped_levels, sum_of_squares
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+__all__ = [
+    "decode",
+    "encode",
+    "importance_weights",
+    "lanes",
+    "levels_again",
+    "pack_two_bits",
+    "unpack_two_bits",
+]
+
+_TILE = 512  # blocks: some ten arrays of 512 KiB are at work at a time
+
+
+def encode(
+    rows: F32,
+    importance: F32 | None,
+    blocks: NDArray[np.void],
+    fit: Callable[[F32, F32 | None, NDArray[np.void]], U8],
+    pack: Callable[[U8, NDArray[np.void]], None],
+) -> None:
+    """Fill `blocks`, shape (r, b), with `rows`, shape (r, 256 * b).
+
+    `fit` takes numbers of shape (r, b, 256), their importance of shape (b, 256), and blocks of
+    shape (r * b,); it stores the scales and returns the levels, sub-blocks side by side. `pack`
+    stores levels of shape (r * b, 256).
+    """
+    x = rows.reshape(*blocks.shape, 256)
+    with np.errstate(all="ignore"):
+        for tile in tiles(blocks.shape, _TILE):
+            block = np.empty(blocks[tile].shape, blocks.dtype)
+            weights = None if importance is None else importance.reshape(-1, 256)[tile[1]]
+            level = fit(x[tile], weights, block.reshape(-1))
+            level = np.ascontiguousarray(level.reshape(16, 16, -1).transpose(2, 1, 0))
+            pack(level.reshape(-1, 256), block.reshape(-1))
+            blocks[tile] = block
+
+
+def decode(
+    blocks: NDArray[np.void],
+    out: F32,
+    unpack: Callable[[NDArray[np.void]], U8 | NDArray[np.int8]],
+    scales: Callable[[NDArray[np.void]], F32],
+    mins: Callable[[NDArray[np.void]], F32] | None = None,
+) -> None:
+    """Fill `out`, shape (r, 256 * b), with the values of `blocks`, shape (r, b).
+
+    Of blocks of shape (n,), `unpack` returns the levels, shape (n, 256), `scales` the scales of the
+    sub-blocks, shape (16, n), and `mins` what is to be taken off.
+    """
+    values = out.reshape(*blocks.shape, 16, 16)
+    with np.errstate(all="ignore"):
+        for tile in tiles(blocks.shape, _TILE):
+            block = blocks[tile]
+            flat, sixteen = block.reshape(-1), (*block.shape, 16, -1)
+            level, scale = unpack(flat).reshape(sixteen), scales(flat).T.reshape(sixteen)
+            np.multiply(level, scale, out=values[tile], dtype=np.float32)
+            if mins is not None:
+                values[tile] -= mins(flat).T.reshape(sixteen)
+
+
+def lanes(rows: F32) -> F32:
+    """Return (r, b, 256) as sub-blocks side by side, shape (16, 16 * r * b).
+
+    Lane s * r * b + i is the sub-block s of block i.
+    """
+    return np.ascontiguousarray(rows.reshape(-1, 16, 16).transpose(2, 1, 0)).reshape(16, -1)
+
+
+def importance_weights(rows: F32, importance: F32, share: float) -> F32:
+    """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256).
+
+    They grow with a number's square plus `share` of the mean square of its block.
+    """
+    total = sum_of_squares(rows.reshape(-1, 256)).reshape(*rows.shape[:2], 1)
+    variance: F32 = np.float32(share) * total / np.float32(256)
+    return importance * np.sqrt(variance + rows * rows)
+
+
+def levels_again(x: F32, scale: F32, found: F32, least: int, most: int) -> U8:
+    """Return the levels, less `least`, of `x` at scales that were rounded after the search.
+
+    Where a scale became 0 they are those `found` by the search, from which `least` is taken off.
+    """
+    levels = clamped_levels(x / scale, least, most)
+    levels -= np.float32(least)
+    np.copyto(levels, found, where=scale == 0)
+    return levels.astype(np.uint8)
+
+
+def pack_two_bits(levels: U8) -> U8:
+    """Return the lower two bits of levels (n, 256) as bytes (n, 2, 32).
+
+    Each half of the numbers is four groups of 32, and the first is lowest in the bytes.
+    """
+    q = levels.reshape(-1, 2, 4, 32) & 3
+    packed = np.empty((len(q), 2, 32), np.uint8)
+    packed[...] = q[:, :, 0] | q[:, :, 1] << 2 | q[:, :, 2] << 4 | q[:, :, 3] << 6
+    return packed
+
+
+def unpack_two_bits(packed: U8) -> U8:
+    """Return the levels (n, 256) that `pack_two_bits` made bytes (n, 2, 32) of."""
+    levels = np.empty((len(packed), 2, 4, 32), np.uint8)
+    for group in range(4):
+        levels[:, :, group] = packed >> 2 * group & 3
+    return levels.reshape(-1, 256)

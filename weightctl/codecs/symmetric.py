@@ -1,0 +1,59 @@
+"""Q4_0 and Q5_0: 32 numbers in a few bits each and one scale, with levels on both sides of 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs import nibbles
+from weightctl.codecs.search import fit_scale
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+__all__ = ["decode", "encode"]
+
+
+def encode(rows: F32, importance: F32 | None, blocks: NDArray[np.void], half: int) -> None:
+    """Fill `blocks`, shape (r, n // 32), with levels 0..2 * `half` - 1 of `rows`, shape (r, n).
+
+    Level `half` is zero.
+    """
+
+    def fit(x: F32, weights: F32 | None) -> tuple[U8, dict[str, F32]]:
+        level, scale = _round(x, half) if weights is None else _search(x, weights, half)
+        return level, {"scale": scale}
+
+    nibbles.encode(rows, importance, blocks, fit)
+
+
+def _round(x: F32, half: int) -> tuple[U8, F32]:
+    """Return levels (r, b, 32) and scales (r, b): ggml's `quantize_row_q4_0_ref` and its like."""
+    first_greatest = np.abs(x).argmax(axis=2, keepdims=True)
+    # Adding 0 turns -0 into 0, where ggml starts: the scale of a block of zeros is -0.
+    peak = np.take_along_axis(x, first_greatest, axis=2) + np.float32(0)
+    scale = peak / np.float32(-half)
+    inverse = np.where(scale != 0, 1 / scale, np.float32(0))
+    level = x * inverse
+    level += np.float32(half + 0.5)
+    # The inverse of a subnormal scale may be infinite; ggml's levels are then 0.
+    level[np.isinf(inverse[..., 0])] = 0
+    return np.minimum(level.astype(np.uint8), 2 * half - 1), scale[..., 0]
+
+
+def _search(x: F32, weights: F32, half: int) -> tuple[U8, F32]:
+    """Return levels (r, b, 32) and scales (r, b): ggml's `quantize_row_q4_0_impl` and its like."""
+    lanes, lane_weights = (np.ascontiguousarray(v.reshape(-1, 32).T) for v in (x, weights))
+    level, scale = fit_scale(lanes, lane_weights, half)
+    return level.T.astype(np.uint8).reshape(x.shape), scale.reshape(x.shape[:2])
+
+
+def decode(blocks: NDArray[np.void], out: F32, half: int) -> None:
+    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32)."""
+    with np.errstate(all="ignore"):
+        for block, level, values in nibbles.unpacked(blocks, out):
+            scale = block["scale"].astype(np.float32)
+            np.multiply(level - np.int8(half), scale[..., None], out=values, dtype=np.float32)

@@ -1,0 +1,81 @@
+"""What Linux does for files beside reading and writing; other systems do nothing, which is slower.
+
+Each call works on descriptors, and none is needed: what it does not do, reading and writing do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+__all__ = ["copy_range", "read_ahead", "reserve", "start_writing_back"]
+
+_KEEP_SIZE = 1
+_SYNC_FILE_RANGE_WRITE = 2
+# What will not go away by writing without a reservation.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def copy_range(source: int, target: int, offset: int, count: int) -> int:
+    """Copy bytes at an offset of a file to where another descriptor is, inside the kernel.
+
+    Returns how many there were; 0 where the kernel does not do it, or the source has no more.
+    """
+    if sys.platform != "linux":
+        return 0
+    with suppress(OSError):
+        if copied := os.copy_file_range(source, target, count, offset):
+            return copied
+    # Between two file systems, and into pipes, it is this one that works.
+    with suppress(OSError):
+        return os.sendfile(target, source, offset, count)
+    return 0
+
+
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Set aside the room of a file that will have so many bytes; its size stays what it is.
+
+    Raises `OSError` where there is not so much. Nothing happens on file systems that cannot.
+    """
+    import ctypes  # whoever only looks at a file needs none of it
+
+    call = _call("fallocate64") or _call("fallocate")
+    if call is None or not nbytes:
+        return
+    length = ctypes.c_int64(nbytes)
+    if call(descriptor, _KEEP_SIZE, ctypes.c_int64(0), length):
+        number = ctypes.get_errno()
+        if number in _NO_ROOM:
+            raise OSError(number, os.strerror(number))
+
+
+def start_writing_back(descriptor: int, start: int, nbytes: int) -> None:
+    """Let what was written go to the disk now, so that little is left for an fsync to wait for."""
+    import ctypes
+
+    call = _call("sync_file_range")
+    if call is not None:
+        call(
+            descriptor, ctypes.c_int64(start), ctypes.c_int64(nbytes),
+            ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
+        )  # fmt: skip
+
+
+def read_ahead(descriptor: int, offset: int, nbytes: int) -> None:
+    """Let the system read bytes that will soon be asked for."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
+@cache
+def _call(name: str) -> Any:
+    """Return a call of the C library that Python lacks; None where the library lacks it too."""
+    import ctypes
+
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)

@@ -1,0 +1,33 @@
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+# NumPy's arrays are buffers, which their types say only from Python 3.12 on.
+Memory: TypeAlias = Buffer | NDArray[Any]
+
+def levels() -> tuple[str, ...]: ...
+def kernels(level: int, /) -> dict[str, tuple[bool, bool, bool]]: ...
+def encode(
+    level: int,
+    name: str,
+    rows: Memory,
+    columns: int,
+    importance: Memory | None,
+    out: Memory,
+    /,
+) -> None: ...
+def decode(level: int, name: str, blocks: Memory, out: Memory, /) -> None: ...
+def transcode(
+    level: int,
+    source: str,
+    target: str,
+    raw: Memory,
+    columns: int,
+    importance: Memory | None,
+    out: Memory,
+    counts: bool,
+    measures: bool,
+    zero_nonfinite: bool,
+    /,
+) -> tuple[int, float, int, int, int, float, float]: ...

@@ -1,0 +1,11 @@
+/* The kernels for what the compiler takes as the least of its machine: NEON on arm64. */
+#if !defined(__x86_64__)
+#define LANES 4
+#include "table.h"
+
+#if defined(__aarch64__)
+const struct level weightctl_baseline = {"arm64", codecs, transcode};
+#else
+const struct level weightctl_baseline = {"baseline", codecs, transcode};
+#endif
+#endif

@@ -1,0 +1,57 @@
+/* Vectors as wide as the instruction set has them, in GCC's and Clang's own vector types.
+
+   A file that includes this has defined LANES: float32 numbers in a vector. Operators work lane by
+   lane. Comparisons give -1 or 0 in each lane of an `i32v`. */
+#ifndef WEIGHTCTL_LANES_H
+#define WEIGHTCTL_LANES_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef float f32v __attribute__((vector_size(4 * LANES)));
+typedef int32_t i32v __attribute__((vector_size(4 * LANES)));
+typedef uint32_t u32v __attribute__((vector_size(4 * LANES)));
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+INLINE f32v f32v_load(const float *from)
+{
+    f32v v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+INLINE void f32v_store(float *to, f32v v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+INLINE f32v f32v_all(float x)
+{
+    return x - (f32v){0}; /* not `x + 0`, which would turn -0 into 0 */
+}
+
+INLINE i32v i32v_all(int32_t x)
+{
+    return x - (i32v){0};
+}
+
+INLINE f32v f32v_sqrt(f32v v)
+{
+    for (int i = 0; i < LANES; i++)
+        v[i] = __builtin_sqrtf(v[i]);
+    return v;
+}
+
+/* `yes` where the mask is -1, `no` where it is 0. */
+INLINE f32v f32v_select(i32v mask, f32v yes, f32v no)
+{
+    return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
+}
+
+INLINE i32v i32v_select(i32v mask, i32v yes, i32v no)
+{
+    return (mask & yes) | (~mask & no);
+}
+
+#endif

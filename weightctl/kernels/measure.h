@@ -1,0 +1,131 @@
+/* What became of numbers: the greatest of them, how many were lost, and sums of squares. */
+#ifndef WEIGHTCTL_MEASURE_H
+#define WEIGHTCTL_MEASURE_H
+
+#include "plain.h"
+
+/* The bits of the greatest magnitude; from F32_INFINITE on some numbers are not finite. */
+static int32_t greatest_bits(const float *x, size_t count)
+{
+    int32_t greatest = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t bits = (int32_t)(bits_of_f32(x[i]) & 0x7FFFFFFF);
+        greatest = bits > greatest ? bits : greatest;
+    }
+    return greatest;
+}
+
+INLINE int f32_is_finite(float x)
+{
+    return (bits_of_f32(x) & 0x7FFFFFFF) < F32_INFINITE;
+}
+
+/* How many magnitudes have bits from `least` to `most`. */
+static size_t count_between(const float *x, size_t count, int32_t least, int32_t most)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t bits = (int32_t)(bits_of_f32(x[i]) & 0x7FFFFFFF);
+        found += (bits >= least) & (bits <= most);
+    }
+    return found;
+}
+
+/* Sums are kept in this many parts, whatever the instruction set: they come out the same on all. */
+#define PARTS 16
+
+typedef float f32h __attribute__((vector_size(2 * LANES))); /* half a vector */
+typedef double f64v __attribute__((vector_size(4 * LANES)));
+
+INLINE f64v f64v_of_f32(const float *from)
+{
+    f32h x;
+    memcpy(&x, from, sizeof x);
+    return __builtin_convertvector(x, f64v);
+}
+
+static double sum_of_parts(const double *parts)
+{
+    double sums[PARTS];
+    memcpy(sums, parts, sizeof sums);
+    for (int width = PARTS / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            sums[i] += sums[i + width];
+    return sums[0];
+}
+
+/* Add the squares of numbers to sums[0], and those of their differences from `held` to sums[1].
+
+   In float64 the square of a float32 is exact, and none is too large or too small. */
+static void add_squares(const float *x, const float *held, size_t count, double sums[2])
+{
+    enum { WIDTH = LANES / 2, VECTORS = PARTS / WIDTH };
+    f64v squares[VECTORS] = {0}, errors[VECTORS] = {0};
+    size_t whole = count / PARTS * PARTS;
+    for (size_t i = 0; i < whole; i += PARTS) {
+#pragma GCC unroll 8
+        for (int part = 0; part < VECTORS; part++) {
+            f64v before = f64v_of_f32(x + i + part * WIDTH);
+            f64v error = before - f64v_of_f32(held + i + part * WIDTH);
+            squares[part] += before * before;
+            errors[part] += error * error;
+        }
+    }
+    double parts[2][PARTS];
+    memcpy(parts[0], squares, sizeof squares);
+    memcpy(parts[1], errors, sizeof errors);
+    for (size_t i = whole; i < count; i++) {
+        double before = x[i], error = before - held[i];
+        parts[0][i - whole] += before * before;
+        parts[1][i - whole] += error * error;
+    }
+    sums[0] += sum_of_parts(parts[0]);
+    sums[1] += sum_of_parts(parts[1]);
+}
+
+/* The same in float32, twice as fast: no more than CHAIN numbers are summed up there, so that the
+   sums are right to 1e-6. Returned is how many numbers became zero without being it. */
+#define CHAIN 8
+
+static size_t add_usual_squares(const float *x, const float *held, size_t count, double sums[2])
+{
+    enum { VECTORS = PARTS / LANES, SOME = PARTS * CHAIN };
+    double parts[2][PARTS] = {{0}, {0}};
+    i32v zeros = {0};
+    size_t whole = count / SOME * SOME;
+    for (size_t start = 0; start < whole; start += SOME) {
+        f32v squares[VECTORS] = {0}, errors[VECTORS] = {0};
+        for (size_t i = start; i < start + SOME; i += PARTS) {
+#pragma GCC unroll 8
+            for (int part = 0; part < VECTORS; part++) {
+                f32v before = f32v_load(x + i + part * LANES);
+                f32v after = f32v_load(held + i + part * LANES);
+                f32v error = before - after;
+                squares[part] += before * before;
+                errors[part] += error * error;
+                zeros += (after == 0) & (before != 0);
+            }
+        }
+        float each[2][PARTS];
+        memcpy(each[0], squares, sizeof squares);
+        memcpy(each[1], errors, sizeof errors);
+        for (int i = 0; i < PARTS; i++) {
+            parts[0][i] += each[0][i];
+            parts[1][i] += each[1][i];
+        }
+    }
+    sums[0] += sum_of_parts(parts[0]);
+    sums[1] += sum_of_parts(parts[1]);
+    add_squares(x + whole, held + whole, count - whole, sums);
+    size_t found = 0;
+    for (int i = 0; i < LANES; i++)
+        found += (size_t)-zeros[i];
+    for (size_t i = whole; i < count; i++)
+        found += (held[i] == 0) & (x[i] != 0);
+    return found;
+}
+
+#undef CHAIN
+#undef PARTS
+
+#endif

@@ -1,0 +1,269 @@
+/* The kernels as a Python module: buffers in, buffers out, and the interpreter runs on meanwhile. */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "codec.h"
+
+/* From the least to the best; those that this processor lacks are left out. */
+static const struct level *levels[3];
+static Py_ssize_t level_count;
+
+#if defined(__x86_64__)
+/* Clang's __builtin_cpu_supports knows neither. */
+static int has_f16c_and_lzcnt(void)
+{
+    unsigned a, b, c, d, e;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) &&
+           __get_cpuid(0x80000001, &a, &b, &e, &d) && (e & 1 << 5);
+}
+#endif
+
+static void find_levels(void)
+{
+    level_count = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"))
+        levels[level_count++] = &weightctl_x86_64_v2;
+    else
+        return;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c_and_lzcnt())
+        levels[level_count++] = &weightctl_x86_64_v3;
+    else
+        return;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        levels[level_count++] = &weightctl_x86_64_v4;
+#elif __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    /* The kernels read numbers as they stand in files. */
+    levels[level_count++] = &weightctl_baseline;
+#endif
+}
+
+static const struct level *find_level(Py_ssize_t number)
+{
+    if (number >= 0 && number < level_count)
+        return levels[number];
+    PyErr_Format(PyExc_ValueError, "this processor has no level %zd", number);
+    return NULL;
+}
+
+static const struct codec *find_codec(Py_ssize_t number, const char *name)
+{
+    const struct level *level = find_level(number);
+    if (level == NULL)
+        return NULL;
+    for (const struct codec *codec = level->codecs; codec->name != NULL; codec++)
+        if (strcmp(codec->name, name) == 0)
+            return codec;
+    PyErr_Format(PyExc_KeyError, "no kernel for %s", name);
+    return NULL;
+}
+
+static PyObject *names_of_levels(PyObject *self, PyObject *args)
+{
+    (void)self, (void)args;
+    PyObject *names = PyTuple_New(level_count);
+    for (Py_ssize_t i = 0; names != NULL && i < level_count; i++) {
+        PyObject *name = PyUnicode_FromString(levels[i]->name);
+        if (name == NULL || PyTuple_SetItem(names, i, name) < 0)
+            Py_CLEAR(names);
+    }
+    return names;
+}
+
+static PyObject *kernels_of_level(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_ssize_t number;
+    if (!PyArg_ParseTuple(args, "n", &number))
+        return NULL;
+    const struct level *level = find_level(number);
+    if (level == NULL)
+        return NULL;
+    PyObject *table = PyDict_New();
+    for (const struct codec *codec = level->codecs; table != NULL && codec->name != NULL; codec++) {
+        PyObject *abilities =
+            Py_BuildValue("(OOO)", codec->encode ? Py_True : Py_False,
+                          codec->weighted ? Py_True : Py_False, codec->decode ? Py_True : Py_False);
+        if (abilities == NULL || PyDict_SetItemString(table, codec->name, abilities) < 0)
+            Py_CLEAR(table);
+        Py_XDECREF(abilities);
+    }
+    return table;
+}
+
+static PyObject *encode(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_ssize_t number, columns;
+    const char *name;
+    PyObject *importance_object;
+    Py_buffer rows = {0}, importance = {0}, out = {0};
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "nsy*nOw*", &number, &name, &rows, &columns, &importance_object,
+                          &out))
+        return NULL;
+    const struct codec *codec = find_codec(number, name);
+    if (codec == NULL)
+        goto done;
+    if (importance_object != Py_None &&
+        PyObject_GetBuffer(importance_object, &importance, PyBUF_SIMPLE) < 0)
+        goto done;
+    if (codec->encode == NULL || (importance.buf != NULL && !codec->weighted)) {
+        PyErr_Format(PyExc_KeyError, "no kernel encodes %s so", name);
+        goto done;
+    }
+    Py_ssize_t row = columns * (Py_ssize_t)sizeof(float);
+    if (columns <= 0 || columns % (Py_ssize_t)codec->block || rows.len % row ||
+        (uintptr_t)rows.buf % sizeof(float) ||
+        (importance.buf != NULL &&
+         (importance.len != row || (uintptr_t)importance.buf % sizeof(float))) ||
+        out.len != rows.len / (Py_ssize_t)(codec->block * sizeof(float)) * (Py_ssize_t)codec->size) {
+        PyErr_SetString(PyExc_ValueError, "the buffers do not fit together");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    codec->encode(rows.buf, (size_t)(rows.len / row), (size_t)columns, importance.buf, out.buf);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    if (importance.obj != NULL)
+        PyBuffer_Release(&importance);
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyObject *decode(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_ssize_t number;
+    const char *name;
+    Py_buffer blocks = {0}, out = {0};
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "nsy*w*", &number, &name, &blocks, &out))
+        return NULL;
+    const struct codec *codec = find_codec(number, name);
+    if (codec == NULL)
+        goto done;
+    if (codec->decode == NULL) {
+        PyErr_Format(PyExc_KeyError, "no kernel decodes %s", name);
+        goto done;
+    }
+    size_t count = (size_t)blocks.len / codec->size;
+    if ((size_t)blocks.len % codec->size || (uintptr_t)out.buf % sizeof(float) ||
+        (size_t)out.len != count * codec->block * sizeof(float)) {
+        PyErr_SetString(PyExc_ValueError, "the buffers do not fit together");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    codec->decode(blocks.buf, count, out.buf);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    PyBuffer_Release(&blocks);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+/* Whether two stretches of memory share a byte. */
+static int overlap(const Py_buffer *a, const Py_buffer *b)
+{
+    uintptr_t start = (uintptr_t)a->buf, other = (uintptr_t)b->buf;
+    return start < other + (uintptr_t)b->len && other < start + (uintptr_t)a->len;
+}
+
+static PyObject *transcode(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_ssize_t number, columns;
+    const char *source, *target;
+    PyObject *importance_object;
+    struct task task = {0};
+    struct outcome outcome = {.refused = -1};
+    Py_buffer raw = {0}, importance = {0}, out = {0};
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "nssy*nOw*ppp", &number, &source, &target, &raw, &columns,
+                          &importance_object, &out, &task.counts, &task.measures,
+                          &task.zero_nonfinite))
+        return NULL;
+    task.from = find_codec(number, source);
+    if (task.from == NULL)
+        goto done;
+    task.to = find_codec(number, target);
+    if (task.to == NULL)
+        goto done;
+    if (importance_object != Py_None &&
+        PyObject_GetBuffer(importance_object, &importance, PyBUF_SIMPLE) < 0)
+        goto done;
+    if (task.from->decode == NULL || task.to->encode == NULL || task.to->decode == NULL ||
+        (importance.buf != NULL && !task.to->weighted)) {
+        PyErr_Format(PyExc_KeyError, "no kernels turn %s into %s so", source, target);
+        goto done;
+    }
+    Py_ssize_t block = (Py_ssize_t)task.from->block, size = (Py_ssize_t)task.from->size;
+    Py_ssize_t count = raw.len / size * block;
+    if (columns <= 0 || columns % block || columns % (Py_ssize_t)task.to->block ||
+        raw.len % size || count % columns || overlap(&raw, &out) ||
+        (importance.buf != NULL && (importance.len / (Py_ssize_t)sizeof(float) != columns ||
+                                    importance.len % (Py_ssize_t)sizeof(float) ||
+                                    (uintptr_t)importance.buf % sizeof(float))) ||
+        out.len != count / (Py_ssize_t)task.to->block * (Py_ssize_t)task.to->size) {
+        PyErr_SetString(PyExc_ValueError, "the buffers do not fit together");
+        goto done;
+    }
+    task.in = raw.buf;
+    task.out = out.buf;
+    task.rows = (size_t)(count / columns);
+    task.columns = (size_t)columns;
+    task.importance = importance.buf;
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = levels[number]->transcode(&task, &outcome);
+    Py_END_ALLOW_THREADS
+    if (done < 0)
+        PyErr_NoMemory();
+    else
+        result = Py_BuildValue("ndnnndd", (Py_ssize_t)outcome.refused, (double)outcome.number,
+                               (Py_ssize_t)outcome.overflows, (Py_ssize_t)outcome.underflows,
+                               (Py_ssize_t)outcome.nonfinite, outcome.squares,
+                               outcome.squared_error);
+done:
+    if (importance.obj != NULL)
+        PyBuffer_Release(&importance);
+    PyBuffer_Release(&raw);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"levels", names_of_levels, METH_NOARGS,
+     "The instruction sets of this processor that there are kernels for, the best last."},
+    {"kernels", kernels_of_level, METH_VARARGS,
+     "By name, what there is at a level: (encodes, encodes with importance, decodes)."},
+    {"encode", encode, METH_VARARGS, "encode(level, name, rows, columns, importance, out)"},
+    {"decode", decode, METH_VARARGS, "decode(level, name, blocks, out)"},
+    {"transcode", transcode, METH_VARARGS,
+     "transcode(level, source, target, raw, columns, importance, out, counts, measures,\n"
+     "zero_nonfinite) -> (refused, number, overflows, underflows, nonfinite, squares, error)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    find_levels();
+    return PyModule_Create(&definition);
+}

@@ -1,0 +1,227 @@
+/* Numbers of one encoding as another, a tile at a time that stays in the innermost cache. */
+#ifndef WEIGHTCTL_TRANSCODE_H
+#define WEIGHTCTL_TRANSCODE_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "measure.h"
+#include "shortcuts.h"
+
+/* A multiple of every block. Two tiles are at work: the numbers, and what became of them. */
+#define TRANSCODED 4096
+/* What shortcuts do at a time: they work in no tile. */
+#define RUN (16 * TRANSCODED)
+
+/* Only where a number is beyond this can the scale of a block overflow float16. The least such
+   numbers are about 65504, but a fit of scale and minimum may reach further than its numbers. */
+#define UNSAFE 0x43800000 /* 256 */
+
+/* The magnitudes that are too large for a plain type, as bits of float32. An infinity is not too
+   large for a type that has one. */
+struct range {
+    const char *name;
+    int32_t least, most;
+};
+
+static const struct range ranges[] = {
+    {"F16", 0x477FF000, F32_INFINITE - 1},
+    {"BF16", 0x7F7F8000, F32_INFINITE - 1},
+    {"F8_E4M3", 0x43E00001, F32_INFINITE},
+    {"F8_E5M2", 0x47700000, F32_INFINITE - 1},
+    {"F8_E4M3FNUZ", 0x43700001, F32_INFINITE},
+    {"F8_E5M2FNUZ", 0x47600001, F32_INFINITE},
+};
+
+static const struct range *range_of(const struct codec *codec)
+{
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (strcmp(ranges[i].name, codec->name) == 0)
+            return ranges + i;
+    return NULL;
+}
+
+/* A mean square from which on those that float32 cannot hold, below 2**-126, do not count. */
+#define LEAST_MEAN 0x1p-100
+
+INLINE int is_usual(double sum, size_t count)
+{
+    return sum > (double)count * LEAST_MEAN && sum < HUGE_VAL;
+}
+
+/* Measure a tile, but for numbers that are not finite before or after; `x` may be `space`. */
+static void add_loss(const float *x, float *held, size_t count, float *space,
+                     struct outcome *outcome)
+{
+    double sums[2] = {0, 0};
+    outcome->underflows += add_usual_squares(x, held, count, sums);
+    if (!is_usual(sums[0], count) ||
+        !(is_usual(sums[1], count) || memcmp(x, held, count * sizeof *x) == 0)) {
+        sums[0] = sums[1] = 0;
+        add_squares(x, held, count, sums);
+    }
+    if (!(sums[0] < HUGE_VAL && sums[1] < HUGE_VAL)) {
+        for (size_t i = 0; i < count; i++) {
+            int counts = f32_is_finite(x[i]) && f32_is_finite(held[i]);
+            space[i] = counts ? x[i] : 0;
+            held[i] = counts ? held[i] : 0;
+        }
+        sums[0] = sums[1] = 0;
+        add_squares(space, held, count, sums);
+    }
+    outcome->squares += sums[0];
+    outcome->squared_error += sums[1];
+}
+
+#undef LEAST_MEAN
+
+/* Beyond this no block holds a number: a scale of float16, one of 7 bits and a level of 6 are the
+   most there is of a type. NVFP4 saturates much earlier, and a search for IQ4_XS makes zeros of its
+   own infinities. A scale of MXFP4 is any power of two. */
+static float largest_in_blocks(const struct codec *codec)
+{
+    if (strcmp(codec->name, "NVFP4") == 0)
+        return 2688;
+    return strcmp(codec->name, "MXFP4") == 0 ? HUGE_VALF : 0x1p28f;
+}
+
+/* Note the greatest number of a tile, from `start` on, that its blocks do not hold. */
+static void find_overflow(const float *x, const float *held, size_t count, size_t start,
+                          float largest, struct outcome *outcome)
+{
+    for (size_t i = 0; i < count; i++) {
+        float size = x[i] < 0 ? -x[i] : x[i], most = outcome->number;
+        int is_lost = !f32_is_finite(held[i]) || size > largest;
+        if (is_lost && (outcome->refused < 0 || size > (most < 0 ? -most : most))) {
+            outcome->refused = (ptrdiff_t)(start + i);
+            outcome->number = x[i];
+        }
+    }
+}
+
+static size_t first_nonfinite(const float *x)
+{
+    size_t i = 0;
+    while (f32_is_finite(x[i]))
+        i++;
+    return i;
+}
+
+static size_t without_nonfinite(const float *x, size_t count, float *out)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        int finite = f32_is_finite(x[i]);
+        out[i] = finite ? x[i] : 0;
+        found += !finite;
+    }
+    return found;
+}
+
+/* Make plain numbers of `x`. A shortcut is for numbers that are not too large. */
+static void make_plain(const float *x, size_t count, const struct task *task,
+                       const struct range *range, const struct shortcut *shortcut, uint8_t *out,
+                       struct outcome *outcome)
+{
+    if (task->counts && range != NULL) {
+        int32_t greatest = shortcut != NULL ? shortcut->make((const uint8_t *)x, count, out)
+                                            : greatest_bits(x, count);
+        if (greatest >= range->least)
+            outcome->overflows += count_between(x, count, range->least, range->most);
+        else if (shortcut != NULL)
+            return;
+    }
+    task->to->encode(x, 1, count, NULL, out);
+}
+
+static void transcode_in(float *space, size_t step, const struct task *task,
+                         struct outcome *outcome)
+{
+    const struct codec *from = task->from, *to = task->to;
+    const struct range *range = range_of(to);
+    const struct shortcut *shortcut = find_shortcut(from->name, to->name);
+    const struct shortcut *narrowing = find_shortcut("F32", to->name);
+    int is_plain = to->block == 1;
+    int copies = from->decode == f32_decode && (uintptr_t)task->in % sizeof(float) == 0;
+    int fills = to->encode == f32_encode && (uintptr_t)task->out % sizeof(float) == 0;
+    float *held = space + step, largest = largest_in_blocks(to);
+    size_t total = task->rows * task->columns, tried = 0;
+    for (size_t start = 0, count; start < total; start += count) {
+        const uint8_t *in = task->in + start / from->block * from->size;
+        uint8_t *out = task->out + start / to->block * to->size;
+        if (shortcut != NULL && !task->measures && start >= tried) {
+            count = total - start < RUN ? total - start : RUN;
+            if (shortcut->make(in, count, out) < range->least)
+                continue;
+            tried = start + count;
+        }
+        count = total - start < step ? total - start : step;
+        if (fills) {
+            from->decode(in, count / from->block, (float *)out);
+            continue;
+        }
+        const float *x = space;
+        if (copies)
+            x = (const float *)in;
+        else
+            from->decode(in, count / from->block, space);
+        int may_overflow = 0, overflows = 0;
+        if (is_plain) {
+            make_plain(x, count, task, range, narrowing, out, outcome);
+        } else {
+            int32_t greatest = greatest_bits(x, count);
+            if (greatest >= F32_INFINITE) {
+                if (!task->zero_nonfinite) {
+                    size_t index = first_nonfinite(x);
+                    outcome->refused = (ptrdiff_t)(start + index);
+                    outcome->number = x[index];
+                    return;
+                }
+                outcome->nonfinite += without_nonfinite(x, count, space);
+                x = space;
+                greatest = greatest_bits(x, count);
+            }
+            if (task->importance != NULL)
+                to->encode(x, count / task->columns, task->columns, task->importance, out);
+            else
+                to->encode(x, 1, count, NULL, out);
+            may_overflow = greatest > UNSAFE || task->importance != NULL;
+            overflows = f32_from_bits((uint32_t)greatest) > largest;
+        }
+        if (!task->measures && !may_overflow)
+            continue;
+        to->decode(out, count / to->block, held);
+        if (!is_plain && (overflows || greatest_bits(held, count) >= F32_INFINITE))
+            find_overflow(x, held, count, start, largest, outcome);
+        if (task->measures)
+            add_loss(x, held, count, space, outcome);
+    }
+    if (!is_plain)
+        outcome->underflows = 0; /* a zero in a block is ordinary rounding */
+}
+
+/* Carry out a task; -1 where there is no memory for it. */
+static int transcode(const struct task *task, struct outcome *outcome)
+{
+    /* Weights of importance are computed from whole rows. */
+    size_t step = TRANSCODED, columns = task->columns;
+    if (task->importance != NULL)
+        step = columns > TRANSCODED ? columns : TRANSCODED / columns * columns;
+    if (step <= TRANSCODED) {
+        float space[2 * TRANSCODED];
+        transcode_in(space, step, task, outcome);
+        return 0;
+    }
+    float *space = malloc(2 * step * sizeof *space);
+    if (space == NULL)
+        return -1;
+    transcode_in(space, step, task, outcome);
+    free(space);
+    return 0;
+}
+
+#undef TRANSCODED
+#undef RUN
+#undef UNSAFE
+
+#endif
