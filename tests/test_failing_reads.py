@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,3 +106,18 @@ def test_an_input_that_is_replaced_meanwhile_is_read_to_its_end(
         progress=lambda _: other.replace(file) if other.exists() else None,
     )  # fmt: skip
     assert contents(open_weights(tmp_path / "out.gguf")) == expected
+
+
+def test_an_input_that_is_written_to_meanwhile_is_an_error(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "model.safetensors"
+    save(Plan.copy(open_weights(tiny_llama), "safetensors"), source)
+    pipe = tmp_path / "out.gguf"
+    os.mkfifo(pipe)
+    plan = Plan.copy(open_weights(source), "gguf")
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(pipe.read_bytes)
+        with pytest.raises(FormatError, match="changed while it was read"):
+            save(plan, pipe, progress=lambda _: os.utime(source))
+        reader.result()

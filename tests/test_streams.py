@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightctl import Plan, open_weights
-from weightctl.errors import ConversionError, FormatError, OutputError
+from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS
-from weightctl.output_file import OutputFile
 from weightctl.store import save
 from weightctl.targets import target
 from weightctl.transforms.split import split
@@ -179,50 +178,6 @@ while piece := sys.stdin.buffer.read1(100_000):
 def test_a_slow_reader_gets_everything(tiny_llama: Path, whole: dict[str, bytes]) -> None:
     done = shell(f"{COMMAND} {tiny_llama} - --to gguf | {sys.executable} -c '{SLOW}'")
     assert done.stdout == whole["gguf"]
-
-
-def test_a_pipe_that_does_not_block_gets_everything(
-    tiny_llama: Path, whole: dict[str, bytes]
-) -> None:
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    command = [sys.executable, "-m", "weightctl", "convert", tiny_llama, "-", "--to", "gguf"]
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE) as process:
-        os.close(theirs)
-        with os.fdopen(ours, "rb") as pipe:
-            got = pipe.read()
-        assert process.stderr is not None
-        errors = process.stderr.read()
-    assert process.returncode == 0, errors
-    assert got == whole["gguf"]
-
-
-def test_a_reader_of_a_pipe_that_does_not_block_may_stop_early() -> None:
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    file = OutputFile(theirs, "pipe")
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(file.write, bytes(1 << 20))
-        os.read(ours, 100)
-        os.close(ours)
-        with pytest.raises(OutputError, match="Broken pipe"):
-            writing.result(timeout=60)
-    os.close(theirs)
-
-
-def test_an_input_that_is_written_to_meanwhile_is_an_error(
-    tiny_llama: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "model.safetensors"
-    save(Plan.copy(open_weights(tiny_llama), "safetensors"), source)
-    pipe = tmp_path / "out.gguf"
-    os.mkfifo(pipe)
-    plan = Plan.copy(open_weights(source), "gguf")
-    with ThreadPoolExecutor(1) as pool:
-        reader = pool.submit(pipe.read_bytes)
-        with pytest.raises(FormatError, match="changed while it was read"):
-            save(plan, pipe, progress=lambda _: os.utime(source))
-        reader.result()
 
 
 def test_a_device_takes_an_output(weightctl: Run, tiny_llama: Path) -> None:
