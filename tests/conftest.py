@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from real_files import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# How long an example takes says more of what else the machine does than of the code.
+settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("shared machine")
 
 ROOT = Path(__file__).parent.parent
 Completed = subprocess.CompletedProcess[str]

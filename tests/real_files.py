@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -68,13 +69,20 @@ def fetch(name: str) -> Path:
     kept = CACHE / f"{package.requirement}-{key[:16]}"
     if not kept.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-            archive = _download(package, Path(temporary))
-            unpacked = Path(temporary) / "unpacked"
-            unpacked.mkdir()
-            _unpack(archive, package.members, unpacked)
-            unpacked.rename(kept)
+        with (CACHE / f"{kept.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be at it
+            if not kept.is_dir():
+                _fetch(package, kept)
     return kept
+
+
+def _fetch(package: Package, into: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        archive = _download(package, Path(temporary))
+        unpacked = Path(temporary) / "unpacked"
+        unpacked.mkdir()
+        _unpack(archive, package.members, unpacked)
+        unpacked.rename(into)
 
 
 def _download(package: Package, into: Path) -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightctl.codecs import definition
 from weightctl.dtype import ENCODINGS
 
 if TYPE_CHECKING:
@@ -102,6 +104,20 @@ IMPORTANCE: dict[str, Callable[[Generator], F32 | None]] = {
     "all-zero": lambda _: np.zeros(COLUMNS, np.float32),
     "sizes": lambda rng: (10 ** rng.uniform(-12, 12, COLUMNS)).astype(np.float32),
 }
+
+
+def example(rows: str, importance: str) -> tuple[F32, F32 | None]:
+    """Return rows and their importance by their names; always the same."""
+    rng = np.random.default_rng(20)
+    return ROWS[rows](rng), IMPORTANCE[importance](rng)
+
+
+@cache
+def blocks_of_example(encoding: str, rows: str, importance: str) -> U8:
+    """Return what the definition makes of an example, which takes most of the time of its tests."""
+    blocks = encoded(definition(ENCODINGS[encoding]), encoding, *example(rows, importance))
+    blocks.flags.writeable = False
+    return blocks
 
 
 def encoded(codec: Codec, encoding: str, rows: F32, importance: F32 | None = None) -> U8:

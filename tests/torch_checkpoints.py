@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,25 @@ FORMS: dict[str, dict[str, Any]] = {
     "zip": {},
     "stream": {"_use_new_zipfile_serialization": False},
 }
+PROTOCOLS = range(6)
+
+
+def state() -> dict[str, Any]:
+    """Return a state dict with all that a form could get wrong."""
+    matrix = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    return OrderedDict(
+        {
+            "weight": matrix,
+            "tied": matrix,
+            "turned": matrix.t(),
+            "part": matrix[1:3, 1],
+            "half": torch.arange(7, dtype=torch.float16),
+            "flags": torch.tensor([True, False, True]),
+            "count": torch.tensor(12345678901234),
+            "none": torch.zeros(0, 3),
+            "ünïcode": torch.arange(3, dtype=torch.uint8),
+        }
+    )
 
 
 def saved(path: Path, content: Any, form: str = "zip", **options: Any) -> Weights:
@@ -58,3 +78,11 @@ def assert_same(weights: Weights, tensors: Mapping[str, torch.Tensor]) -> None:
     assert set(found) == set(tensors)
     for name, tensor in tensors.items():
         assert found[name] == content_of(tensor), name
+
+
+def look(weights: Weights, name: str) -> tuple[str, str]:
+    return tuple(weights.header.leaves[name])
+
+
+def here(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,147 @@
+"""Streams, and the tar before them, are read as torch reads them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import tarfile
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from torch_checkpoints import PROTOCOLS, assert_same, saved
+from weightctl import open_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+
+
+def test_numbers_of_a_stream_are_where_it_says_however_many_storages_there_are(
+    tmp_path: Path,
+) -> None:
+    tensors = {str(n): torch.full((n % 7,), n, dtype=torch.int16) for n in range(300)}
+    assert_same(saved(tmp_path / "many.pt", tensors, "stream"), tensors)
+
+
+def test_a_stream_with_views_of_storages_as_torch_0_3_wrote_them_is_read(tmp_path: Path) -> None:
+    """A storage that is a part of another was written with its place in that."""
+    whole = torch.arange(10.0)
+    stream = io.BytesIO()
+    pickle.dump(0x1950A86A20F9469CFC6C, stream, 2)
+    pickle.dump(1001, stream, 2)
+    pickle.dump({"little_endian": True}, stream, 2)
+
+    class View:
+        def __init__(self, count: int, view: Any) -> None:
+            self.identity = ("storage", torch.FloatStorage, "77", "cpu", 10, view)
+            self.count = count
+
+        def __reduce__(self) -> Any:
+            arguments = (Stored(self.identity), 0, (self.count,), (1,), False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, arguments
+
+    class Stored:
+        def __init__(self, identity: Any) -> None:
+            self.identity = identity
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return value.identity if isinstance(value, Stored) else None
+
+    Pickler(stream, 2).dump({"whole": View(10, None), "part": View(4, ("78", 3, 4))})
+    pickle.dump(["77"], stream, 2)
+    stream.write(struct.pack("<q", 10) + whole.numpy().tobytes())
+    (tmp_path / "old.pt").write_bytes(stream.getvalue())
+    expected = torch.load(tmp_path / "old.pt", weights_only=True)
+    assert torch.equal(expected["part"], whole[3:7])
+    assert_same(open_weights(tmp_path / "old.pt"), expected)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
+def test_a_stream_that_holds_the_classes_of_its_modules_is_read(
+    tmp_path: Path, protocol: int
+) -> None:
+    net = Net()
+    weights = saved(tmp_path / "net.pt", net, "stream", pickle_protocol=protocol)
+    assert_same(weights, net.state_dict())
+
+
+# The tar of torch 0.1.
+
+
+def tar_of(tensors: dict[str, torch.Tensor], views: list[tuple[int, int, int, int]]) -> bytes:
+    """Write the form of before streams by hand, after `legacy_load` in torch/serialization.py."""
+    storages, rows, keys = io.BytesIO(), io.BytesIO(), {}
+    pickle.dump(len(tensors), storages, 2)
+    pickle.dump(len(tensors), rows, 2)
+    for number, (name, tensor) in enumerate(tensors.items()):
+        storage, key = tensor.untyped_storage(), 100 + number
+        kind = getattr(torch, tensor.type().removeprefix("torch.").replace("Tensor", "Storage"))
+        pickle.dump((key, "cpu", kind), storages, 2)
+        storages.write(struct.pack("<q", len(storage) // tensor.itemsize) + bytes(storage))
+        keys[name] = 200 + number
+        viewed = next((target for target, root, *_ in views if root == key), key)
+        pickle.dump((keys[name], viewed, getattr(torch, tensor.type()[6:])), rows, 2)
+        rank = tensor.dim()
+        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        rows.write(struct.pack(f"<ii{2 * rank + 1}q", rank, 0, *numbers))
+    pickle.dump(views, storages, 2)
+
+    class Kept:
+        def __init__(self, key: int) -> None:
+            self.key = key
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return str(value.key) if isinstance(value, Kept) else None
+
+    content = io.BytesIO()
+    Pickler(content, 2).dump({**{name: Kept(key) for name, key in keys.items()}, "epoch": 3})
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:", format=tarfile.PAX_FORMAT) as tar:
+        for name, raw in {"storages": storages, "tensors": rows, "pickle": content}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw.getvalue())
+            tar.addfile(info, io.BytesIO(raw.getvalue()))
+    return packed.getvalue()
+
+
+def test_the_tar_of_torch_0_1_is_read(tmp_path: Path) -> None:
+    tensors = {
+        "weight": torch.randn(4, 3),
+        "turned": torch.arange(12).view(3, 4).t(),
+        "part": torch.randn(10)[3:7],
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "half": torch.randn(3).half(),
+    }
+    path = tmp_path / "old.tar"
+    path.write_bytes(tar_of(tensors, []))
+    loaded = torch.load(path, weights_only=False)
+    assert loaded.pop("epoch") == 3
+    weights = open_weights(path)
+    assert_same(weights, loaded)
+    assert weights.metadata["epoch"].content == 3
+
+
+def test_a_storage_of_the_tar_that_is_part_of_another_is_read(tmp_path: Path) -> None:
+    whole = torch.arange(10.0)
+    path = tmp_path / "old.tar"
+    path.write_bytes(tar_of({"part": whole[:4]}, [(300, 100, 3, 7)]))
+    loaded = torch.load(path, weights_only=False)
+    loaded.pop("epoch")
+    assert torch.equal(loaded["part"], whole[3:7])
+    assert_same(open_weights(path), loaded)
