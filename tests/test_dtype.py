@@ -17,6 +17,7 @@ from safetensors.torch import save as safetensors_bytes
 
 from weightctl import DType, QuantizationEncoding
 from weightctl.codecs.scalar import numpy_dtype
+from weightctl.dim import Dim
 from weightctl.dtype import (
     ENCODINGS,
     Encoding,
@@ -235,3 +236,18 @@ def test_pairs_of_float4_may_cross_rows() -> None:
 def test_plain_numbers_fit_any_shape(dtype: DType) -> None:
     assert dtype.encoding.fits(())
     assert dtype.encoding.nbytes(()) == np.zeros((), numpy_dtype(dtype)).nbytes
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=str)
+def test_bytes_of_a_row_and_its_elements_say_the_same(encoding: Encoding) -> None:
+    elements = 6 * encoding.block
+    assert encoding.row_bytes(elements) == 6 * encoding.size == encoding.nbytes([elements])
+    assert encoding.elements_of(6 * encoding.size) == elements
+    rows = Dim("blocks") * encoding.block
+    assert encoding.elements_of(encoding.row_bytes(rows)) == rows
+
+
+def test_messages_call_an_encoding_by_its_dtype_or_its_blocks() -> None:
+    assert ENCODINGS["BF16"].called == "bfloat16"
+    assert ENCODINGS["Q4_K"].called == "Q4_K"
+    assert ENCODINGS["F6_E2M3"].called == "F6_E2M3"

@@ -53,6 +53,12 @@ def played(session: str, folder: Path) -> str:
     return "".join(f"$ {command}\n{shell(command, folder)}" for command in EXAMPLE.findall(session))
 
 
+def printed(program: str, folder: Path) -> str:
+    """Return what a Python example prints."""
+    (folder / "example.py").write_text(program)
+    return shell("python example.py", folder)
+
+
 def without_times(text: str) -> str:
     return TIMES.sub("(time)", text)
 
@@ -64,10 +70,11 @@ def test_the_session_is_what_the_commands_print(tmp_path: Path) -> None:
         assert without_times(played(session, tmp_path)) == without_times(session)
 
 
-def test_the_python_example_prints_what_it_says(tmp_path: Path) -> None:
-    ((program, output),) = PYTHON.findall(README.read_text())
-    (tmp_path / "example.py").write_text(program)
-    assert shell("python example.py", tmp_path) == output
+def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
+    examples = PYTHON.findall(README.read_text())
+    assert len(examples) == 3
+    for program, output in examples:
+        assert printed(program, tmp_path) == output
 
 
 def examples() -> Iterator[tuple[str, str]]:
@@ -106,6 +113,10 @@ def main() -> None:
         page = README.read_text()
         for session in CONSOLE.findall(page):
             page = page.replace(session, played(session, Path(folder)))
+        for program, output in PYTHON.findall(page):
+            anew = printed(program, Path(folder))
+            block = "```python\n{}```\n\n```text\n{}```\n"
+            page = page.replace(block.format(program, output), block.format(program, anew))
         README.write_text(page)
 
 

@@ -80,7 +80,7 @@ def test_a_dimension_stands_for_its_number_or_name() -> None:
     assert Dim(2) == 2
     assert Dim("batch") == "batch"
     assert Dim(Dim(2)) == Dim(2)
-    assert Dim(2) != Dim("2")
+    assert Dim(2) != Dim("two")
     assert hash(Dim(2)) == hash(2)
     assert hash(Dim("batch")) == hash("batch")
 
@@ -99,3 +99,8 @@ def test_a_negative_dimension_is_a_value_error() -> None:
 def test_a_dimension_with_a_fraction_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         Dim(2.5)  # type: ignore[arg-type]
+
+
+def test_messages_have_a_shape_as_its_sizes_and_names() -> None:
+    assert Shape(("batch", Dim("seq") + 1, 256)).text == "[batch, seq + 1, 256]"
+    assert Shape().text == "[]"

@@ -52,4 +52,4 @@ __getattr__ = loaded_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DeviceRef"]
+__all__ = ["CPU", "DeviceRef"]
 
 
 class DeviceRef(NamedTuple):
@@ -25,3 +25,6 @@ class DeviceRef(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.id}"
+
+
+CPU = DeviceRef.CPU()

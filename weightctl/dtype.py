@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.errors import EncodingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from weightctl.dim import Dim
 
 __all__ = [
     "ENCODINGS",
@@ -20,6 +22,9 @@ __all__ = [
     "parse_encoding",
     "unknown_encoding",
 ]
+
+
+_Size = TypeVar("_Size", int, "Dim")
 
 
 class DType(Enum):
@@ -150,6 +155,11 @@ class Encoding(NamedTuple):
         return _QUANTIZATIONS.get(self.name)
 
     @property
+    def called(self) -> str:
+        """What messages call it: its dtype, such as `float32`, or the block type."""
+        return self.name if self.dtype is None else self.dtype.value
+
+    @property
     def is_known(self) -> bool:
         """Whether the table has this encoding; the data of any other cannot be interpreted."""
         return ENCODINGS.get(self.name) == self
@@ -164,6 +174,14 @@ class Encoding(NamedTuple):
         if not self.fits(shape):
             raise EncodingError(f"shape {tuple(shape)} is no whole number of {self.name} blocks")
         return prod(shape) // self.block * self.size
+
+    def elements_of(self, row_bytes: _Size) -> _Size:
+        """Return how many elements are in a row of so many bytes, which are whole blocks."""
+        return row_bytes // self.size * self.block
+
+    def row_bytes(self, elements: _Size) -> _Size:
+        """Return how many bytes a row of so many elements fills, which are whole blocks."""
+        return elements // self.block * self.size
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether this shape is a whole number of blocks; ggml's blocks never cross rows."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 __all__ = [
+    "ArchitectureError",
     "ConversionError",
     "EncodingError",
+    "EngineError",
     "FormatError",
+    "GraphError",
     "MissingTensorError",
     "NonFiniteError",
     "OutputError",
+    "StateDictError",
     "WeightctlError",
 ]
 
@@ -69,6 +73,22 @@ class NonFiniteError(EncodingError):
 
 class ConversionError(WeightctlError, ValueError):
     """A conversion cannot be carried out as asked; said before anything is written."""
+
+
+class GraphError(WeightctlError, ValueError):
+    """A graph cannot be built as asked: shapes, dtypes or devices do not fit."""
+
+
+class EngineError(WeightctlError, RuntimeError):
+    """A graph cannot be run as asked, on these inputs, weights or devices."""
+
+
+class ArchitectureError(WeightctlError, ValueError):
+    """A checkpoint is of no model family that is known, or contradicts the one it names."""
+
+
+class StateDictError(WeightctlError, ValueError):
+    """The values for a module's weights do not fit them, or are not all there."""
 
 
 class OutputError(WeightctlError, OSError):

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from operator import index
-from typing import Self, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
+
+from weightctl.dim import Dim, DimLike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["Dim", "DimLike", "Shape", "ShapeLike"]
 
-
-class Dim:
-    """One dimension of a shape: its size, or a name for a size known later.
-
-    Equal to the number or the name it stands for. Raises `ValueError` for a negative size.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: DimLike) -> None:
-        self.value: int | str
-        if isinstance(value, Dim):
-            self.value = value.value
-        elif isinstance(value, str):
-            self.value = value
-        else:
-            self.value = index(value)
-            if self.value < 0:
-                raise ValueError(f"a dimension cannot be {self.value}")
-
-    def __index__(self) -> int:
-        if isinstance(self.value, str):
-            raise TypeError(f"the size of dimension `{self.value}` is not known yet")
-        return self.value
-
-    __int__ = __index__
-
-    def __eq__(self, other: object) -> bool:
-        return self.value == (other.value if isinstance(other, Dim) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-    def __repr__(self) -> str:
-        return f"Dim({self.value!r})"
-
-
-DimLike: TypeAlias = "Dim | str | SupportsIndex"
-ShapeLike: TypeAlias = "list[DimLike] | list[int] | tuple[DimLike, ...] | Shape"
+ShapeLike: TypeAlias = "Iterable[DimLike] | Iterable[int] | Shape"
 
 
 class Shape(tuple[Dim, ...]):
@@ -55,12 +21,40 @@ class Shape(tuple[Dim, ...]):
 
     def __new__(cls, dims: ShapeLike = ()) -> Self:
         """Make a shape from sizes, names or `Dim`s."""
+        if isinstance(dims, str) or not hasattr(dims, "__iter__"):
+            raise TypeError(f"a shape is a sequence of dimensions, not {dims!r}")
         return super().__new__(cls, (Dim(dim) for dim in dims))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every size is known."""
+        return all(dim.is_static for dim in self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes as integers; `TypeError` where one is not known yet."""
         return tuple(int(dim) for dim in self)
+
+    @property
+    def size(self) -> Dim:
+        """The number of elements."""
+        total = Dim(1)
+        for dim in self:
+            total *= dim
+        return total
+
+    @property
+    def text(self) -> str:
+        """The dimensions as messages have them: `[batch, 256]`."""
+        return f"[{', '.join(map(str, self))}]"
+
+    def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes for these sizes of the names."""
+        return tuple(dim.at(sizes) for dim in self)
+
+    def substitute(self, dims: Mapping[str, Dim]) -> Shape:
+        """Return the shape with names replaced; names that are not given stay."""
+        return Shape([dim.substitute(dims) for dim in self])
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, list | tuple):

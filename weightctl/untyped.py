@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-__all__ = ["is_list", "is_object", "is_sequence", "is_text_map", "is_tuple"]
+__all__ = ["is_list", "is_object", "is_sequence", "is_slice", "is_text_map", "is_tuple"]
 
 
 def is_list(content: object) -> TypeGuard[list[Any]]:
@@ -21,6 +21,11 @@ def is_object(content: object) -> TypeGuard[dict[str, Any]]:
 def is_sequence(content: object) -> TypeGuard[Sequence[Any]]:
     """Whether a value has elements in an order, and is no string."""
     return isinstance(content, Sequence) and not isinstance(content, str)
+
+
+def is_slice(content: object) -> TypeGuard[slice[Any, Any, Any]]:
+    """Whether a value is a slice, of whatever bounds."""
+    return isinstance(content, slice)
 
 
 def is_text_map(content: object) -> TypeGuard[dict[str, str]]:

@@ -25,13 +25,17 @@ HEADS, KV_HEADS = 32, 8
 STEP = 1 << 22
 
 
-def write_llama(path: Path, format_name: str, nbytes: int) -> None:
-    """Write the model, of roughly so many bytes and 2.2 GB at most."""
+def write_llama(path: Path, format_name: str, nbytes: int, vocabulary: int | None = None) -> None:
+    """Write the model, of roughly so many bytes and 2.2 GB at most.
+
+    Its vocabulary is 65,536 at the full size, and smaller at others, unless one is given.
+    """
     # 67 million weights are those of a layer, and of the embedding of each.
     layers = max(1, min(16, nbytes // (2 * 67_000_000)))
     width = 2048 if nbytes >= 2 * 67_000_000 else 512
-    tensors = described(layers, width)
-    layout = format_module(format_name).layout(tensors, stated(layers, width))
+    vocabulary = vocabulary or 32 * width
+    tensors = described(layers, width, vocabulary)
+    layout = format_module(format_name).layout(tensors, stated(layers, width, vocabulary))
     random = np.random.default_rng(1)
 
     def pull(info: TensorInfo) -> Iterator[bytes]:
@@ -42,11 +46,11 @@ def write_llama(path: Path, format_name: str, nbytes: int) -> None:
         write_in_order(layout, file, pull)  # type: ignore[arg-type]
 
 
-def described(layers: int, width: int) -> list[TensorInfo]:
+def described(layers: int, width: int, vocabulary: int) -> list[TensorInfo]:
     """Return the tensors; the output is tied to the embedding, as in models of this size."""
     bf16, f32 = ENCODINGS["BF16"], ENCODINGS["F32"]
     kv, hidden = width * KV_HEADS // HEADS, 4 * width
-    found = [TensorInfo("token_embd.weight", (32 * width, width), bf16)]
+    found = [TensorInfo("token_embd.weight", (vocabulary, width), bf16)]
     for layer in range(layers):
         shapes = {
             "attn_norm": (width,),
@@ -66,7 +70,7 @@ def described(layers: int, width: int) -> list[TensorInfo]:
     return [*found, TensorInfo("output_norm.weight", (width,), f32)]
 
 
-def stated(layers: int, width: int) -> dict[str, Value]:
+def stated(layers: int, width: int, vocabulary: int) -> dict[str, Value]:
     """Return the metadata that says how the tensors are put together."""
     counts = {
         "block_count": layers,
@@ -76,7 +80,7 @@ def stated(layers: int, width: int) -> dict[str, Value]:
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
         "rope.dimension_count": width // HEADS,
-        "vocab_size": 32 * width,
+        "vocab_size": vocabulary,
     }
     return {
         "general.architecture": Value("string", "llama"),

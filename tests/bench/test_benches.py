@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forward
 import pytest
 
 BENCH = Path(__file__).parent
@@ -54,20 +55,37 @@ def test_the_pipeline_bench_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "size"),
+    ("size", "outputs"),
     [
-        ("copy to GGUF", "800MB"),
-        ("copy to PyTorch", "800MB"),
-        ("f32 safetensors", "800MB"),
-        ("Q8_0", "800MB"),
-        ("Q4_K", "100MB"),
+        ("800MB", ["copy to GGUF", "copy to PyTorch", "f32 safetensors", "Q8_0"]),
+        ("100MB", ["Q4_K"]),
     ],
 )
-def test_a_conversion_keeps_to_its_memory(output: str, size: str, tmp_path: Path) -> None:
+def test_a_conversion_keeps_to_its_memory(size: str, outputs: list[str], tmp_path: Path) -> None:
     # One tensor is half of the checkpoint, so at 800 MB it alone is larger than the target.
-    done = run("memory.py", "--size", size, "--only", output, "--folder", str(tmp_path))
+    only = [word for output in outputs for word in ("--only", output)]
+    done = run("memory.py", "--size", size, *only, "--folder", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"\n{output}: " in done.stdout for output in outputs)
     assert "(target 350)" in done.stdout
+
+
+def test_the_forward_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--size", "5MB", "--vocabulary", "1000", "--repeats", "1", "--dtype", "float32"]
+    small += ["--folder", str(tmp_path)]
+    # What takes time is to start torch and transformers, so both halves do that side by side, and
+    # one of them here, where other tests may have done it.
+    command = [sys.executable, str(BENCH / "forward.py"), *small, "--only", "streamed"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as streamed:
+        import torch
+
+        threads = str(torch.get_num_threads())
+        assert not forward.main([*small, "--only", "resident", "--threads", threads])
+        printed, _ = streamed.communicate()
+    assert streamed.returncode == 0
+    printed += capsys.readouterr().out
+    assert len(re.findall(r"\(target [\d.]+\)", printed)) == 2
+    assert "32 of 32 choices the same" in printed
 
 
 def test_the_memory_bench_tells_when_a_peak_is_over_the_target() -> None:

@@ -45,6 +45,14 @@ def quantized(shape: tuple[int, ...] = (2, 3, 64)) -> tuple[WeightData, NDArray[
     return WeightData.stored(info, memoryview(bytearray(raw))), raw.reshape(6, 68)
 
 
+def test_an_array_whose_mask_would_be_lost_is_refused() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    with pytest.raises(EncodingError, match="mask of a masked array"):
+        WeightData.from_numpy(masked, "w")
+    with pytest.raises(EncodingError, match="mask of a masked array"):
+        WeightData(masked, "w", DType.float64, (2,)).to_buffer()
+
+
 def test_an_array_gives_dtype_and_shape() -> None:
     data = WeightData.from_numpy(np.zeros((5, 10), np.float16), "layer.weight")
     assert (data.name, data.dtype, data.shape) == ("layer.weight", DType.float16, (5, 10))

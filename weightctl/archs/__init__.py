@@ -1,1 +1,34 @@
-"""What models call their tensors, and what of that decides how they are stored."""
+"""What models call their tensors, and what of that decides how they are stored and run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.registry import loaded_on_use
+
+if TYPE_CHECKING:
+    from weightctl.archs.checkpoint import Checkpoint, recognize
+    from weightctl.archs.network import Network
+
+__all__ = ["ARCHS", "Checkpoint", "Network", "recognize"]
+
+# A family is a line here, GGUF's name of the architecture and the `Arch`, and two modules:
+# `llama.py` has the names of its tensors and the keys of its config, `llama_model.py` the config's
+# class and the `Network` that runs it. Nothing else knows of it.
+ARCHS: dict[str, str] = {
+    "llama": "weightctl.archs.llama:ARCH",
+    "bert": "weightctl.archs.bert:ARCH",
+    "gpt2": "weightctl.archs.gpt2:ARCH",
+}
+
+_NAMES = {
+    "Checkpoint": "weightctl.archs.checkpoint:Checkpoint",
+    "Network": "weightctl.archs.network:Network",
+    "recognize": "weightctl.archs.checkpoint:recognize",
+}
+
+__getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

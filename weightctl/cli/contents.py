@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.huggingface import config
 from weightctl.logical import adapter, is_buffer, is_optimizer_state, quantized
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.tree import planted
+from weightctl.weights.nodes import planted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.logical import Adapter, Quantized
     from weightctl.weights.info import Leaf
-    from weightctl.weights.tree import Node, Weights
+    from weightctl.weights.nodes import Node
+    from weightctl.weights.tree import Weights
 
     Entry = TensorInfo | Quantized
 

@@ -51,7 +51,7 @@ from weightctl.transforms.recipes import Recipe
 from weightctl.transforms.select import select
 from weightctl.transforms.split import split
 from weightctl.transforms.weigh import weigh
-from weightctl.weights.tree import planted
+from weightctl.weights.nodes import planted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -23,7 +23,7 @@ from weightctl.cli.render import (
 )
 from weightctl.errors import WeightctlError
 from weightctl.store import open_weights
-from weightctl.weights.tree import planted
+from weightctl.weights.nodes import planted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

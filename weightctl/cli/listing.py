@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weightctl.cli.options import Sort
 from weightctl.cli.render import Cell, described
 from weightctl.sizes import format_size
-from weightctl.weights.tree import natural
+from weightctl.weights.nodes import natural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from weightctl.weights.tree import is_number
+from weightctl.weights.nodes import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from weightctl.weights.tree import Node
+    from weightctl.weights.nodes import Node
 
 __all__ = ["Line", "counted", "outline"]
 

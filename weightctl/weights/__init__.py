@@ -26,3 +26,7 @@ _NAMES = {
 }
 
 __getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

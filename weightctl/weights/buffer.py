@@ -42,12 +42,16 @@ class Buffer:
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
         """Wrap a NumPy array: without a copy where it is contiguous, writable and native.
 
-        Raises `EncodingError` for an array of what is no `DType`.
+        Raises `EncodingError` for an array of what is no `DType`, and for one with a mask.
         """
         import numpy as np  # `ls` loads no numpy
 
         from weightctl.codecs.scalar import pack
 
+        if isinstance(array, np.ma.MaskedArray):
+            raise EncodingError(
+                "the mask of a masked array would be lost", hint="`filled()` gives plain arrays"
+            )
         if array.dtype.name not in DType.__members__:
             raise EncodingError(f"an array of {array.dtype} has no DType")
         native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
@@ -78,6 +82,13 @@ class Buffer:
         return self._memory.nbytes
 
     @property
+    def address(self) -> int:
+        """Where in memory the first byte is; none is read."""
+        import numpy as np
+
+        return np.frombuffer(self._memory, np.uint8).ctypes.data
+
+    @property
     def memory(self) -> memoryview:
         """The bytes themselves."""
         return self._memory
@@ -88,7 +99,7 @@ class Buffer:
 
         from weightctl.codecs.scalar import unpack
 
-        return unpack(np.frombuffer(self._memory, np.uint8), self.dtype).reshape(self.shape)
+        return unpack(np.frombuffer(self.memory, np.uint8), self.dtype).reshape(self.shape)
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
@@ -100,7 +111,7 @@ class Buffer:
     def __dlpack__(self, **options: Any) -> Any:
         from weightctl.weights.dlpack import export
 
-        return export(self._memory, self.dtype, self.shape, options)
+        return export(self.memory, self.dtype, self.shape, options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from weightctl.weights.dlpack import CPU

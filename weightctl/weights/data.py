@@ -6,9 +6,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.dtype import DType, QuantizationEncoding
-from weightctl.errors import EncodingError
+from weightctl.errors import EncodingError, MissingTensorError
 from weightctl.shape import Shape
+from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.buffer import Buffer
+from weightctl.weights.conversion import converted, require_convertible
+from weightctl.weights.deferred import Absent, Deferred
+from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.shape import ShapeLike
     from weightctl.weights.dlpack import DLPackArray
+    from weightctl.weights.source import Source
 
 __all__ = ["WeightData"]
 
@@ -46,38 +51,46 @@ class WeightData:
         self.dtype = dtype
         self.shape = Shape(shape)
         self.quantization_encoding = quantization_encoding
-        sizes = self.shape.sizes
         if quantization_encoding is None:
-            self.info = TensorInfo(name, sizes, dtype.encoding)
+            self.info = TensorInfo(name, self.shape.sizes, dtype.encoding)
         else:
             encoding = quantization_encoding.encoding
-            if not sizes or sizes[-1] % encoding.size:
-                raise EncodingError(
-                    f"`{name}` has rows of {sizes[-1:]} bytes, no whole {encoding} blocks",
-                    hint="its shape should be (rows, bytes per row)",
-                )
-            row = sizes[-1] // encoding.size * encoding.block
-            self.info = TensorInfo(name, (*sizes[:-1], row), encoding)
+            self.info = TensorInfo(name, in_elements(name, self.shape, encoding).sizes, encoding)
 
     @classmethod
-    def stored(cls, info: TensorInfo, memory: memoryview) -> WeightData:
+    def stored(
+        cls, info: TensorInfo, memory: memoryview, source: Source | None = None
+    ) -> WeightData:
         """Wrap the bytes of a tensor as its file stores them, in native byte order.
+
+        `source` is given where the memory is a mapping of what it reads by the tensor's name.
+        Raises `EncodingError` for an encoding that the table lacks.
+        """
+        dtype, shape, _ = _as_bytes(info)
+        if source is None:
+            return cls.of(info, Buffer(memory, dtype, shape))
+        return cls.of(info, FileBuffer(memory, dtype, shape, source, info.name))
+
+    @classmethod
+    def of(cls, info: TensorInfo, data: DLPackArray) -> WeightData:
+        """Wrap the data of a tensor by its logical side: numbers, or blocks as rows of bytes.
 
         Raises `EncodingError` for an encoding that the table lacks.
         """
-        quantization, dtype = info.encoding.quantization, info.encoding.dtype
-        if dtype is not None:
-            return cls(Buffer(memory, dtype, info.shape), info.name, dtype, info.shape)
-        if quantization is None:
-            raise EncodingError(
-                f"`{info.name}` is of {info.encoding.name}, which weightctl does not know",
-                hint="it can be listed, not interpreted; a newer version may know it",
-            )
-        rows = prod(info.shape[:-1])
-        shape = (rows, memory.nbytes // rows if rows else 0)
-        made = cls(Buffer(memory, DType.uint8, shape), info.name, DType.uint8, shape, quantization)
+        made = cls(data, info.name, *_as_bytes(info))
         made.info = info
         return made
+
+    @classmethod
+    def declared(
+        cls,
+        name: str,
+        dtype: DType,
+        shape: ShapeLike,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> WeightData:
+        """Describe a tensor that has no data yet; touching it raises `MissingTensorError`."""
+        return cls(Absent(), name, dtype, shape, quantization_encoding)
 
     @classmethod
     def from_numpy(cls, arr: NDArray[Any], name: str) -> WeightData:
@@ -97,12 +110,24 @@ class WeightData:
         made.info = self.info._replace(name=name)
         return made
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether this is only a description, whose data nobody has given yet."""
+        return isinstance(self.data, Absent)
+
     def to_buffer(self) -> Buffer:
         """Turn the data into a `Buffer`, in place, and return it.
 
-        Raises `EncodingError` where the data is not of the dtype and shape that it came with.
+        Raises `EncodingError` where the data is not of the dtype and shape that it came with, and
+        `MissingTensorError` where there is none.
         """
-        buffer = Buffer.from_dlpack(self.data)
+        if self.is_declared:
+            raise MissingTensorError(
+                f"`{self.name}` is only declared; it has no data yet",
+                hint="open a checkpoint that has it, or make it of an array with `from_numpy`",
+            )
+        data = self.data
+        buffer = data.to_buffer() if isinstance(data, Deferred) else Buffer.from_dlpack(data)
         if buffer.dtype is not self.dtype or buffer.shape != self.shape.sizes:
             raise EncodingError(
                 f"`{self.name}` is said to be {self.dtype.value} {list(self.shape.sizes)}; its "
@@ -120,35 +145,16 @@ class WeightData:
 
         Numbers are rounded once, to nearest even. What is too large for float16, bfloat16 or
         float8_e5m2 becomes an infinity; the other float8 types have none and hold it at their
-        largest number. Quantized data is dequantized. Raises `EncodingError` where there is no
-        way from the one to the other.
+        largest number. Quantized data is dequantized. Where there is no data yet, only the
+        description changes. Raises `EncodingError` where there is no way from the one to the other.
         """
-        import numpy as np  # `ls` loads no numpy
-
-        from weightctl.codecs import transcode
-
         if dtype is self.dtype:
             return self
-        self._require_convertible(dtype)
-        raw = np.frombuffer(self.view(), np.uint8)
-        source, target = self.info.encoding, dtype.encoding
-        rows = raw.reshape(self._rows(), -1) if raw.size else raw.reshape(1, 0)
-        converted = transcode(rows, source, target).raw
-        memory = np.ascontiguousarray(converted).reshape(-1).data
-        return WeightData(Buffer(memory, dtype, self.info.shape), self.name, dtype, self.info.shape)
-
-    def _rows(self) -> int:
-        return prod(self.info.shape[:-1]) if self.info.encoding.dtype is None else 1
-
-    def _require_convertible(self, dtype: DType) -> None:
-        source = self.info.encoding.dtype
-        fractions = source is None or source.is_float
-        is_complex = dtype.is_complex or (source is not None and source.is_complex)
-        if is_complex or (fractions and not dtype.is_float):
-            raise EncodingError(
-                f"`{self.name}` cannot go from {self.info.encoding.name} to {dtype.value}",
-                hint="only numbers without fractions become integers",
-            )
+        info = self.info._replace(encoding=dtype.encoding)
+        if self.is_declared:
+            require_convertible(self.info, dtype.encoding)
+            return WeightData.of(info, self.data)
+        return WeightData.stored(info, converted(self.info, self.view(), dtype.encoding))
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the numbers, or the bytes of a quantized tensor, as an array."""
@@ -160,7 +166,8 @@ class WeightData:
         return self.to_buffer().__array__(dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return cast("Any", self.data).__dlpack__(**options)
+        array = self.to_buffer() if self.is_declared else self.data
+        return cast("Any", array).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.data.__dlpack_device__()
@@ -169,3 +176,17 @@ class WeightData:
         kind = self.quantization_encoding or self.dtype
         sizes: Sequence[int] = self.info.shape
         return f"WeightData({self.name!r}, {kind}, {list(sizes)})"
+
+
+def _as_bytes(info: TensorInfo) -> tuple[DType, tuple[int, ...], QuantizationEncoding | None]:
+    """Return dtype and shape of a tensor's data as it is stored, and of which blocks it is."""
+    dtype, quantization = info.encoding.dtype, info.encoding.quantization
+    if dtype is not None:
+        return dtype, info.shape, None
+    if quantization is None:
+        raise EncodingError(
+            f"`{info.name}` is of {info.encoding.name}, which weightctl does not know",
+            hint="it can be listed, not interpreted; a newer version may know it",
+        )
+    rows = prod(info.shape[:-1])
+    return DType.uint8, (rows, info.nbytes // rows if rows else 0), quantization

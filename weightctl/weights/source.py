@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weightctl.errors import EncodingError
+from weightctl.errors import EncodingError, MissingTensorError
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
-__all__ = ["Files", "Held", "Source", "Span"]
+__all__ = ["Declared", "Files", "Held", "Source", "Span", "nothing_loaded"]
 
 
 class Span(NamedTuple):
@@ -87,7 +87,7 @@ class Files:
             memory = self._files[extent.file].private(extent.offset, extent.nbytes)
         if self._header.big_endian:
             memory = _swapped(info, memory)
-        return WeightData.stored(info, memory)
+        return WeightData.stored(info, memory, None if self.span(name) is None else self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Read a tensor's bytes; no page of the file is mapped where they follow one another."""
@@ -172,6 +172,37 @@ class Held:
 
     def refuse_change(self) -> None:
         """Do nothing: what is held is its owner's."""
+
+
+class Declared:
+    """No tensors: a tree whose weights are described first, and get their data elsewhere."""
+
+    @property
+    def header(self) -> Header:
+        """Nothing."""
+        return Header(format="declared", files=(), tensors={}, extents={})
+
+    def data(self, name: str) -> WeightData:
+        """Raise `MissingTensorError`."""
+        raise nothing_loaded(name)
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:  # noqa: ARG002
+        """Raise `MissingTensorError`."""
+        raise nothing_loaded(name)
+
+    def span(self, _: str, /) -> None:
+        """Return None: there are no bytes."""
+
+    def refuse_change(self) -> None:
+        """Do nothing: there is nothing to change."""
+
+
+def nothing_loaded(name: str) -> MissingTensorError:
+    """Return the error for a tensor that is asked for where weights are only declared."""
+    return MissingTensorError(
+        f"`{name}` is declared only: nothing is loaded in this tree",
+        hint="the data comes from the `weights_registry` that an engine loads the graph with",
+    )
 
 
 def _swapped(info: TensorInfo, memory: memoryview) -> memoryview:

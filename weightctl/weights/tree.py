@@ -2,102 +2,53 @@
 
 from __future__ import annotations
 
-import re
 from itertools import chain, islice
 from operator import index
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from weightctl.device import CPU
 from weightctl.errors import MissingTensorError
+from weightctl.weights.nodes import find, planted, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.graph.weight import Weight
+    from weightctl.shape import ShapeLike
+    from weightctl.weights.allocation import Allocations
     from weightctl.weights.data import WeightData
+    from weightctl.weights.dlpack import DLPackArray
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import Value
+    from weightctl.weights.nodes import Node
     from weightctl.weights.source import Source
 
-__all__ = ["Node", "Weights", "is_number", "natural", "planted"]
+__all__ = ["Weights"]
 
-
-class Node:
-    """A place in the tree: the tensor of this very name, if any, and what lies below it."""
-
-    __slots__ = ("_is_sorted", "below", "tensor")
-
-    def __init__(self) -> None:
-        self.tensor: str | None = None
-        self.below: dict[str, Node] = {}
-        self._is_sorted = True
-
-    def grow(self, segment: str) -> Node:
-        """Return the node of this segment below, made where there is none."""
-        found = self.below.get(segment)
-        if found is not None:
-            return found
-        if segment.isdecimal():
-            self._is_sorted = False
-        made = self.below[segment] = Node()
-        return made
-
-    def children(self) -> dict[str, Node]:
-        """What lies below by its segment, in the order of the file; numbers in their own."""
-        if not self._is_sorted:
-            # Experts by the thousand are plain numbers, which sort without being taken apart.
-            key = int if all(map(is_number, self.below)) else natural
-            self.below = {segment: self.below[segment] for segment in sorted(self.below, key=key)}
-            self._is_sorted = True
-        return self.below
-
-
-def is_number(segment: str) -> bool:
-    """Whether a segment is a number as layers have it: no leading zero, no more than 9 digits."""
-    return (
-        segment.isdecimal()
-        and len(segment) <= 9
-        and segment.isascii()
-        and (segment[0] != "0" or segment == "0")
-    )
-
-
-# A name of more segments keeps the rest in one, so that nobody needs to recurse deeper.
-_MAX_DEPTH = 32
 # Among how many names a missing one is looked for.
 _CANDIDATES = 1000
 
 
-def planted(names: Iterable[str]) -> Node:
-    """Return the tree of some names; the node of each knows its full name as its tensor."""
-    root = Node()
-    for name in names:
-        _plant(root, name, name)
-    return root
-
-
-def _plant(root: Node, path: str, tensor: str) -> None:
-    node = root
-    for segment in path.split(".", _MAX_DEPTH):
-        node = node.below.get(segment) or node.grow(segment)
-    node.tensor = tensor
-
-
-def _beyond(deepest: Node, prefix: str) -> Node:
-    """Return `deepest` with what starts with `prefix` below a node of its own."""
-    node = Node()
-    for rest, below in deepest.below.items():
-        if rest == prefix:
-            node.grow(prefix).tensor = below.tensor
-        elif rest.startswith(prefix + "."):
-            _plant(node.grow(prefix), rest[len(prefix) + 1 :], cast("str", below.tensor))
-    return node
-
-
 class _Tree:
-    """The names of a source as nodes, made when the first is asked for."""
+    """The names of a source as nodes, made when the first is asked for, and what is allocated.
+
+    A copy, or what comes back from a pickle, has the same names and has allocated nothing.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self._root: Node | None = None
+        self._allocations: Allocations | None = None
+
+    @property
+    def allocations(self) -> Allocations:
+        if self._allocations is None:
+            from weightctl.weights.allocation import Allocations  # a listing needs none
+
+            self._allocations = Allocations(self.source)
+        return self._allocations
 
     @property
     def root(self) -> Node:
@@ -108,18 +59,7 @@ class _Tree:
 
     def find(self, prefix: str) -> Node | None:
         """Return the node of a name or prefix, None where nothing is there."""
-        if not prefix:
-            return self.root
-        *segments, last = prefix.split(".", _MAX_DEPTH)
-        node = self.root
-        for segment in segments:
-            found = node.below.get(segment)
-            if found is None:
-                return None
-            node = found
-        if len(segments) == _MAX_DEPTH:
-            node = _beyond(node, last)
-        return node.below.get(last)
+        return find(self.root, prefix)
 
     def __reduce__(self) -> tuple[type[_Tree], tuple[Source]]:
         return (_Tree, (self.source,))
@@ -147,6 +87,13 @@ class Weights:
         from weightctl.weights.source import Held
 
         return cls(Held(dict(tensors), dict(metadata or {})))
+
+    @classmethod
+    def declared(cls) -> Weights:
+        """Make a tree in which nothing is loaded: `allocate` declares weights of any name."""
+        from weightctl.weights.source import Declared
+
+        return cls(Declared())
 
     @property
     def name(self) -> str:
@@ -186,11 +133,66 @@ class Weights:
         found = self.source.data(self._stored_name())
         return found if found.name == self._prefix else found.renamed(self._prefix)
 
+    def taken(self) -> WeightData:
+        """Return the data as `allocate` was asked for it, or where it was not, as it is stored.
+
+        Nothing is read or converted before it is touched, and the tree keeps nothing of it. Raises
+        `MissingTensorError` where there is none.
+        """
+        return self._tree.allocations.taken(self._prefix, self._stored_name())
+
+    def gave(self, weight: int) -> bool:
+        """Whether the weight that has this `id` is one that `allocate` gave, of whatever name."""
+        return self._tree.allocations.gave(weight)
+
+    def allocate(
+        self,
+        dtype: DType | None = None,
+        shape: ShapeLike | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+        device: DeviceRef = CPU,
+    ) -> Weight:
+        """Return a graph's `Weight` for the tensor of this name; nothing is read.
+
+        What is not given is as it is stored. Another dtype converts the numbers, and dequantizes
+        blocks; an encoding packs them into blocks, and `dtype` is then what they become where they
+        are used, or uint8, with which `shape` too is that of the bytes. A name in `shape` stands
+        for any size, the same wherever it stands, and the weight has the sizes themselves. The same
+        request for the same name gives the same weight.
+
+        In a tree of `declared` the weight is what is asked for, of a dtype and shape that must be
+        given. Raises `MissingTensorError` where the checkpoint has no such tensor, `EncodingError`
+        where it cannot be stored like that, and `GraphError` for another shape than it has and for
+        a name that was allocated otherwise before; nothing is allocated then. The latter two are
+        `ValueError`s.
+        """
+        return self._tree.allocations.allocate(
+            self._prefix,
+            None if self._is_declaring else self._stored_name(),
+            dtype=dtype,
+            shape=shape,
+            quantization=quantization_encoding,
+            device=device,
+        )
+
+    @property
+    def allocated_weights(self) -> dict[str, DLPackArray]:
+        """The tensors of the whole tree that were allocated, each as it was asked for.
+
+        They are `WeightData`, read and converted when their data is first touched, and made anew
+        each time: the tree keeps none. What is only declared has no data, and is not among them.
+        """
+        return dict(self._tree.allocations.data())
+
+    @property
+    def _is_declaring(self) -> bool:
+        return self.header.format == "declared"
+
     def items(self) -> Iterator[tuple[str, Weights]]:
         """Yield the full name and node of every tensor at or below this one, layer 2 before 10."""
         node = self._tree.find(self._prefix)
         if node is not None:
-            for name in _walk(node):
+            for name in walk(node):
                 yield name, self._at(name)
 
     @property
@@ -202,6 +204,10 @@ class Weights:
         header, name = self.header, self._prefix
         name = header.aliases.get(name, name)
         if name not in header.tensors:
+            if self._is_declaring:
+                from weightctl.weights.source import nothing_loaded
+
+                raise nothing_loaded(name)
             raise MissingTensorError(f"no tensor is called `{name}`", hint=self._suggestion(name))
         return name
 
@@ -214,7 +220,7 @@ class Weights:
         while known and self._tree.find(known) is None:
             known = known.rpartition(".")[0]
         node = self._tree.find(known)
-        names = islice(_walk(node), _CANDIDATES) if node is not None else ()
+        names = islice(walk(node), _CANDIDATES) if node is not None else ()
         near = difflib.get_close_matches(name, names, n=3)
         if near:
             return f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
@@ -266,24 +272,5 @@ class Weights:
             info = self.info
             return f"<Weights {self._prefix}: {info.encoding} {list(info.shape)}>"
         node = self._tree.find(self._prefix)
-        tensors = sum(1 for _ in _walk(node)) if node is not None else 0
+        tensors = sum(1 for _ in walk(node)) if node is not None else 0
         return f"<Weights {self._prefix or 'root'}: {tensors} tensors>"
-
-
-def _walk(node: Node) -> Iterator[str]:
-    # A stack, since names may nest deeper than Python recurses.
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current.tensor is not None:
-            yield current.tensor
-        stack.extend(reversed(current.children().values()))
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that puts numbers in a name in numeric order."""
-    return [
-        (0, len(digits := part.lstrip("0")), digits) if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", name)
-        if part
-    ]

@@ -1,0 +1,192 @@
+"""What a checkpoint is recognized as, and what is said where it is nothing known or not whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import small_models
+from arrays import stored, weights_of
+from weightctl import DType, open_weights
+from weightctl.archs.checkpoint import recognize
+from weightctl.errors import ArchitectureError
+from weightctl.weights.metadata import Value
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+LLAMA = {"model_type": "llama", **SIZES}
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, Any]:
+    return small_models.arrays(small_models.llama(**SIZES))
+
+
+def refused(weights: Weights, config: Any = None) -> str:
+    with pytest.raises(ArchitectureError) as caught:
+        recognize(weights, config)
+    return str(caught.value)
+
+
+def beside(path: Path, tensors: dict[str, Any], config: bytes | None) -> Weights:
+    stored(path / "model.safetensors", **tensors)
+    if config is not None:
+        (path / "config.json").write_bytes(config)
+    return open_weights(path / "model.safetensors")
+
+
+def test_the_config_beside_a_checkpoint_says_what_it_is(
+    tmp_path: Path, tensors: dict[str, Any]
+) -> None:
+    found = recognize(beside(tmp_path, tensors, json.dumps(LLAMA).encode()))
+    assert (found.arch.name, found.config.hidden, found.config.kv_heads) == ("llama", 32, 2)
+    assert found.weights["norm.weight"].name == "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "it is no JSON"),
+        (b"{", "it is no JSON"),
+        (b"\xff\xfe{}", "it is no JSON"),
+        (b"[" * 100_000, "it is no JSON"),
+        (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "it is no JSON"),
+        (b"[1]", "it is no JSON object"),
+        (b"{}", "has no `model_type`"),
+        (b'{"model_type": ["llama"]}', "`model_type` is a list"),
+        (b'{"model_type": "mamba"}', "`model_type` is `'mamba'`, a family that weightctl does not"),
+        (b'{"model_type": "llama", "model_type": "bert"}', "`model_type` stands twice"),
+        (b'{"model_type": "llama", "hidden_size": -1}', "`hidden_size` is `-1`"),
+    ],
+)
+def test_a_config_that_is_none_is_refused_with_its_path(
+    content: bytes | None, message: str, tmp_path: Path, tensors: dict[str, Any]
+) -> None:
+    said = refused(beside(tmp_path, tensors, content))
+    assert str(tmp_path / "config.json") in said
+    assert message in said
+    assert len(said) < 600
+
+
+def test_a_config_that_is_too_large_is_not_read(tmp_path: Path, tensors: dict[str, Any]) -> None:
+    weights = beside(tmp_path, tensors, b"{}")
+    os.truncate(tmp_path / "config.json", 1 << 40)
+    assert "a config of 1099511627776 bytes is none" in refused(weights)
+
+
+def test_a_config_that_is_no_file_is_not_waited_for(
+    tmp_path: Path, tensors: dict[str, Any]
+) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "not a regular file" in refused(beside(tmp_path, tensors, None))
+
+
+def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
+    said = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
+    assert "mamba" in said
+    assert "llama, mistral, bert, gpt2" in said
+    weights = Weights.from_data({}, {"general.architecture": Value("string", "rwkv7")})
+    assert "`'rwkv7'`" in refused(weights)
+    weights = Weights.from_data({}, {"general.architecture": Value("u32", 7)})
+    assert "`general.architecture` is `7`" in refused(weights)
+
+
+def test_tensors_in_memory_need_a_config() -> None:
+    assert "give it as `config`" in refused(weights_of({"a": np.ones(1)}))
+
+
+def test_more_layers_than_tensors_are_refused_before_they_are_named(
+    tensors: dict[str, Any],
+) -> None:
+    said = refused(weights_of(tensors), LLAMA | {"num_hidden_layers": 9999})
+    assert "9999 layers, and there are 12 tensors" in said
+
+
+def test_all_that_is_missing_or_too_much_or_misshapen_is_named_at_once(
+    tensors: dict[str, Any],
+) -> None:
+    changed = {name: array for name, array in tensors.items() if "down_proj" not in name}
+    changed["model.layers.0.mlp.gate_proj.scale"] = np.ones(1, np.float32)
+    del changed["model.norm.weight"]
+    changed["lm_head.weight"] = np.ones((96, 31), np.float32)
+    found = recognize(weights_of(changed), LLAMA)
+    assert found.missing == ["model.layers.0.mlp.down_proj.weight", "model.norm.weight"]
+    assert found.unexpected == ["model.layers.0.mlp.gate_proj.scale"]
+    with pytest.raises(ArchitectureError) as caught:
+        found.module()
+    for name in (*found.missing, *found.unexpected, "lm_head.weight"):
+        assert f"`{name}`" in str(caught.value)
+
+
+def test_all_of_another_shape_are_named_at_once(tensors: dict[str, Any]) -> None:
+    found = recognize(weights_of(tensors), LLAMA | {"intermediate_size": 40, "vocab_size": 97})
+    with pytest.raises(ArchitectureError) as caught:
+        found.module()
+    said = str(caught.value)
+    assert "`model.embed_tokens.weight` is of shape [96, 32], where [97, 32] belongs" in said
+    for name in ("gate_proj", "up_proj", "down_proj", "lm_head"):
+        assert f"{name}.weight` is of shape" in said
+    assert "q_proj" not in said
+
+
+def test_integers_are_no_weights(tensors: dict[str, Any]) -> None:
+    changed = tensors | {"model.norm.weight": np.ones(32, np.int32)}
+    with pytest.raises(ArchitectureError, match="weight` is of I32"):
+        recognize(weights_of(changed), LLAMA).module()
+
+
+def test_a_module_has_its_weights_as_they_are_stored(tensors: dict[str, Any]) -> None:
+    changed = tensors | {"model.norm.weight": np.ones(32, np.float16)}
+    weights = recognize(weights_of(changed), LLAMA).module(DType.float32).raw_state_dict()
+    assert weights["norm.weight"].dtype is DType.float16
+    assert weights["embedding.weight"].dtype is DType.float32
+
+
+@pytest.mark.real
+def test_blocks_stay_blocks_in_a_module(smollm2: Path) -> None:
+    weights = recognize(open_weights(smollm2)).module().raw_state_dict()
+    down = weights["layers.0.mlp.down.weight"]
+    assert str(down.quantization_encoding) == "QuantizationEncoding.Q4_1"
+    assert down.original_dtype_and_shape == (DType.float32, [576, 1536])
+    assert weights["norm.weight"].quantization_encoding is None
+
+
+def test_of_two_tensors_of_one_name_the_second_is_too_much(tensors: dict[str, Any]) -> None:
+    again = {"norm.weight": tensors["model.norm.weight"]}
+    found = recognize(weights_of(again | tensors), LLAMA)
+    assert found.unexpected == ["norm.weight"]
+
+
+def test_a_config_that_is_given_stands_before_all_others(
+    tmp_path: Path, tensors: dict[str, Any]
+) -> None:
+    weights = beside(tmp_path, tensors, b'{"model_type": "mamba"}')
+    assert recognize(weights, LLAMA).missing == []
+
+
+def test_of_thousands_that_are_too_much_the_first_are_named(tensors: dict[str, Any]) -> None:
+    many = {f"extra.{number}.weight": np.ones(1, np.float32) for number in range(3000)}
+    found = recognize(weights_of(tensors | many), LLAMA)
+    assert len(found.unexpected) == 3000
+    with pytest.raises(ArchitectureError, match="and 2800 more") as caught:
+        found.module()
+    assert len(str(caught.value)) < 20_000
+
+
+@pytest.mark.parametrize("config", [[1], "llama", 3], ids=str)
+def test_a_config_that_is_no_mapping_is_refused(config: Any, tensors: dict[str, Any]) -> None:
+    assert "no mapping" in refused(weights_of(tensors), config)
+
+
+def test_a_config_may_be_any_mapping(tensors: dict[str, Any]) -> None:
+    assert recognize(weights_of(tensors), MappingProxyType(LLAMA)).config.hidden == 32

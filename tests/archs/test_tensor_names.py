@@ -1,0 +1,201 @@
+"""What families call their tensors, in both dialects."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import pytest
+
+import small_models
+from arrays import weights_of
+from weightctl import open_weights
+from weightctl.archs import ARCHS
+from weightctl.archs.checkpoint import recognize
+from weightctl.archs.configs import from_hugging_face
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl import Weights
+    from weightctl.archs.arch import Arch
+
+MAPS = {
+    name: gguf.get_tensor_name_map(arch, 3)
+    for arch, name in gguf.MODEL_ARCH_NAMES.items()
+    if name in ARCHS
+}
+
+
+def config(name: str, **changes: Any) -> Any:
+    arch: Arch = load(ARCHS[name])
+    made = from_hugging_face(arch, {"model_type": name, **_small(name)}, "here")
+    return dataclasses.replace(made, layers=3, **changes)
+
+
+def _small(name: str) -> dict[str, int]:
+    hidden = "n_embd" if name == "gpt2" else "hidden_size"
+    vocabulary = {"vocab_size": 10}
+    if name == "gpt2":
+        return vocabulary | {hidden: 24}
+    heads = {"num_attention_heads": 4}
+    return vocabulary | heads | {hidden: 32, "intermediate_size": 8}
+
+
+WITH_ALL = {
+    "llama": {
+        "attention_bias": True, "attention_output_bias": True, "mlp_bias": True, "tied": False,
+        "has_rope_factors": True,
+    },
+    "bert": {},
+    "gpt2": {"tied": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_each_family_stands_under_its_own_name(name: str) -> None:
+    assert load(ARCHS[name]).name == name
+    assert ARCHS[name] == f"weightctl.archs.{name}:ARCH"
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_both_dialects_say_what_ggufs_own_table_says(name: str) -> None:
+    tensors = list(load(ARCHS[name]).tensors(config(name, **WITH_ALL[name])))
+    pairs = [(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face]
+    assert len(pairs) > 20
+    for in_gguf, in_hugging_face in pairs:
+        assert MAPS[name].get_name(in_hugging_face, (".weight", ".bias")) == in_gguf
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("name", ARCHS)
+def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: bool) -> None:
+    arch: Arch = load(ARCHS[name])
+    made = config(name, **(WITH_ALL[name] if changed else {}))
+    module = load(arch.module)(made)
+    assert {tensor.module for tensor in arch.tensors(made)} == set(module.raw_state_dict())
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_no_two_tensors_have_one_name(name: str) -> None:
+    tensors = list(load(ARCHS[name]).tensors(config(name, **WITH_ALL[name])))
+    for names in zip(*((one.module, one.gguf, one.hugging_face) for one in tensors), strict=True):
+        assert len(set(names)) == len(names)
+
+
+def test_tensors_come_layer_after_layer() -> None:
+    names = [tensor.gguf or "" for tensor in load(ARCHS["llama"]).tensors(config("llama"))]
+    numbers = [int(name.split(".")[1]) for name in names if name.startswith("blk")]
+    assert numbers == sorted(numbers)
+    assert (names[0], names[-1]) == ("token_embd.weight", "output.weight")
+
+
+def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
+    steps = {
+        tensor.gguf: tensor.step
+        for name in ("llama", "gpt2")
+        for tensor in load(ARCHS[name]).tensors(config(name, **WITH_ALL[name]))
+    }
+    assert steps["blk.1.attn_qkv.weight"] is not None
+    assert steps["blk.1.attn_qkv.bias"] is None
+    assert steps["blk.1.attn_k.weight"] == steps["blk.1.attn_k.bias"] is not None
+    assert steps["blk.1.attn_v.weight"] is None
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
+    tensors = list(load(ARCHS[name]).tensors(config(name, **WITH_ALL[name])))
+    kept = {tensor.module for tensor in tensors if tensor.is_float32}
+    assert {one.module for one in tensors if "norm" in one.module or "bias" in one.module} <= kept
+    assert "embedding.weight" not in kept
+    assert "layers.0.mlp.up.weight" not in kept
+    assert name == "llama" or "position_embedding.weight" in kept
+
+
+def test_tiny_llama_is_whole(tiny_llama: Path) -> None:
+    found = recognize(open_weights(tiny_llama))
+    assert (found.arch.name, found.dialect) == ("llama", "hugging_face")
+    assert (found.missing, found.unexpected) == ([], [])
+    assert found.weights["layers.2.attention.q.weight"].name == (
+        "model.layers.2.self_attn.q_proj.weight"
+    )
+
+
+@pytest.mark.real
+def test_smollm2_is_whole(smollm2: Path) -> None:
+    found = recognize(open_weights(smollm2))
+    assert (found.arch.name, found.dialect) == ("llama", "gguf")
+    assert (found.missing, found.unexpected) == ([], [])
+    assert "output.weight" not in found.weights
+    assert len(found.weights) == 272
+
+
+@pytest.mark.real
+def test_minilm_is_whole_and_its_pooler_is_left_aside(minilm: Path) -> None:
+    found = recognize(open_weights(minilm))
+    assert (found.arch.name, found.dialect) == ("bert", "hugging_face")
+    assert (found.missing, found.unexpected) == ([], [])
+    assert len(found.weights) == 101
+
+
+def held(model: Any, rename: Any = str, **more: Any) -> Weights:
+    arrays = {rename(name): array for name, array in small_models.arrays(model).items()}
+    return weights_of(arrays | more)
+
+
+@pytest.mark.parametrize(
+    ("make", "prefix"),
+    [(small_models.llama, "model."), (small_models.gpt2, "transformer.")],
+    ids=["llama", "gpt2"],
+)
+def test_names_are_known_without_their_prefix(make: Any, prefix: str) -> None:
+    model = make()
+    found = recognize(held(model, lambda name: name.removeprefix(prefix)), model.config.to_dict())
+    assert (found.missing, found.unexpected) == ([], [])
+
+
+def test_names_are_known_with_a_prefix_that_the_bare_model_lacks() -> None:
+    model = small_models.bert()
+    found = recognize(held(model, lambda name: f"bert.{name}"), model.config.to_dict())
+    assert (found.missing, found.unexpected) == ([], [])
+
+
+def test_norms_are_known_by_the_names_that_tensorflow_gave_them() -> None:
+    def old(name: str) -> str:
+        stem, _, last = name.rpartition(".")
+        was = {"weight": "gamma", "bias": "beta"}[last] if stem.endswith("LayerNorm") else last
+        return f"{stem}.{was}"
+
+    model = small_models.bert()
+    found = recognize(held(model, old), model.config.to_dict())
+    assert (found.missing, found.unexpected) == ([], [])
+
+
+def test_masks_and_frequencies_are_left_aside() -> None:
+    import numpy as np
+
+    model = small_models.gpt2()
+    mask = np.ones((1, 1, 64, 64), np.uint8)
+    more = {"transformer.h.0.attn.bias": mask, "transformer.h.0.attn.masked_bias": np.ones(1)}
+    found = recognize(held(model, **more), model.config.to_dict())
+    assert (found.missing, found.unexpected) == ([], [])
+    llama = small_models.llama()
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8)}
+    found = recognize(held(llama, **more), llama.config.to_dict())
+    assert (found.missing, found.unexpected) == ([], [])
+
+
+def test_the_copy_of_a_tied_output_is_left_aside() -> None:
+    model = small_models.gpt2()
+    copy = model.transformer.wte.weight.detach().numpy()
+    found = recognize(held(model, **{"lm_head.weight": copy}), model.config.to_dict())
+    assert found.unexpected == []
+    assert "output.weight" not in found.weights
+
+
+def test_an_output_that_is_not_tied_is_missed() -> None:
+    model = small_models.gpt2()
+    document = model.config.to_dict() | {"tie_word_embeddings": False}
+    assert recognize(held(model), document).missing == ["lm_head.weight"]

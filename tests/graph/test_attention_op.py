@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from runs import run
+from weightctl.errors import GraphError
+from weightctl.graph import ops
+
+Array = np.ndarray[Any, Any]
+
+INF = np.float64(np.inf)
+
+
+def reference(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Array:
+    """The formula, one query of one head at a time, in float64."""
+    batch, heads, seq, dim = query.shape
+    group, keys = heads // key.shape[1], key.shape[2]
+    result = np.zeros((batch, heads, seq, value.shape[3]))
+    if mask is not None:
+        mask = np.broadcast_to(mask, (batch, heads, seq, keys))
+    for b, h, s in np.ndindex(batch, heads, seq):
+        position = s + keys - seq
+        scores = np.full(keys, -INF)
+        for k in range(keys):
+            if (causal and k > position) or (window is not None and position - k >= window):
+                continue
+            score = float(query[b, h, s].astype(float) @ key[b, h // group, k].astype(float))
+            score *= dim**-0.5 if scale is None else scale
+            if softcap is not None:
+                score = softcap * np.tanh(score / softcap)
+            if mask is not None and mask.dtype == bool:
+                score = score if mask[b, h, s, k] else -INF
+            elif mask is not None:
+                score += float(mask[b, h, s, k])
+            scores[k] = score
+        if scores.max() > -INF:
+            shares = np.exp(scores - scores.max())
+            result[b, h, s] = shares / shares.sum() @ value[b, h // group].astype(float)
+    return result
+
+
+def made(
+    *, heads: int = 4, kv_heads: int = 2, seq: int = 5, keys: int = 5, value_dim: int = 8
+) -> tuple[Array, Array, Array]:
+    random = np.random.default_rng(heads + 10 * seq + 100 * keys)
+    shapes = [(2, heads, seq, 8), (2, kv_heads, keys, 8), (2, kv_heads, keys, value_dim)]
+    query, key, value = (random.standard_normal(shape, np.float32) for shape in shapes)
+    return query, key, value
+
+
+RANDOM = np.random.default_rng(3)
+BIASES = RANDOM.standard_normal((2, 4, 5, 5), np.float32)
+HIDDEN = np.where(RANDOM.random((2, 1, 5, 5)) < 0.5, np.float32(0), np.float32(-np.inf))
+HIDDEN[0, :, 2] = -np.inf
+MASKS = {
+    "none": None,
+    "keys": np.array([[[[True, True, False, True, False]]]]),
+    "padding": np.array([True, True, True, False, False] * 2).reshape(2, 1, 1, 5),
+    "pairs": RANDOM.random((5, 5)) < 0.6,
+    "heads": RANDOM.random((1, 4, 5, 5)) < 0.6,
+    "one for all": np.array(True),
+    "biases of keys": np.linspace(-1, 1, 5, dtype=np.float32),
+    "queries": np.array([True, False, True, True, False]).reshape(5, 1),
+    "biases": BIASES,
+    "hidden": HIDDEN,
+}
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_is_the_formula(
+    mask: str, window: int | None, softcap: float | None, *, causal: bool
+) -> None:
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+    chosen = MASKS[mask]
+    arrays = made() if chosen is None else (*made(), chosen)
+    found = run(lambda *values: ops.attention(*values, **options), *arrays)
+    np.testing.assert_allclose(found, reference(*arrays, **options), atol=2e-6)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 2, 9])
+@pytest.mark.parametrize(("seq", "keys"), [(1, 6), (3, 6), (6, 6), (6, 3)])
+def test_the_last_query_stands_at_the_last_key(
+    seq: int, keys: int, window: int | None, softcap: float | None
+) -> None:
+    options: dict[str, Any] = {"causal": True, "window": window, "softcap": softcap}
+    arrays = made(seq=seq, keys=keys)
+    found = run(
+        lambda *values: ops.attention(*values, **options),
+        *arrays,
+        shapes=[("batch", 4, "seq", 8), ("batch", 2, "keys", 8), ("batch", 2, "keys", 8)],
+    )
+    np.testing.assert_allclose(found, reference(*arrays, **options), atol=2e-6)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("hidden", [False, -np.inf])
+def test_a_query_that_sees_no_key_gets_zeros(hidden: float, softcap: float | None) -> None:
+    kind = bool if hidden is False else np.float32
+    mask = np.full((5, 5), hidden, kind)
+    mask[0] = True if kind is bool else 0.0
+    found = run(lambda *values: ops.attention(*values, softcap=softcap), *made(), mask)
+    assert not np.isnan(found).any()
+    assert (found[:, :, 1:] == 0).all()
+    assert (found[:, :, 0] != 0).all()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_heads_of_keys_serve_consecutive_heads_of_queries(kv_heads: int) -> None:
+    arrays = made(kv_heads=kv_heads, value_dim=3)
+    found = run(ops.attention, *arrays)
+    np.testing.assert_allclose(found, reference(*arrays), atol=2e-6)
+
+
+def test_the_scale_may_be_given() -> None:
+    found = run(lambda *values: ops.attention(*values, scale=0.7), *made())
+    np.testing.assert_allclose(found, reference(*made(), scale=0.7), atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+def test_a_scale_may_be_zero_or_turn_the_scores_round(scale: float) -> None:
+    found = run(lambda *values: ops.attention(*values, causal=True, scale=scale), *made())
+    np.testing.assert_allclose(found, reference(*made(), causal=True, scale=scale), atol=2e-6)
+
+
+@pytest.mark.parametrize("option", ["scale", "softcap"])
+@pytest.mark.parametrize("given", [np.nan, np.inf, -np.inf])
+def test_a_scale_and_a_softcap_are_finite(option: str, given: float) -> None:
+    options: dict[str, Any] = {option: given}
+    with pytest.raises(GraphError, match=option):
+        run(lambda *values: ops.attention(*values, **options), *made())
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_sums_of_small_floats_are_in_float32(kind: Any, softcap: float | None) -> None:
+    query, key, value = (array.astype(kind) for array in made(seq=2, keys=1500))
+    # All scores are equal, so that 1500 numbers near 1 are averaged: in bfloat16 the sum of them,
+    # and that of their shares, would stop growing at 256.
+    query[:], value[:] = 0, value * kind(0.01) + kind(1)
+    found = run(lambda *values: ops.attention(*values, softcap=softcap), query, key, value)
+    exact = reference(query, key, value)
+    # The shares may be rounded, as they are by torch's kernels.
+    np.testing.assert_allclose(
+        found.astype(float), exact, rtol=2 * float(ml_dtypes.finfo(kind).eps)
+    )
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_only_the_result_of_capped_small_floats_is_rounded(kind: Any) -> None:
+    query, key, value = (array.astype(kind) for array in made())
+    query, value = query * kind(4), np.abs(value)
+    found = run(lambda *values: ops.attention(*values, softcap=50.0), query, key, value)
+    exact = reference(query, key, value, softcap=50.0)
+    half_a_step = float(ml_dtypes.finfo(kind).eps) / 2
+    np.testing.assert_allclose(found.astype(float), exact, rtol=half_a_step * 1.01)
+
+
+def test_attention_is_torchs_own_bit_for_bit_where_torch_has_it() -> None:
+    query, key, value = (torch.tensor(array) for array in made(kv_heads=4))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    found = run(lambda *values: ops.attention(*values, causal=True), *made(kv_heads=4))
+    np.testing.assert_array_equal(found, expected.numpy())

@@ -1,0 +1,413 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from small_modules import Block, Scale, Stack, random_values
+
+from arrays import stored, weights_of
+from blocks import in_blocks
+from runs import run
+from weightctl import open_weights
+from weightctl.dtype import ENCODINGS, DType, QuantizationEncoding
+from weightctl.errors import StateDictError
+from weightctl.graph import Graph, Weight
+from weightctl.nn import Module
+from weightctl.shape import Shape
+from weightctl.weights import Buffer, WeightData, Weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl.shape import ShapeLike
+
+    Array = np.ndarray[Any, Any]
+
+Q8_0, Q4_0 = QuantizationEncoding.Q8_0, QuantizationEncoding.Q4_0
+
+
+class Single(Module):
+    """One weight."""
+
+    def __init__(
+        self,
+        shape: ShapeLike = (2, 64),
+        encoding: QuantizationEncoding | None = None,
+        dtype: DType = DType.float32,
+    ) -> None:
+        self.weight = Weight("weight", dtype, shape, quantization_encoding=encoding)
+
+
+def blocks(
+    encoding: QuantizationEncoding, shape: tuple[int, ...] = (2, 64), name: str = "weight"
+) -> WeightData:
+    numbers = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return in_blocks(numbers.reshape(-1, shape[-1]), encoding, name)[0]
+
+
+def off_by_one(count: int, dtype: type = np.float32) -> Array:
+    """Zeros that start one byte behind a multiple of 64."""
+    memory = np.zeros(count * np.dtype(dtype).itemsize + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + 1
+    return memory[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+def refusal(module: Module, state: Any, **options: Any) -> str:
+    """The error, after which nothing is changed."""
+
+    def now() -> list[Any]:
+        described = [(weight.name, weight.align, repr(weight)) for _, weight in all_weights(module)]
+        return [described, {name: id(value) for name, value in values(module).items()}]
+
+    before = now()
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is what is returned
+        module.load_state_dict(state, **options)
+    assert now() == before
+    return str(error.value)
+
+
+def all_weights(module: Module) -> list[tuple[str, Weight]]:
+    from weightctl.nn.sites import owned
+
+    return [(name, sites[0].weight) for name, sites in owned(module).items()]
+
+
+def values(module: Module) -> dict[str, Any]:
+    from weightctl.nn.sites import owned
+    from weightctl.nn.values import kept
+
+    return {name: kept(sites[0].weight) for name, sites in owned(module).items()}
+
+
+def test_the_values_are_those_that_were_given() -> None:
+    stack = Stack(1)
+    given = random_values(stack)
+    assert stack.load_state_dict(given) is None
+    state = stack.state_dict(auto_initialize=False)
+    assert all(state[name] is value for name, value in given.items())
+
+
+def test_loading_names_the_weights() -> None:
+    stack = Stack(1)
+    given = {name: np.zeros(4, np.float32) for name, _ in all_weights(stack)}
+    stack.load_state_dict(given)
+    assert stack.layers[0].up.weight.name == "layers.0.up.weight"
+
+
+def test_the_graph_computes_with_what_was_loaded() -> None:
+    scale = Scale()
+    scale.load_state_dict({"weight": np.array([1, 2, 3, 4], np.float32)})
+    assert run(scale, np.ones((1, 4), np.float32)).tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ones(4, np.float32),
+        torch.ones(4),
+        Buffer.from_numpy(np.ones(4, np.float32)),
+        WeightData.from_numpy(np.ones(4, np.float32), "weight"),
+        weights_of({"one": np.ones(4, np.float32)}).one,
+        np.ones(8, np.float32)[::2],
+    ],
+    ids=["numpy", "torch", "buffer", "data", "node", "strided"],
+)
+def test_values_of_any_kind_are_taken_and_run(value: Any) -> None:
+    scale = Scale()
+    scale.load_state_dict({"weight": value})
+    assert run(scale, np.full((1, 4), 2, np.float32)).tolist() == [[2, 2, 2, 2]]
+
+
+def test_numbers_that_numpy_has_no_type_for_are_taken() -> None:
+    module = Single((4,), dtype=DType.bfloat16)
+    module.load_state_dict({"weight": torch.ones(4, dtype=torch.bfloat16)})
+    module.load_state_dict({"weight": np.ones(4, ml_dtypes.bfloat16)})
+
+
+def test_a_whole_tree_is_a_state_and_its_nodes_give_data(tmp_path: Path) -> None:
+    stack = Stack(2)
+    path = stored(tmp_path / "model.safetensors", **random_values(stack))
+    stack.load_state_dict(open_weights(path))
+    state = stack.state_dict(auto_initialize=False)
+    assert all(isinstance(value, WeightData) for value in state.values())
+    assert np.array_equal(np.asarray(state["head.weight"]), random_values(stack)["head.weight"])
+
+
+def test_names_below_a_node_of_a_tree_are_relative_to_it() -> None:
+    stack = Stack(1)
+    tree = weights_of({f"model.{name}": value for name, value in random_values(stack).items()})
+    stack.load_state_dict(tree.model)
+    assert "head.weight" in stack.state_dict(auto_initialize=False)
+
+
+def test_what_a_tree_has_allocated_is_a_state_that_is_read_when_it_is_used() -> None:
+    tree = weights_of({"weight": np.ones(4, np.float16)})
+    scale = Scale()
+    scale.weight = tree.weight.allocate(dtype=DType.float32)
+    scale.load_state_dict(tree.allocated_weights)
+    assert run(scale, np.ones((1, 4), np.float32)).tolist() == [[1, 1, 1, 1]]
+
+
+def test_a_tree_that_only_declares_has_no_values() -> None:
+    tree = Graph("model").weights()
+    tree.weight.allocate(DType.float32, (4,))
+    assert "`weight` is missing" in refusal(Scale(), tree)
+
+
+def test_nothing_is_read_for_the_checks() -> None:
+    class Unread:
+        """A source whose tensors must not be taken."""
+
+        def __init__(self, of: Weights) -> None:
+            self.header = of.header
+
+        def data(self, name: str) -> WeightData:
+            raise AssertionError(name)
+
+    source: Any = Unread(weights_of({"weight": np.ones((3, 3), np.float32)}))
+    assert "is float32[3, 3], not float32[4]" in refusal(Scale(), Weights(source))
+
+
+def test_a_further_name_of_a_loaded_tensor_is_not_unexpected() -> None:
+    tree = weights_of({"weight": np.ones(4, np.float32)})
+    source: Any = tree.source
+    source._header = source._header._replace(aliases={"tied.weight": "weight"})
+    Scale().load_state_dict(tree)
+
+
+def test_strict_names_everything_that_is_wrong_at_once() -> None:
+    stack = Stack(2)
+    said = refusal(
+        stack,
+        {
+            "layers.0.up.weight": np.zeros(5, np.float32),
+            "layers.0.down.weight": np.zeros(4, np.float64),
+            "layers.1.up.weight": off_by_one(4),
+            "layers.1.down.weight": blocks(Q8_0, (32,)),
+            "tail.weight": np.zeros(4, np.float32),
+        },
+    )
+    for line in (
+        "`head.weight` is missing: float32[4]",
+        "`tail.weight` is unexpected",
+        "`layers.0.up.weight` is float32[5], not float32[4]",
+        "`layers.0.down.weight` is float64[4], not float32[4]",
+        "`layers.1.up.weight` starts at no multiple of 4 bytes",
+        "`layers.1.down.weight` is Q8_0[1, 32], not float32[4]",
+    ):
+        assert line in said
+
+
+@pytest.mark.parametrize("names", [["up.weight"], ["up.weight", "down.weight", "more"]])
+def test_strict_refuses_missing_and_unexpected_names_alone_too(names: list[str]) -> None:
+    said = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
+    assert "hint: `strict=False` loads what is there" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["model.up.weight", "model.down.weight"], "there under `model.`: give them without it"),
+        (["weight"], "`strict=False` loads what is there"),
+    ],
+)
+def test_names_with_a_prefix_are_recognized(names: list[str], hint: str) -> None:
+    assert hint in refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
+
+
+def test_names_that_lack_a_prefix_are_recognized() -> None:
+    class Model(Module):
+        def __init__(self) -> None:
+            self.model = Block()
+
+    said = refusal(Model(), random_values(Block()))
+    assert "the model's names start with `model.`: give the weights names with it" in said
+
+
+def test_not_strict_returns_the_missing_and_unexpected_names() -> None:
+    block = Block()
+    value = np.ones(4, np.float32)
+    found = block.load_state_dict({"up.weight": value, "other": value}, strict=False)
+    assert found == (["down.weight"], ["other"])
+    assert block.state_dict()["up.weight"] is value
+
+
+def test_not_strict_keeps_earlier_values_of_what_is_missing() -> None:
+    block = Block()
+    first = random_values(block)
+    block.load_state_dict(first)
+    block.load_state_dict({"up.weight": np.zeros(4, np.float32)}, strict=False)
+    assert block.state_dict()["down.weight"] is first["down.weight"]
+
+
+@pytest.mark.parametrize("value", [np.zeros(5, np.float32), np.zeros(4, np.float16), off_by_one(4)])
+def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
+    assert "`weight`" in refusal(Scale(), {"weight": value}, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([1, 2, 3, 4], "is no array but list"),
+        (np.array(["a"] * 4), "is an array of <U1, which has no DType"),
+        (torch.ones(4, requires_grad=True), "cannot be taken: "),
+        (WeightData.declared("weight", DType.float32, (4,)), "is only declared, and has no data"),
+        (weights_of({"one": np.ones(4)}).two, "is not there: no tensor is called `two`"),
+    ],
+)
+def test_what_is_no_value_is_named(value: Any, says: str) -> None:
+    assert f"`weight` {says}" in refusal(Scale(), {"weight": value})
+
+
+def test_an_unaligned_array_is_an_error_with_a_hint() -> None:
+    said = refusal(Scale(), {"weight": off_by_one(4)})
+    assert "starts at no multiple of 4 bytes" in said
+    assert "copy such arrays, or take any address with `weight_alignment=1`" in said
+
+
+def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -> None:
+    stack = Stack(1)
+    given = random_values(stack)
+    given["head.weight"] = off_by_one(4)
+    stack.load_state_dict(given, weight_alignment=1)
+    assert {weight.align for weight in stack.raw_state_dict().values()} == {1}
+
+
+def test_weight_alignment_may_be_stricter_than_dtypes() -> None:
+    value = off_by_one(8)[3:]
+    said = refusal(Scale(5), {"weight": value}, weight_alignment=64)
+    assert "starts at no multiple of 64 bytes" in said
+
+
+def test_a_weight_has_an_alignment_of_its_own() -> None:
+    scale = Scale(8)
+    scale.weight.align = 64
+    aligned = scale.state_dict()["weight"]
+    scale.load_state_dict({"weight": aligned})
+    half = Scale(4)
+    half.weight.align = 64
+    assert "no multiple of 64" in refusal(half, {"weight": np.asarray(aligned)[4:]})
+
+
+@pytest.mark.parametrize("alignment", [0, -4, 3])
+def test_an_alignment_is_a_power_of_two(alignment: int) -> None:
+    said = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
+    assert f"weight_alignment is {alignment}, which is no power of two" in said
+
+
+def test_an_empty_value_starts_anywhere() -> None:
+    module = Single((0, 4))
+    module.load_state_dict({"weight": np.zeros((0, 4), np.float32)})
+    module.load_state_dict({"weight": Buffer.from_numpy(np.zeros((0, 4), np.float32))})
+
+
+@pytest.mark.parametrize("shape", [(2, 64), (3, 2, 32)])
+def test_a_quantized_value_fits_a_weight_of_its_encoding_and_logical_shape(
+    shape: tuple[int, ...],
+) -> None:
+    value = blocks(Q8_0, shape)
+    value = WeightData.of(value.info._replace(shape=shape), value.data)
+    module = Single(shape, Q8_0)
+    module.load_state_dict({"weight": value})
+    assert module.state_dict()["weight"] is value
+
+
+@pytest.mark.parametrize(
+    ("own", "value", "says"),
+    [
+        (None, blocks(Q8_0), "is Q8_0[2, 64], not float32[2, 64]"),
+        (Q4_0, blocks(Q8_0), "is Q8_0[2, 64], not Q4_0[2, 64]"),
+        (Q8_0, np.zeros((2, 64), np.float32), "is float32[2, 64], not Q8_0[2, 64]"),
+    ],
+)
+def test_another_encoding_is_refused_unless_it_may_override(
+    own: QuantizationEncoding | None, value: Any, says: str
+) -> None:
+    module = Single(encoding=own)
+    said = refusal(module, {"weight": value})
+    assert says in said
+    assert "`override_quantization_encoding=True`" in said
+    module.load_state_dict({"weight": value}, override_quantization_encoding=True)
+    encoding = getattr(value, "quantization_encoding", None)
+    assert module.weight.quantization_encoding is encoding
+    assert module.weight.original_dtype_and_shape == (DType.float32, Shape((2, 64)))
+
+
+def test_an_override_keeps_the_dtype_that_the_weight_is_used_in() -> None:
+    module = Single(dtype=DType.bfloat16)
+    module.load_state_dict({"weight": blocks(Q8_0)}, override_quantization_encoding=True)
+    assert module.weight.dtype is DType.uint8
+    assert module.weight.original_dtype_and_shape == (DType.bfloat16, Shape((2, 64)))
+
+
+@pytest.mark.parametrize(
+    ("module", "value"),
+    [
+        (Single(), np.zeros((2, 64), np.float16)),
+        (Single(dtype=DType.int32), blocks(Q8_0)),
+        (Single(encoding=Q8_0), np.zeros((2, 64), np.int32)),
+        (Single(), blocks(Q8_0, (2, 32))),
+    ],
+    ids=["dtype", "integers", "integers for blocks", "shape"],
+)
+def test_an_override_changes_only_encodings_of_fractions(module: Module, value: Any) -> None:
+    said = refusal(module, {"weight": value}, override_quantization_encoding=True)
+    assert "`weight` is" in said
+    assert "override" not in said
+
+
+def test_an_encoding_that_is_neither_numbers_nor_blocks_fits_no_weight() -> None:
+    tree = weights_of({"weight": np.zeros((2, 64), np.float32)})
+    source: Any = tree.source
+    info = tree.weight.info._replace(encoding=ENCODINGS["F6_E2M3"])
+    source._header = source._header._replace(tensors={"weight": info})
+    for module in (Single(), Single(encoding=Q8_0)):
+        said = refusal(module, tree, override_quantization_encoding=True)
+        assert "`weight` is F6_E2M3[2, 64]" in said
+
+
+def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:
+    module = Single(encoding=Q8_0)
+    module.load_state_dict({"weight": np.zeros((2, 68), np.uint8)})
+    assert "is uint8[2, 66], not Q8_0[2, 64]" in refusal(
+        module, {"weight": np.zeros((2, 66), np.uint8)}
+    )
+
+
+def test_an_error_changes_no_weight_that_fits() -> None:
+    block = Block()
+    first = random_values(block)
+    block.load_state_dict(first)
+    refusal(
+        block,
+        {"up.weight": np.ones(4, np.float32), "down.weight": np.zeros(3, np.float32)},
+        weight_alignment=1,
+        override_quantization_encoding=True,
+    )
+    assert block.state_dict()["up.weight"] is first["up.weight"]
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (None, "a state is values by name, not NoneType"),
+        ([1, 2], "not list"),
+        ("weight", "not str"),
+        ({0: np.zeros(4, np.float32)}, "a weight's name is a string, not 0"),
+        ({"weight": torch.empty(4, device="meta")}, "`weight` cannot be taken: .* meta"),
+        ({"weight": np.ma.masked_array(np.zeros(4, np.float32), True)}, "is a masked array"),
+    ],
+    ids=["none", "list", "text", "number", "meta", "masked"],
+)
+def test_what_is_no_state_is_refused(state: Any, says: str) -> None:
+    with pytest.raises(StateDictError, match=says):
+        Scale().load_state_dict(state)
+
+
+@pytest.mark.parametrize("alignment", ["4", 4.0, True])
+def test_an_alignment_is_a_whole_number(alignment: Any) -> None:
+    with pytest.raises(StateDictError, match=f"weight_alignment is {alignment!r}"):
+        Scale().load_state_dict({}, weight_alignment=alignment, strict=False)

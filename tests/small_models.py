@@ -1,0 +1,164 @@
+"""Small models made with transformers, and written as other tools write them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from arrays import weights_of
+from weightctl.archs import recognize
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from weightctl.archs import Checkpoint
+
+Arrays = dict[str, "NDArray[Any]"]
+
+
+def llama(**changes: Any) -> Any:
+    """Return a random llama with grouped heads, in float32."""
+    sizes = {
+        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    }  # fmt: skip
+    return _made(LlamaForCausalLM, LlamaConfig(**(sizes | changes)))
+
+
+def gpt2(**changes: Any) -> Any:
+    """Return a random GPT-2 with a tied output, in float32."""
+    sizes = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return _made(GPT2LMHeadModel, GPT2Config(**(sizes | changes)))
+
+
+def bert(**changes: Any) -> Any:
+    """Return a random BERT, in float32."""
+    sizes = {
+        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 64,
+    }  # fmt: skip
+    return _made(BertModel, BertConfig(**(sizes | changes)))
+
+
+def _made(kind: Any, config: Any) -> Any:
+    torch.manual_seed(6)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms of ones and biases of zeros would hide which is which.
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def arrays(model: Any) -> Arrays:
+    """Return a model's tensors, each once, as transformers saves them."""
+    tied = getattr(model, "_tied_weights_keys", None) or {}
+    skipped = set(tied) if model.config.tie_word_embeddings else set()
+    return {
+        name: tensor.detach().float().numpy()
+        for name, tensor in model.state_dict().items()
+        if name not in skipped and not re.search(r"position_ids|\.attn\.(masked_)?bias$", name)
+    }
+
+
+def checkpoint(model: Any) -> Checkpoint:
+    """Return a model as transformers saves it, in memory and in float32."""
+    return recognize(weights_of(arrays(model)), model.config.to_dict())
+
+
+def tokens_below(vocabulary: int, *shape: int) -> NDArray[np.int64]:
+    """Return random tokens, one sequence of 64 where no shape is given."""
+    return np.random.default_rng(6).integers(0, vocabulary, shape or (1, 64))
+
+
+def logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return what a model says, in float32."""
+    with torch.inference_mode():
+        return model(torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
+
+
+def rope_rows(array: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Return the rows of a query or key projection in GGUF's order, as llama.cpp's script does.
+
+    `LlamaModel.permute` of `convert_hf_to_gguf.py`.
+    """
+    split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return split.swapaxes(1, 2).reshape(array.shape)
+
+
+def write_gguf(path: Path, kind: str, config: Any, tensors: Arrays) -> None:
+    """Write tensors of Hugging Face's names as a GGUF file, with gguf's own table of names."""
+    writer = gguf.GGUFWriter(path, kind)
+    table = gguf.get_tensor_name_map(
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind),
+        config.num_hidden_layers,
+    )
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    inner = config.n_inner or 4 * config.n_embd if kind == "gpt2" else config.intermediate_size
+    writer.add_feed_forward_length(inner)
+    if kind == "llama":
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_vocab_size(config.vocab_size)
+        _add_scaling(writer, config)
+    else:
+        writer.add_layer_norm_eps(
+            config.layer_norm_eps if kind == "bert" else config.layer_norm_epsilon
+        )
+    if kind == "bert":
+        writer.add_causal_attention(value=False)
+    for name, array in tensors.items():
+        if name.startswith("pooler"):
+            continue
+        renamed = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert renamed is not None
+        writer.add_tensor(renamed, np.ascontiguousarray(_for_gguf(name, array, config)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Say how rotations are stretched: llama3's are a tensor, as llama.cpp's script makes it."""
+    rope = config.rope_parameters
+    if rope["rope_type"] == "llama3":
+        exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
+        stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+        factors = rope["rope_theta"] ** -exponents / stretched
+        writer.add_tensor("rope_freqs.weight", factors.numpy())
+    elif rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _for_gguf(name: str, array: NDArray[Any], config: Any) -> NDArray[Any]:
+    if ".q_proj." in name:
+        return rope_rows(array, config.num_attention_heads)
+    if ".k_proj." in name:
+        return rope_rows(array, config.num_key_value_heads)
+    if re.search(r"\.c_(attn|proj|fc)\.weight$", name):
+        return array.T
+    return array

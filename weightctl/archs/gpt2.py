@@ -1,0 +1,75 @@
+"""GPT-2.
+
+Names and keys: transformers' `modeling_gpt2.py` and `configuration_gpt2.py`; llama.cpp's
+`convert_hf_to_gguf.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from weightctl.archs.arch import Arch, ModelType, Name, layer_part
+from weightctl.archs.keys import Absent, Key, Rows, product, quotient
+from weightctl.archs.kinds import ACTIVATION, EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly
+from weightctl.archs.steps import TRANSPOSED
+
+__all__ = ["ARCH"]
+
+_part = partial(layer_part, "transformer.h.{}.", bias=True)
+
+_NAMES = (
+    Name(module="embedding", gguf="token_embd", hugging_face="transformer.wte"),
+    Name(module="position_embedding", gguf="position_embd", hugging_face="transformer.wpe",
+         is_float32=True),
+    _part("attention_norm", "attn_norm", "ln_1", is_float32=True),
+    _part("attention.qkv", "attn_qkv", "attn.c_attn", step=TRANSPOSED),
+    _part("attention.o", "attn_output", "attn.c_proj", step=TRANSPOSED),
+    _part("mlp_norm", "ffn_norm", "ln_2", is_float32=True),
+    _part("mlp.up", "ffn_up", "mlp.c_fc", step=TRANSPOSED),
+    _part("mlp.down", "ffn_down", "mlp.c_proj", step=TRANSPOSED),
+    Name(module="norm", gguf="output_norm", hugging_face="transformer.ln_f", bias=True,
+         is_float32=True),
+    Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
+)  # fmt: skip
+
+_SCORES = "attention that scales its scores otherwise is not built"
+
+_KEYS = (
+    Key(field="vocabulary", kind=SIZE, default=50257, gguf="{arch}.vocab_size",
+        hugging_face="vocab_size", seen=Rows("token_embd.weight")),
+    Key(field="context", kind=SIZE, default=1024, gguf="{arch}.context_length",
+        hugging_face="n_positions"),
+    Key(field="hidden", kind=SIZE, default=768, gguf="{arch}.embedding_length",
+        hugging_face="n_embd"),
+    Key(field="layers", kind=LAYERS, default=12, gguf="{arch}.block_count",
+        hugging_face="n_layer"),
+    Key(field="heads", kind=HEADS, default=12, gguf="{arch}.attention.head_count",
+        hugging_face="n_head"),
+    Key(field="head_dim", kind=SIZE, default=quotient("hidden", "heads"),
+        gguf_default=quotient("hidden", "heads")),
+    Key(field="intermediate", kind=SIZE, default=product("hidden", 4),
+        gguf="{arch}.feed_forward_length", hugging_face="n_inner"),
+    Key(field="norm_epsilon", kind=EPSILON, default=1e-5,
+        gguf="{arch}.attention.layer_norm_epsilon", hugging_face="layer_norm_epsilon"),
+    Key(field="activation", kind=ACTIVATION, default="gelu_tanh", gguf_default="gelu_tanh",
+        hugging_face="activation_function"),
+    Key(field="transposed", kind=FLAG, default=True, gguf_default=False),
+    Key(field="tied", kind=FLAG, default=True, hugging_face="tie_word_embeddings",
+        seen=Absent("output.weight")),
+    Key(field="is_scaled", kind=Exactly(True, _SCORES), default=True,
+        hugging_face="scale_attn_weights"),
+    Key(field="is_scaled_by_layer", kind=Exactly(False, _SCORES), default=False,
+        hugging_face="scale_attn_by_inverse_layer_idx"),
+    Key(field="has_cross_attention", default=False, hugging_face="add_cross_attention",
+        kind=Exactly(False, "attention to another model is not built")),
+)  # fmt: skip
+
+ARCH = Arch(
+    name="gpt2",
+    model_types={"gpt2": ModelType()},
+    config="weightctl.archs.gpt2_model:Gpt2Config",
+    module="weightctl.archs.gpt2_model:Gpt2",
+    prefix="transformer.",
+    names=_NAMES,
+    keys=_KEYS,
+)

@@ -1,0 +1,135 @@
+"""llama, and what is built alike: Mistral, SmolLM, TinyLlama.
+
+Names and keys: transformers' `modeling_llama.py` and `configuration_llama.py`; llama.cpp's
+`convert_hf_to_gguf.py` and `llama-model.cpp`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from weightctl.archs.arch import Arch, ModelType, Name, layer_part
+from weightctl.archs.keys import Absent, Key, Present, Rows, quotient, same
+from weightctl.archs.kinds import (
+    ACTIVATION,
+    EPSILON,
+    FLAG,
+    HEADS,
+    LAYERS,
+    SIZE,
+    Exactly,
+    Whole,
+)
+from weightctl.archs.rope_keys import ROPE_KEYS, scaling, standard
+from weightctl.archs.steps import RopeRows
+
+if TYPE_CHECKING:
+    from weightctl.archs.keys import Fields
+
+__all__ = ["ARCH"]
+
+_part = partial(layer_part, "model.layers.{}.")
+
+_NAMES = (
+    Name(module="embedding", gguf="token_embd", hugging_face="model.embed_tokens"),
+    Name(module="rope_factors", gguf="rope_freqs", hugging_face=None, when="has_rope_factors",
+         is_float32=True),
+    _part("attention_norm", "attn_norm", "input_layernorm", is_float32=True),
+    _part("attention.q", "attn_q", "self_attn.q_proj", bias="attention_bias",
+          step=RopeRows("heads")),
+    _part("attention.k", "attn_k", "self_attn.k_proj", bias="attention_bias",
+          step=RopeRows("kv_heads")),
+    _part("attention.v", "attn_v", "self_attn.v_proj", bias="attention_bias"),
+    _part("attention.o", "attn_output", "self_attn.o_proj", bias="attention_output_bias"),
+    _part("mlp_norm", "ffn_norm", "post_attention_layernorm", is_float32=True),
+    _part("mlp.gate", "ffn_gate", "mlp.gate_proj", bias="mlp_bias"),
+    _part("mlp.up", "ffn_up", "mlp.up_proj", bias="mlp_bias"),
+    _part("mlp.down", "ffn_down", "mlp.down_proj", bias="mlp_bias"),
+    Name(module="norm", gguf="output_norm", hugging_face="model.norm", is_float32=True),
+    Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
+)  # fmt: skip
+
+
+_KEYS = (
+    Key(field="vocabulary", kind=SIZE, default=32000, gguf="{arch}.vocab_size",
+        hugging_face="vocab_size", seen=Rows("token_embd.weight")),
+    Key(field="context", kind=SIZE, default=2048, gguf="{arch}.context_length",
+        hugging_face="max_position_embeddings"),
+    Key(field="hidden", kind=SIZE, default=4096, gguf="{arch}.embedding_length",
+        hugging_face="hidden_size"),
+    Key(field="layers", kind=LAYERS, default=32, gguf="{arch}.block_count",
+        hugging_face="num_hidden_layers"),
+    Key(field="heads", kind=HEADS, default=32, gguf="{arch}.attention.head_count",
+        hugging_face="num_attention_heads"),
+    Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
+        gguf="{arch}.attention.head_count_kv", hugging_face="num_key_value_heads"),
+    Key(field="head_dim", kind=SIZE, default=quotient("hidden", "heads"),
+        gguf_default=quotient("hidden", "heads"), gguf="{arch}.attention.key_length",
+        hugging_face="head_dim"),
+    Key(field="value_dim", kind=SIZE, gguf_default=same("head_dim"),
+        gguf="{arch}.attention.value_length"),
+    Key(field="intermediate", kind=SIZE, default=11008, gguf="{arch}.feed_forward_length",
+        hugging_face="intermediate_size"),
+    Key(field="norm_epsilon", kind=EPSILON, default=1e-6,
+        gguf="{arch}.attention.layer_norm_rms_epsilon", hugging_face="rms_norm_eps"),
+    Key(field="attention_bias", kind=FLAG, default=False, hugging_face="attention_bias",
+        seen=Present("blk.0.attn_q.bias")),
+    Key(field="attention_output_bias", kind=FLAG, default=False, hugging_face="attention_bias",
+        seen=Present("blk.0.attn_output.bias")),
+    Key(field="mlp_bias", kind=FLAG, default=False, hugging_face="mlp_bias",
+        seen=Present("blk.0.ffn_up.bias")),
+    # 0 is none, in GGUF.
+    Key(field="sliding_window", kind=Whole(0, SIZE.most), default=None, gguf_default=None,
+        gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+    Key(field="activation", kind=ACTIVATION, default="silu", gguf_default="silu",
+        hugging_face="hidden_act"),
+    Key(field="tied", kind=FLAG, default=False, hugging_face="tie_word_embeddings",
+        seen=Absent("output.weight")),
+    Key(field="experts", kind=Exactly(0, "mixtures of experts are not built"), gguf_default=0,
+        gguf="{arch}.expert_count"),
+    *ROPE_KEYS,
+)  # fmt: skip
+
+
+def _checked(fields: Fields) -> Fields:
+    if fields["heads"] % fields["kv_heads"]:
+        raise ValueError(
+            f"{fields['heads']} query heads cannot share {fields['kv_heads']} key-value heads"
+        )
+    rotated, head_dim = fields["rope_dimensions"], fields["head_dim"]
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise ValueError(f"{rotated} numbers of a head of {head_dim} cannot be rotated in pairs")
+    if fields.get("value_dim", head_dim) != head_dim:
+        raise ValueError("keys and values of different lengths are not built")
+    return {
+        **fields,
+        "sliding_window": fields["sliding_window"] or None,
+        "rope_scaling": scaling(fields),
+    }
+
+
+ARCH = Arch(
+    name="llama",
+    model_types={
+        "llama": ModelType(fixed={"sliding_window": None}),
+        "mistral": ModelType(
+            defaults={
+                "context": 131072,
+                "intermediate": 14336,
+                "kv_heads": 8,
+                "sliding_window": 4096,
+            },
+            fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
+        ),
+    },
+    config="weightctl.archs.llama_model:LlamaConfig",
+    module="weightctl.archs.llama_model:Llama",
+    prefix="model.",
+    names=_NAMES,
+    keys=_KEYS,
+    # What GGUFs of the first versions kept of the rotary embeddings.
+    beside=(r"blk\.\d+\.attn_rot_embd\.weight",),
+    standard=standard,
+    checked=_checked,
+)

@@ -1,0 +1,321 @@
+"""One dimension of a shape: a size, a name for one that is known later, or arithmetic on them."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Dim", "DimLike"]
+
+_NAME = re.compile(r"[^\W\d]\w*")
+# The most characters of a quotient that are spelled out: one that has itself twice in it, as the
+# halves and thirds of a dimension put together have, doubles with every step.
+_LONGEST = 10_000
+
+
+class _Quotient:
+    """`left // right` or `left % right` that cannot be worked out yet; stands where a name does.
+
+    It is told from others by its text, which is made once: those in it are not gone through again.
+    """
+
+    __slots__ = ("_hash", "left", "operator", "right", "text")
+
+    def __init__(self, left: Dim, operator: str, right: Dim) -> None:
+        self.left, self.operator, self.right = left, operator, right
+        sides = [f"({side})" if " " in side else side for side in (str(left), str(right))]
+        text = f"({sides[0]} {operator} {sides[1]})"
+        self.text = text if len(text) <= _LONGEST else _shortened(text)
+        self._hash = hash(self.text)
+
+    def of(self, left: int, right: int) -> int:
+        """Return the number for those of the two sides."""
+        return left // right if self.operator == "//" else left % right
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Quotient) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _shortened(text: str) -> str:
+    from hashlib import sha256
+
+    return f"({text[:40]}... {sha256(text.encode()).hexdigest()})"
+
+
+_Factor: TypeAlias = "str | _Quotient"
+# Products of sorted factors, and how many times each is in the sum that a dimension is.
+_Terms: TypeAlias = "dict[tuple[_Factor, ...], int]"
+
+
+class Dim:
+    """A size, a name such as `batch`, or a sum of products of them: `2*batch + 1`.
+
+    Equal to the number or the name it stands for, and to every `Dim` that is the same whatever its
+    names turn out to be. Raises `ValueError` for a negative size and for what is no name.
+    """
+
+    __slots__ = ("terms",)
+
+    def __init__(self, value: DimLike) -> None:
+        self.terms: _Terms
+        if isinstance(value, Dim):
+            self.terms = value.terms
+        elif isinstance(value, str):
+            if not _NAME.fullmatch(value):
+                raise ValueError(f"{value!r} is no name for a dimension; `batch` is one")
+            self.terms = {(value,): 1}
+        else:
+            size = index(value)
+            if size < 0:
+                raise ValueError(f"a dimension cannot be {size}")
+            self.terms = {(): size} if size else {}
+
+    @property
+    def value(self) -> int | str:
+        """The size, or what is known of it as text."""
+        return int(self) if self.is_static else str(self)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the size is known."""
+        return not any(self.terms)
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names that the size depends on."""
+        dims = [self]
+        for one in self._quotients():
+            dims += [one.left, one.right]
+        terms = [factors for dim in dims for factors in dim.terms]
+        return frozenset(name for factors in terms for name in factors if isinstance(name, str))
+
+    @property
+    def parts(self) -> tuple[Dim, Dim]:
+        """What is added, and what is taken away: two dimensions, of which it is the difference."""
+        added = {factors: count for factors, count in self.terms.items() if count > 0}
+        taken = {factors: -count for factors, count in self.terms.items() if count < 0}
+        return _of(added), _of(taken)
+
+    def substitute(self, dims: Mapping[str, Dim]) -> Dim:
+        """Return the dimension with names replaced; names that are not given stay."""
+        known = dict[_Factor, Dim](dims.items())
+        for one in self._quotients():
+            left, right = _replaced(one.left, known), _replaced(one.right, known)
+            known[one] = left // right if one.operator == "//" else left % right
+        return _replaced(self, known)
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Return the size for these sizes of the names.
+
+        Raises `KeyError` for a name without one, `ValueError` where the size, or one that it is
+        worked out from, is negative, and `ZeroDivisionError` where one is divided by is 0.
+        """
+        known = dict[_Factor, int](sizes.items())
+        for one in self._quotients():
+            left, right = (_value(side, known, sizes) for side in (one.left, one.right))
+            if not right:
+                raise ZeroDivisionError(f"{one.right} is 0 in {one}, at {dict(sizes)}")
+            known[one] = one.of(left, right)
+        return _value(self, known, sizes)
+
+    def _quotients(self) -> list[_Quotient]:
+        """Return the quotients in it, each once, after those that are in its own sides.
+
+        One by one from a list, since Python's own stack ends before what some models nest.
+        """
+        found: dict[_Quotient, None] = {}
+        left = [(one, False) for one in _quotients_of(self)]
+        while left:
+            one, is_open = left.pop()
+            if is_open:
+                found[one] = None
+            elif one not in found:
+                left.append((one, True))
+                inner = (*_quotients_of(one.left), *_quotients_of(one.right))
+                left += [(below, False) for below in inner]
+        return list(found)
+
+    def __index__(self) -> int:
+        if not self.is_static:
+            raise TypeError(f"the size of dimension `{self}` is not known yet")
+        return self.terms.get((), 0)
+
+    __int__ = __index__
+
+    def __add__(self, other: DimLike) -> Dim:
+        return _of(_sum(self.terms, _terms_of(other), 1))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: DimLike) -> Dim:
+        return _of(_sum(self.terms, _terms_of(other), -1))
+
+    def __rsub__(self, other: DimLike) -> Dim:
+        return _of(_sum(_terms_of(other), self.terms, -1))
+
+    def __mul__(self, other: DimLike) -> Dim:
+        return _of(_product(self.terms, _terms_of(other)))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: DimLike) -> Dim:
+        divisor = Dim(other)
+        whole = self._divided(divisor)
+        if whole is not None:
+            return whole
+        dividend, times = self._unfolded() if divisor.is_static else (self, 1)
+        if times > 1:
+            return dividend // (divisor * times)
+        return _quotient(self, "//", divisor)
+
+    def __rfloordiv__(self, other: DimLike) -> Dim:
+        return Dim(other) // self
+
+    def __mod__(self, other: DimLike) -> Dim:
+        divisor = Dim(other)
+        return _quotient(self, "%", divisor) if self._divided(divisor) is None else Dim(0)
+
+    def __rmod__(self, other: DimLike) -> Dim:
+        return Dim(other) % self
+
+    def _divided(self, divisor: Dim) -> Dim | None:
+        """Return the quotient by a single product of factors, None where a remainder is left."""
+        if not divisor.terms:
+            raise ZeroDivisionError(f"{self} cannot be divided by 0")
+        if len(divisor.terms) != 1:
+            return Dim(1) if divisor == self else None
+        ((taken, times),) = divisor.terms.items()
+        terms: _Terms = {}
+        for factors, count in self.terms.items():
+            left = list(factors)
+            for factor in taken:
+                if factor not in left:
+                    return None
+                left.remove(factor)
+            if count % times:
+                return None
+            terms[tuple(left)] = count // times
+        return _of(terms)
+
+    def _unfolded(self) -> tuple[Dim, int]:
+        """Return a dimension and a number, by which divided and rounded down it is this one.
+
+        The number is 1 unless this is one quotient and what is added to it: (a // b + c) // d is
+        (a + b*c) // (b*d) for every integer a and c, and b and d above 0. So what is cut in parts
+        again and again stays short.
+        """
+        quotients = [
+            factors
+            for factors in self.terms
+            if any(isinstance(factor, _Quotient) for factor in factors)
+        ]
+        if len(quotients) != 1 or len(quotients[0]) != 1 or self.terms[quotients[0]] != 1:
+            return self, 1
+        ((one,),) = quotients
+        if isinstance(one, str) or one.operator != "//" or not one.right.is_static:
+            return self, 1
+        rest = {factors: count for factors, count in self.terms.items() if factors != (one,)}
+        times = int(one.right)
+        return _of(_sum(one.left.terms, _product(rest, {(): times}), 1)), times
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim):
+            return self.terms == other.terms
+        if isinstance(other, str):
+            return self.terms == {(other,): 1}
+        return self.is_static and self.terms.get((), 0) == other
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __str__(self) -> str:
+        # What has names first, plain numbers last, as people write it.
+        terms = sorted(self.terms.items(), key=lambda term: (not term[0], str(term[0])))
+        text = ""
+        for factors, count in terms:
+            size = [str(abs(count))] if abs(count) != 1 or not factors else []
+            product = "*".join([*size, *map(str, factors)])
+            if text:
+                text += f" {'-' if count < 0 else '+'} {product}"
+            else:
+                text = f"-{product}" if count < 0 else product
+        return text or "0"
+
+    def __repr__(self) -> str:
+        return f"Dim({self.value!r})"
+
+
+DimLike: TypeAlias = "Dim | str | SupportsIndex"
+
+
+def _of(terms: _Terms) -> Dim:
+    made = object.__new__(Dim)
+    made.terms = {factors: count for factors, count in terms.items() if count}
+    if made.is_static and int(made) < 0:
+        raise ValueError(f"a dimension cannot be {int(made)}")
+    return made
+
+
+def _terms_of(value: DimLike) -> _Terms:
+    """Return the terms of a dimension, or of a number of either sign beside one."""
+    if isinstance(value, Dim | str):
+        return Dim(value).terms
+    return {(): index(value)}
+
+
+def _sum(left: _Terms, right: _Terms, sign: int) -> _Terms:
+    terms = dict(left)
+    for factors, count in right.items():
+        terms[factors] = terms.get(factors, 0) + sign * count
+    return terms
+
+
+def _product(left: _Terms, right: _Terms) -> _Terms:
+    terms: _Terms = {}
+    for some, count in left.items():
+        for others, times in right.items():
+            factors = tuple(sorted((*some, *others), key=str))
+            terms[factors] = terms.get(factors, 0) + count * times
+    return terms
+
+
+def _quotients_of(dim: Dim) -> list[_Quotient]:
+    """Return the quotients that are factors of a dimension itself."""
+    return [one for factors in dim.terms for one in factors if isinstance(one, _Quotient)]
+
+
+def _replaced(dim: Dim, known: Mapping[_Factor, Dim]) -> Dim:
+    total: _Terms = {}
+    for factors, count in dim.terms.items():
+        product: _Terms = {(): count}
+        for factor in factors:
+            # Quotients are all known; a name that is not given stays.
+            product = _product(product, known[factor].terms if factor in known else {(factor,): 1})
+        total = _sum(total, product, 1)
+    return _of(total)
+
+
+def _value(dim: Dim, known: Mapping[_Factor, int], sizes: Mapping[str, int]) -> int:
+    size = sum(
+        count * prod(known[factor] for factor in factors) for factors, count in dim.terms.items()
+    )
+    if size < 0:
+        raise ValueError(f"a dimension cannot be {size}: {dim} at {dict(sizes)}")
+    return size
+
+
+def _quotient(left: Dim, operator: str, right: Dim) -> Dim:
+    if left.is_static and right.is_static:
+        return Dim(int(left) // int(right) if operator == "//" else int(left) % int(right))
+    return _of({(_Quotient(left, operator, right),): 1})

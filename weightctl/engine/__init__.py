@@ -1,0 +1,25 @@
+"""Graphs, run on torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.registry import loaded_on_use
+
+if TYPE_CHECKING:
+    from weightctl.engine.device_buffer import DeviceBuffer
+    from weightctl.engine.session import InferenceSession, LoadedGraph
+
+__all__ = ["DeviceBuffer", "InferenceSession", "LoadedGraph"]
+
+_NAMES = {
+    "DeviceBuffer": "weightctl.engine.device_buffer:DeviceBuffer",
+    "InferenceSession": "weightctl.engine.session:InferenceSession",
+    "LoadedGraph": "weightctl.engine.session:LoadedGraph",
+}
+
+__getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,60 @@
+"""Weights as `Weights.allocate` was asked for them, where that is not how they are stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import DType
+from weightctl.engine.arrays import tensor_of
+from weightctl.engine.forms import mismatch
+from weightctl.weights.buffer import Buffer
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import Tensor
+
+    from weightctl.engine.forms import Form
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.source import Source
+
+__all__ = ["Allocated", "allocated"]
+
+
+class Allocated:
+    """A tensor of a tree, converted anew each time and kept by nobody."""
+
+    def __init__(self, node: Weights) -> None:
+        self._node = node
+        self.info: TensorInfo = node.taken().info
+        self.source: Source = node.source
+
+    is_borrowed = False
+
+    @property
+    def key(self) -> Hashable:
+        """The source, its name for the tensor, and what that becomes."""
+        name = self._node.header.aliases.get(self._node.name, self._node.name)
+        return (id(self.source), name, self.info.encoding)
+
+    def raw(self) -> Tensor:
+        """Return the bytes, in memory of their own."""
+        memory = self._node.taken().view()
+        return tensor_of(Buffer(memory, DType.uint8, (memory.nbytes,)))
+
+    def expect(self) -> None:
+        """Do nothing: the conversion takes longer than the reading."""
+
+
+def allocated(entry: object, form: Form) -> Allocated | None:
+    """Return what was allocated under an entry of a registry, where a graph means that by a form.
+
+    It does where its weight is one that the entry's tree gave, and these are blocks, or numbers of
+    the form's dtype. Any other weight of the name is the numbers as they are stored.
+    """
+    if not isinstance(entry, Weights) or not entry.gave(form.weight):
+        return None
+    info = entry.taken().info
+    is_meant = info.encoding.dtype in {None, form.dtype} and not mismatch(info, form)
+    return Allocated(entry) if is_meant and info.encoding != entry.info.encoding else None

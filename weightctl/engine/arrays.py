@@ -1,0 +1,157 @@
+"""Arrays of any library as torch's, and torch's as buffers; without a copy where there can be."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
+
+from weightctl.dtype import DType
+from weightctl.errors import EngineError
+from weightctl.graph.ops.torch_types import dtype_of, torch_dtype
+from weightctl.weights.buffer import Buffer
+from weightctl.weights.data import WeightData
+from weightctl.weights.dlpack import CPU, take
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = ["buffer_of", "bytes_of", "handed_out", "tensor_of", "told"]
+
+_SMALL = 1 << 20
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Return a tensor of an array's numbers: torch's, NumPy's, a `Buffer` or what offers DLPack.
+
+    Shares the array's memory where that is contiguous and aligned; nobody may write to it then.
+    Raises `EngineError` for what is no array and for types that torch has none for.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        _require_plain(array)
+        return array.detach().resolve_conj().resolve_neg()
+    if isinstance(array, WeightData):
+        array = array.to_buffer()
+    if isinstance(array, Buffer):
+        return _of_buffer(array)
+    if isinstance(array, np.ndarray | np.generic):
+        # NumPy calls the type of a scalar unknown; to look at a mask, subclasses stay.
+        return _of_numpy(np.asanyarray(cast("Any", array)))
+    if not hasattr(array, "__dlpack__"):
+        raise EngineError(
+            f"{type(array).__name__} is no array",
+            hint="NumPy arrays, torch tensors, Buffers and all that offer DLPack are",
+        )
+    if array.__dlpack_device__()[0] != CPU[0]:
+        # torch does not say what this takes.
+        found: Tensor = cast("Any", torch).from_dlpack(array)
+        return found
+    try:
+        return _of_numpy(take(array))
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise EngineError(f"{type(array).__name__} cannot be taken: {error}") from error
+
+
+def _require_plain(tensor: Tensor) -> None:
+    import torch
+
+    dtype_of(tensor.dtype)
+    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    if layout != str(torch.strided).removeprefix("torch."):
+        raise EngineError(
+            f"a {layout} tensor does not lie in memory number by number",
+            hint="give a dense one: `to_dense()` or `to_padded_tensor(0.0)`",
+        )
+    if tensor.is_meta:
+        raise EngineError("a tensor on the device meta has no numbers", hint="load them first")
+
+
+def _of_buffer(buffer: Buffer) -> Tensor:
+    from weightctl.engine.device_buffer import DeviceBuffer
+
+    if isinstance(buffer, DeviceBuffer):
+        return buffer.tensor
+    return _of_memory(buffer.memory, buffer.dtype, buffer.shape)
+
+
+def _of_numpy(array: NDArray[Any]) -> Tensor:
+    import numpy as np
+
+    if isinstance(array, np.ma.MaskedArray):
+        raise EngineError(
+            "the mask of a masked array would be lost", hint="`filled()` gives plain arrays"
+        )
+    if array.dtype.name not in DType.__members__:
+        raise EngineError(
+            f"an array of {array.dtype} has no DType", hint="convert it with `.astype`"
+        )
+    shape = array.shape
+    native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
+    return _of_memory(native.view(np.uint8).data, DType(array.dtype.name), shape)
+
+
+def _of_memory(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Tensor:
+    import torch
+
+    kind = torch_dtype(dtype)
+    if not memory.nbytes:
+        return torch.empty(tuple(shape), dtype=kind)
+    source = _unlocked(memory) if memory.readonly else memory
+    raw = torch.frombuffer(source, dtype=torch.uint8)
+    if raw.data_ptr() % dtype.encoding.size:
+        raw = raw.clone()
+    return raw.view(kind).reshape(tuple(shape))
+
+
+def _unlocked(memory: memoryview) -> Any:
+    """Return the same memory as torch wants it: it has no tensors that nobody may write to."""
+    import numpy as np
+
+    array = np.frombuffer(memory, np.uint8)
+    found = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    found.owner = array  # type: ignore[attr-defined]  # keeps it alive as long as a tensor is
+    return found
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, as they lie there."""
+    import torch
+
+    # Of a single element any stride is contiguous, but `view` takes 1 only.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def buffer_of(tensor: Tensor) -> Buffer:
+    """Return a buffer over a tensor's memory where that is; it is copied only to be contiguous."""
+    tensor = tensor.contiguous()
+    if tensor.device.type != "cpu":
+        from weightctl.engine.device_buffer import DeviceBuffer
+
+        return DeviceBuffer(tensor)
+    shape = tuple(tensor.shape)
+    memory = bytes_of(tensor) if prod(shape) else memoryview(bytearray())
+    return Buffer(memory, dtype_of(tensor.dtype), shape)
+
+
+def handed_out(tensor: Tensor) -> Buffer:
+    """Return a buffer of a result for whoever may keep it.
+
+    A small one is copied: it lies between large ones that are free now, and would keep the
+    allocator from using their place for the next.
+    """
+    made = buffer_of(tensor)
+    if tensor.device.type != "cpu" or made.nbytes > _SMALL:
+        return made
+    return Buffer(memoryview(bytearray(made.memory)), made.dtype, made.shape)
+
+
+def told(tensor: Tensor) -> str:
+    """Return what messages say of a tensor: `float32[2, 3]`, and where it is unless on the CPU."""
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{dtype_of(tensor.dtype).value}{list(tensor.shape)}{where}"

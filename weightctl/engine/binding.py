@@ -1,0 +1,178 @@
+"""The weights of a graph, found in a checkpoint's tree or in a mapping, and taken from there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+from weightctl.engine.allocated import allocated
+from weightctl.engine.forms import Form, is_kept_as_stored, made, mismatch
+from weightctl.engine.stored import InFiles, InMemory, stored
+from weightctl.errors import EngineError, WeightctlError
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from weightctl.engine.stored import Stored
+
+__all__ = ["BoundWeights", "bind"]
+
+# For how many missing names near ones are looked for, and among how many: that takes a while.
+_MOST_HINTS, _MOST_NAMES = 8, 1000
+
+
+class BoundWeights:
+    """The weights of a graph, each with where its bytes are.
+
+    Those that are not `resident` are read when they are asked for, and nothing keeps them. Resident
+    ones are read once, now: numbers wait on their device as the graph wants them, blocks in the
+    memory of the CPU, to be decoded each time.
+    """
+
+    def __init__(self, found: Mapping[Form, Stored], *, resident: bool) -> None:
+        self._found = dict(found)
+        self._ready: dict[Form, Tensor] = {}
+        self._sources = list({
+            id(place.source): place.source for place in found.values() if place.source is not None
+        }.values())  # fmt: skip
+        if resident:
+            self._read_all()
+
+    def tensor(self, form: Form) -> Tensor:
+        """Return a weight in the form that is asked for."""
+        ready = self._ready.get(form)
+        return made(self._found[form], form) if ready is None else ready
+
+    def picked(self, form: Form, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the rows of a weight that numbers pick, and the numbers of them among these.
+
+        They alone are read. None where that cannot be: of what is in memory, or stored with other
+        rows, as bare bytes may be, or with rows that start within a byte, and for a row that is not
+        there.
+        """
+        place, (count, *row) = self._found[form], form.shape
+        if not isinstance(place, InFiles) or place.is_borrowed or form in self._ready:
+            return None
+        stored_count, *stored_row = place.info.shape
+        if stored_count != count or not place.info.encoding.fits(stored_row):
+            return None
+        import torch
+
+        # torch does not say what this gives.
+        wanted, among = cast("Any", torch).unique(numbers, return_inverse=True)
+        chosen: list[int] = wanted.tolist()
+        if not all(0 <= number < count for number in chosen):
+            return None
+        return made(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
+
+    def is_borrowed(self, form: Form) -> bool:
+        """Whether the memory of `tensor` is somebody's who will use it again."""
+        return form in self._ready or self._found[form].is_borrowed
+
+    def expect(self, form: Form) -> None:
+        """Say that a weight will be wanted soon."""
+        if form not in self._ready:
+            self._found[form].expect()
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where a file has been written to since it was opened."""
+        for source in self._sources:
+            source.refuse_change()
+
+    def _read_all(self) -> None:
+        together: dict[object, list[Form]] = {}
+        for form, place in self._found.items():
+            together.setdefault(place.key, []).append(form)
+        for forms in together.values():
+            place = self._found[forms[0]]
+            held = InMemory(place.info, place.raw())
+            same: dict[object, Tensor] = {}
+            for form in forms:
+                if is_kept_as_stored(place.info, form):
+                    self._found[form] = held
+                    continue
+                # The numbers are all that is wanted; the bytes they came from may go.
+                kind = form._replace(name="", weight=0)
+                if kind not in same:
+                    same[kind] = made(held, form)
+                self._ready[form] = same[kind]
+
+
+def bind(
+    graph_name: str, forms: Iterable[Form], registry: Weights | Mapping[str, Any] | None
+) -> dict[Form, Stored]:
+    """Return where each weight of a graph is stored.
+
+    Raises `EngineError` for what is no registry, and one that names all weights which are missing,
+    of another shape, or stored in what does not become what the graph wants.
+    """
+    given: Weights | Mapping[str, Any] = {} if registry is None else registry
+    _require_registry(given)
+    forms = list(forms)
+    found: dict[Form, Stored] = {}
+    places: dict[str, Stored | None] = {}
+    problems: dict[str, str] = {}
+    for form in forms:
+        name = form.name
+        if name not in places:
+            try:
+                places[name] = stored(given[name], name)
+            except KeyError:
+                places[name] = None
+                problems[name] = "missing"
+            except WeightctlError as error:
+                places[name] = None
+                problems[name] = error.message
+        place = places[name]
+        if place is None:
+            continue
+        place = allocated(given[name], form) or place
+        if problem := mismatch(place.info, form):
+            problems[name] = problem
+        found[form] = place
+    if problems:
+        _add_near(problems, _spare(given, {form.name for form in forms}))
+        raise _refusal(graph_name, problems, is_empty=registry is None)
+    return found
+
+
+def _require_registry(given: object) -> None:
+    if not isinstance(given, Weights | Mapping):
+        raise EngineError(
+            f"weights_registry is a {type(given).__name__}",
+            hint="give a tree from open_weights, or a mapping from names to arrays",
+        )
+
+
+def _spare(registry: Weights | Mapping[str, Any], wanted: set[str]) -> list[str]:
+    """Return names that the graph does not ask for; one that it does not find may mean them."""
+    if isinstance(registry, Weights):
+        below = registry.name and f"{registry.name}."
+        names = [name.removeprefix(below) for name, _ in registry.items()]
+    else:
+        # Whatever else they may be, only text can be what was meant.
+        names = [name for name in cast("Iterable[object]", registry) if isinstance(name, str)]
+    return list(islice((name for name in names if name not in wanted), _MOST_NAMES))
+
+
+def _add_near(problems: dict[str, str], names: list[str]) -> None:
+    missing = [name for name, problem in problems.items() if problem == "missing"]
+    for name in missing[:_MOST_HINTS]:
+        if near := difflib.get_close_matches(name, names, n=1):
+            problems[name] = f"missing (did you mean `{near[0]}`?)"
+
+
+def _refusal(graph_name: str, problems: Mapping[str, str], *, is_empty: bool) -> EngineError:
+    count = "1 weight" if len(problems) == 1 else f"{len(problems)} weights"
+    lines = "".join(f"\n  `{name}`: {problem}" for name, problem in problems.items())
+    hint = (
+        "give them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
+        if is_empty
+        else "names and shapes must be the stored ones; `weightctl ls --flat` lists those of a file"
+    )
+    return EngineError(f"{count} of graph `{graph_name}` cannot be loaded:{lines}", hint=hint)

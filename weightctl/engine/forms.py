@@ -1,0 +1,124 @@
+"""Weights in the form that a graph wants them in: numbers of a dtype, or blocks as bytes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.dtype import DType
+from weightctl.errors import EngineError
+from weightctl.graph.ops.blocks import decoded
+from weightctl.graph.ops.torch_types import torch_device, torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import Encoding, QuantizationEncoding
+    from weightctl.engine.stored import Stored
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Form", "is_kept_as_stored", "made", "mismatch"]
+
+
+class Form(NamedTuple):
+    """What a graph uses a weight as; `name` is the whole one, `shape` that of its numbers.
+
+    A `quantization` says which blocks bare bytes are. With dtype uint8 it is these that are wanted,
+    not the numbers in them. `weight` is the `id` of the graph's `Weight`: a tree that gave it knows
+    what was asked for.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    device: DeviceRef
+    quantization: QuantizationEncoding | None = None
+    weight: int = 0
+
+    @property
+    def blocks(self) -> QuantizationEncoding | None:
+        """The blocks that it is, None for numbers."""
+        return self.quantization if self.dtype is DType.uint8 else None
+
+    def __str__(self) -> str:
+        kind = self.dtype.value if self.blocks is None else self.blocks.name
+        return f"{kind} {list(self.shape)}"
+
+
+def mismatch(info: TensorInfo, form: Form) -> str:
+    """Return what keeps a stored tensor from taking a form, empty where nothing does.
+
+    Numbers take another dtype where that loses none of them. Blocks become numbers of any float
+    dtype; nothing becomes blocks, but bytes may be declared as such.
+    """
+    meant = _meant(info, form)
+    encoding, own = meant.encoding, list(meant.shape)
+    if form.blocks is not None:
+        if meant.shape == form.shape and encoding == form.blocks.encoding:
+            return ""
+        return f"stored as {encoding} {own}, the graph takes it as {form}"
+    if meant.shape != form.shape:
+        return f"stored as {encoding} {own}, the graph has {form}"
+    return _lost(encoding, form.dtype)
+
+
+def _meant(info: TensorInfo, form: Form) -> TensorInfo:
+    """Return what a stored tensor is to a graph: as many bare bytes as its blocks take are they."""
+    if form.quantization is None or info.encoding != DType.uint8.encoding:
+        return info
+    blocks = form.quantization.encoding
+    is_bare = info.nbytes == blocks.nbytes(form.shape)
+    return info._replace(shape=form.shape, encoding=blocks) if is_bare else info
+
+
+def _lost(encoding: Encoding, dtype: DType) -> str:
+    try:
+        torch_dtype(dtype)
+    except EngineError as error:
+        return error.message
+    if _converts(encoding, dtype):
+        return ""
+    return f"stored as {encoding}, whose numbers {dtype.value} would not all hold"
+
+
+def _converts(encoding: Encoding, dtype: DType) -> bool:
+    if encoding == dtype.encoding:
+        return True
+    from weightctl.codecs import can_decode, is_exact
+
+    if not encoding.is_known:
+        return False
+    if encoding.dtype is not None:
+        return is_exact(encoding, dtype.encoding)
+    return dtype.is_float and encoding.quantization is not None and can_decode(encoding)
+
+
+def is_kept_as_stored(info: TensorInfo, form: Form) -> bool:
+    """Whether a weight that stays in memory stays there as it is stored: blocks do."""
+    return _meant(info, form).encoding.dtype is None
+
+
+def made(stored: Stored, form: Form) -> Tensor:
+    """Return a stored tensor in a form, on the form's device.
+
+    Raises `EngineError` where its bytes are no numbers of that dtype.
+    """
+    device, dtype = torch_device(form.device), torch_dtype(form.dtype)
+    raw, encoding = stored.raw(), _meant(stored.info, form).encoding
+    if form.blocks is not None:
+        return _in_rows(raw, form.blocks.encoding, form.shape).to(device)
+    if encoding.dtype is None or encoding.dtype is DType.float4_e2m1fn:
+        # On the CPU, from which the numbers go to the device.
+        rows = raw[None] if encoding.dtype else _in_rows(raw, encoding, form.shape)
+        numbers = decoded(rows, encoding, form.dtype)
+    else:
+        numbers = raw.view(torch_dtype(encoding.dtype))
+    numbers = numbers.reshape(form.shape)
+    if numbers.dtype.itemsize > dtype.itemsize:
+        numbers = numbers.to(dtype)
+    return numbers.to(device).to(dtype)
+
+
+def _in_rows(raw: Tensor, encoding: Encoding, shape: tuple[int, ...]) -> Tensor:
+    return raw.reshape(prod(shape[:-1]), encoding.row_bytes(shape[-1]))

@@ -1,0 +1,199 @@
+"""Carrying out a schedule: each value is dropped after its last use, each weight after its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.engine.arrays import told
+from weightctl.engine.forms import Form
+from weightctl.engine.symbols import name_of, resolved, size_of
+from weightctl.errors import EngineError, WeightctlError
+from weightctl.graph.ops.torch_types import torch_device, torch_dtype
+from weightctl.untyped import is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from weightctl.engine.binding import BoundWeights
+    from weightctl.engine.schedule import Operation, Place, Schedule
+
+__all__ = ["run"]
+
+
+def run(
+    plan: Schedule, weights: BoundWeights, inputs: Sequence[Tensor], sizes: Mapping[str, int]
+) -> list[Tensor]:
+    """Return the outputs of a schedule, each contiguous in memory that is its own alone.
+
+    Raises `EngineError` where an operation fails or gives what it should not.
+    """
+    import torch
+
+    with torch.inference_mode():
+        running = _Running(plan, weights, sizes)
+        running.begin(inputs)
+        del inputs
+        for number in range(len(plan.operations)):
+            running.carry_out(number)
+        return running.outputs()
+
+
+class _Running:
+    """The values that are alive, by slot, and the weights that are kept for the next operation."""
+
+    def __init__(self, plan: Schedule, weights: BoundWeights, sizes: Mapping[str, int]) -> None:
+        self._plan = plan
+        self._weights = weights
+        self._values: dict[int, Tensor] = {}
+        self._kept: dict[Form, Tensor] = {}
+        # The sizes that names stand for in each call, worked out when it is reached.
+        self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
+        # The memory that somebody else will use again: the outputs must not share it.
+        self._borrowed: set[int] = set()
+
+    def begin(self, inputs: Sequence[Tensor]) -> None:
+        """Put the inputs where the operations look for them."""
+        self._values = dict(zip(self._plan.inputs, inputs, strict=True))
+        self._borrowed |= {_memory(tensor) for tensor in inputs}
+
+    def carry_out(self, number: int) -> None:
+        """Do one operation."""
+        operation = self._plan.operations[number]
+        if operation.forms:
+            self._expect_after(number)
+        try:
+            given = self._given(operation)
+        except WeightctlError:
+            raise
+        except Exception as error:
+            raise self._failure(operation, (), error) from error
+        if operation.forms:
+            self._kept = {
+                place: tensor
+                for place, tensor in zip(operation.inputs, given, strict=True)
+                if place in operation.keeps and isinstance(place, Form)
+            }
+        try:
+            sizes = self._sizes_of(operation.call)
+            attributes = operation.attributes
+            if not operation.is_resolved:
+                attributes = resolved(attributes, sizes)
+            found = operation.lower(*given, **attributes)
+        except Exception as error:
+            raise self._failure(operation, given, error) from error
+        results: Sequence[Tensor] = found if is_tuple(found) else (found,)
+        self._refuse(operation, given, results, sizes)
+        self._values.update(zip(operation.outputs, results, strict=True))
+        if not given:
+            self._borrowed |= {_memory(tensor) for tensor in results}
+        for slot in operation.frees:
+            self._values.pop(slot, None)
+
+    def outputs(self) -> list[Tensor]:
+        """Return what was asked for."""
+        found: list[Tensor] = []
+        for place in self._plan.outputs:
+            tensor = self._tensor(place).contiguous()
+            memory = _memory(tensor)
+            is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+            if is_part or memory in self._borrowed:
+                tensor = tensor.clone()
+            self._borrowed.add(memory)
+            found.append(tensor)
+        return found
+
+    def _given(self, operation: Operation) -> list[Tensor]:
+        given = operation.inputs
+        table = operation.table
+        if table is not None and table not in operation.keeps and table not in self._kept:
+            picked = self._weights.picked(table, self._tensor(given[1]))
+            if picked is not None:
+                return list(picked)
+        return [self._tensor(place) for place in given]
+
+    def _tensor(self, place: Place) -> Tensor:
+        if not isinstance(place, Form):
+            return self._values[place]
+        if (kept := self._kept.get(place)) is not None:
+            return kept
+        tensor = self._weights.tensor(place)
+        if self._weights.is_borrowed(place):
+            self._borrowed.add(_memory(tensor))
+        return tensor
+
+    def _expect_after(self, number: int) -> None:
+        """Have the weights read ahead that come after those of an operation."""
+        keeps = self._plan.operations[number].keeps
+        for operation in self._plan.operations[number + 1 :]:
+            if forms := operation.forms:
+                for form in forms:
+                    if form not in keeps and form != operation.table:
+                        self._weights.expect(form)
+                return
+
+    def _sizes_of(self, number: int) -> dict[str, int]:
+        found = self._sizes[number]
+        if found is None:
+            call = self._plan.calls[number]
+            outer = self._sizes_of(call.caller)
+            known = {name: dim for name, dim in call.names.items() if dim.symbols <= outer.keys()}
+            found = {name: size_of(dim, outer) for name, dim in known.items()}
+            self._sizes[number] = found
+        return found
+
+    def _refuse(
+        self,
+        operation: Operation,
+        given: Sequence[Tensor],
+        results: Sequence[Tensor],
+        sizes: dict[str, int],
+    ) -> None:
+        """Raise `EngineError` where results are not what the graph was told they would be."""
+        if len(results) != len(operation.types):
+            count = f"it gave {len(results)} results, not {len(operation.types)}"
+            raise self._failure(operation, given, EngineError(count))
+        for kind, result in zip(operation.types, results, strict=True):
+            if len(kind.shape) == result.ndim:
+                for dim, size in zip(kind.shape, result.shape, strict=True):
+                    if (name := name_of(dim)) is not None:
+                        # A name that only this result gives a size to has it from here on.
+                        sizes.setdefault(name, size)
+            try:
+                shape = tuple(size_of(dim, sizes) for dim in kind.shape)
+            except EngineError as error:
+                raise self._failure(operation, given, error) from error
+            same_place = result.device == torch_device(kind.device)
+            if (
+                result.dtype is not torch_dtype(kind.dtype)
+                or result.shape != shape
+                or not same_place
+            ):
+                wrong = f"it gave {told(result)} where the graph has {kind}, {list(shape)}"
+                raise self._failure(
+                    operation,
+                    given,
+                    EngineError(wrong, hint="`infer` and `lower` of the operation disagree"),
+                )
+
+    def _failure(
+        self, operation: Operation, given: Sequence[Tensor], error: Exception
+    ) -> EngineError:
+        name = operation.attributes.get("function", operation.op)
+        operands = " and ".join(map(told, given))
+        call = self._plan.calls[operation.call]
+        places = [f"in {operation.path}"] if operation.path else []
+        if operation.call:
+            prefix = f" for `{call.prefix}`" if call.prefix else ""
+            places.append(f"called as {call.name}{prefix}")
+        where = f" ({', '.join(places)})" if places else ""
+        reason = error.message if isinstance(error, WeightctlError) else str(error).strip()
+        subject = f"{name}{f' of {operands}' if operands else ''}{where}"
+        return EngineError(
+            f"{subject}: {reason or type(error).__name__}", hint=getattr(error, "hint", "")
+        )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

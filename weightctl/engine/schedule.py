@@ -1,0 +1,222 @@
+"""A graph as operations in a row: calls unfolded, nothing needless, ends of lives known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from weightctl.engine.forms import Form
+from weightctl.engine.symbols import has_names, name_of, resolved
+from weightctl.errors import EngineError
+from weightctl.graph.ops import OPS
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weightctl.graph.graph import Graph, Node
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value
+    from weightctl.shape import Dim, Shape
+
+__all__ = ["Call", "Operation", "Place", "Schedule", "schedule"]
+
+# Where a value is found: in a slot, or as a weight, which is only loaded when it is used.
+Place: TypeAlias = "int | Form"
+
+
+class Call(NamedTuple):
+    """A run of a graph: the whole one, or a subgraph called by a run; `names` in terms of that."""
+
+    caller: int
+    name: str
+    prefix: str
+    names: Mapping[str, Dim]
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation to carry out.
+
+    `call` is the number of the run it belongs to. After it, the slots it `frees` are read no more,
+    and the weights it `keeps` are wanted again before any other.
+    """
+
+    op: str
+    path: str
+    call: int
+    lower: Callable[..., Any]
+    inputs: tuple[Place, ...]
+    attributes: Mapping[str, Any]
+    is_resolved: bool
+    outputs: tuple[int, ...]
+    types: tuple[TensorType, ...]
+    frees: tuple[int, ...] = ()
+    keeps: frozenset[Form] = frozenset()
+
+    @property
+    def forms(self) -> list[Form]:
+        """The weights that it uses."""
+        return [place for place in self.inputs if isinstance(place, Form)]
+
+    @property
+    def table(self) -> Form | None:
+        """The weight that it picks rows of, by the numbers which its second input gives."""
+        first = self.inputs[0] if self.op == "embedding" else None
+        return first if isinstance(first, Form) else None
+
+
+class Schedule(NamedTuple):
+    """The operations of a graph, where its inputs go, and where its outputs are found."""
+
+    inputs: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[Place, ...]
+    calls: tuple[Call, ...]
+
+    @property
+    def forms(self) -> list[Form]:
+        """The weights that are used, each once for each form."""
+        used = [form for operation in self.operations for form in operation.forms]
+        given = [place for place in self.outputs if isinstance(place, Form)]
+        return list(dict.fromkeys([*used, *given]))
+
+
+def schedule(graph: Graph) -> Schedule:
+    """Return the operations of a graph, those of its subgraphs at each call.
+
+    Raises `EngineError` for a weight whose size is not known.
+    """
+    inputs = tuple(range(len(graph.inputs)))
+    unfolding = _Unfolding(len(inputs))
+    outputs = unfolding.run(graph, inputs, Call(-1, graph.name, "", {}))
+    operations = _needed(unfolding.operations, outputs)
+    _end_lives(operations, inputs, outputs)
+    return Schedule(inputs, tuple(operations), outputs, tuple(unfolding.calls))
+
+
+class _Unfolding:
+    """The operations found so far, with slots counted through all calls, from the inputs' on."""
+
+    def __init__(self, slots: int) -> None:
+        self.operations: list[Operation] = []
+        self.calls: list[Call] = []
+        self._slots = slots
+
+    def run(self, graph: Graph, inputs: Sequence[Place], call: Call) -> tuple[Place, ...]:
+        """Add the operations of a graph with these inputs; return where its outputs are."""
+        number = len(self.calls)
+        self.calls.append(call)
+        places: dict[int, Place] = {}
+        for node in graph.nodes:
+            given = tuple(places[value.number] for value in node.inputs)
+            found = self._places(node, given, inputs, number)
+            for value, place in zip(node.outputs, found, strict=True):
+                places[value.number] = place
+        return tuple(places[value.number] for value in graph.outputs)
+
+    def _places(
+        self, node: Node, given: tuple[Place, ...], inputs: Sequence[Place], number: int
+    ) -> Sequence[Place]:
+        if node.op == "input":
+            index: int = node.attributes["index"]
+            return (inputs[index],)
+        if node.op == "weight":
+            return (_form(node, self.calls[number].prefix),)
+        if node.op == "call":
+            return self._called(node, given, number)
+        if node.op == "dequantize":
+            return (_numbers(node, given[0]),)
+        return self._added(node, given, number)
+
+    def _called(self, node: Node, given: tuple[Place, ...], number: int) -> tuple[Place, ...]:
+        subgraph: Graph = node.attributes["subgraph"]
+        prefix: str = node.attributes["prefix"]
+        if node.attributes["is_placeholder"]:
+            prefix = self.calls[number].prefix + prefix
+        names = _names(subgraph.inputs, node.inputs)
+        return self.run(subgraph, given, Call(number, subgraph.name, prefix, names))
+
+    def _added(self, node: Node, given: tuple[Place, ...], number: int) -> tuple[int, ...]:
+        slots = tuple(range(self._slots, self._slots + len(node.outputs)))
+        self._slots += len(slots)
+        is_resolved = not has_names(node.attributes)
+        attributes = resolved(node.attributes, {}) if is_resolved else node.attributes
+        types = tuple(value.type for value in node.outputs)
+        lower = load(OPS[node.op]).lower
+        self.operations.append(
+            Operation(
+                node.op, node.path, number, lower, given, attributes, is_resolved, slots, types
+            )
+        )
+        return slots
+
+
+def _names(inputs: Sequence[Value], given: Sequence[Value]) -> dict[str, Dim]:
+    """Return what the names of a subgraph's dimensions are to its caller."""
+    return {
+        name: dim
+        for value, other in zip(inputs, given, strict=True)
+        for own, dim in zip(value.shape, other.shape, strict=True)
+        if (name := name_of(own)) is not None
+    }
+
+
+def _form(node: Node, prefix: str) -> Form:
+    attributes = node.attributes
+    name: str = (prefix if attributes["is_placeholder"] else "") + attributes["name"]
+    shape: Shape = attributes["original"].shape
+    kind = node.outputs[0].type
+    encoding, weight = attributes["encoding"], id(attributes["weight"])
+    return Form(name, kind.dtype, _known(shape, name), kind.device, encoding, weight)
+
+
+def _numbers(node: Node, place: Place) -> Form:
+    """Return a weight as numbers, decoded where they are used, whatever it is stored as."""
+    # Nothing but weights is blocks.
+    blocks = cast("Form", place)
+    kind = node.outputs[0].type
+    sizes = _known(kind.shape, blocks.name)
+    return blocks._replace(dtype=kind.dtype, shape=sizes, device=kind.device)
+
+
+def _known(shape: Shape, name: str) -> tuple[int, ...]:
+    if not shape.is_static:
+        raise EngineError(
+            f"the weight `{name}` is declared as {shape.text}, and only inputs have sizes that are "
+            "known later",
+            hint="declare the sizes that it is stored with",
+        )
+    return shape.sizes
+
+
+def _needed(operations: Sequence[Operation], outputs: Sequence[Place]) -> list[Operation]:
+    """Return the operations whose results somebody reads; what prints is read by people."""
+    wanted = set(outputs)
+    kept: list[Operation] = []
+    for operation in reversed(operations):
+        if operation.op == "print" or not wanted.isdisjoint(operation.outputs):
+            wanted.update(operation.inputs)
+            kept.append(operation)
+    return kept[::-1]
+
+
+def _end_lives(
+    operations: Sequence[Operation], inputs: Sequence[int], outputs: Sequence[Place]
+) -> None:
+    """Tell every operation which values and weights nobody needs after it."""
+    alive: set[Place] = set(outputs)
+    later: frozenset[Form] = frozenset(place for place in outputs if isinstance(place, Form))
+    for number, operation in reversed(list(enumerate(operations))):
+        seen = {
+            place
+            for place in (*operation.inputs, *operation.outputs)
+            if not isinstance(place, Form)
+        }
+        if not number:
+            seen |= set(inputs)
+        operation.frees = tuple(sorted(seen - alive))
+        alive |= seen
+        if forms := frozenset(operation.forms):
+            operation.keeps = forms & later
+            later = forms

@@ -1,0 +1,123 @@
+"""Graphs, loaded with their weights and run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from weightctl.device import CPU
+from weightctl.engine.arrays import handed_out
+from weightctl.engine.binding import BoundWeights, bind
+from weightctl.engine.devices import devices_of, require_devices, require_placed
+from weightctl.engine.inputs import taken
+from weightctl.engine.run import run
+from weightctl.engine.schedule import schedule
+from weightctl.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from weightctl.device import DeviceRef
+    from weightctl.graph.graph import Graph
+    from weightctl.graph.types import TensorType
+    from weightctl.weights.buffer import Buffer
+    from weightctl.weights.tree import Weights
+
+__all__ = ["InferenceSession", "LoadedGraph"]
+
+
+class InferenceSession:
+    """Runs graphs with torch on some devices; on the processor where none are named.
+
+    `DeviceRef.CPU()` is always among them. Raises `EngineError` where torch is not installed and
+    where there is no such device.
+    """
+
+    def __init__(self, devices: DeviceRef | Iterable[DeviceRef] = (CPU,)) -> None:
+        self.devices = devices_of(devices)
+        require_devices(self.devices)
+
+    def load(
+        self,
+        graph: Graph,
+        weights_registry: Weights | Mapping[str, Any] | None = None,
+        *,
+        resident: bool = False,
+    ) -> LoadedGraph:
+        """Return the graph with its weights, ready to run.
+
+        `weights_registry` is a checkpoint's tree, or a mapping from names to nodes of trees,
+        `WeightData` or arrays. Weights are read when their operation comes and dropped after it,
+        so that a model may be larger than memory; of an embedding's table only the rows that are
+        asked for. `resident` ones are read once, now, and kept: numbers on their device, blocks as
+        they are stored. Raises `EngineError` that names all weights which are missing or do not
+        fit, and where the graph is placed on a device that the session does not have.
+        """
+        _require_graph(graph)
+        return LoadedGraph(graph, self.devices, weights_registry, resident=resident)
+
+    def __repr__(self) -> str:
+        return f"InferenceSession(devices=[{', '.join(map(str, self.devices))}])"
+
+
+class LoadedGraph:
+    """A graph and where its weights are; `InferenceSession.load` makes it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        devices: Iterable[DeviceRef],
+        weights_registry: Weights | Mapping[str, Any] | None,
+        *,
+        resident: bool,
+    ) -> None:
+        if not graph.outputs:
+            raise EngineError(
+                f"graph `{graph.name}` has no outputs",
+                hint="say what it gives with `graph.output(value)`",
+            )
+        require_placed(graph.name, _devices(graph), devices)
+        self.name = graph.name
+        self.input_types: tuple[TensorType, ...] = tuple(value.type for value in graph.inputs)
+        self.output_types: tuple[TensorType, ...] = tuple(value.type for value in graph.outputs)
+        self._schedule = schedule(graph)
+        found = bind(graph.name, self._schedule.forms, weights_registry)
+        self._weights = BoundWeights(found, resident=resident)
+
+    def execute(self, *inputs: Any) -> list[Buffer]:
+        """Run the graph on inputs and return its outputs.
+
+        Inputs are NumPy arrays, torch tensors, `Buffer`s and all else that offers DLPack, numbers
+        where the rank is 0, or a single list or tuple of these. Outputs are on the devices where
+        the graph computes them. Raises `EngineError` for inputs that are not of the graph's types,
+        and, with the operation, the layer and the shapes, where torch fails.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], list | tuple):
+            # What is in it is looked at as any input is.
+            inputs = tuple(cast("Iterable[Any]", inputs[0]))
+        tensors, sizes = taken(self.name, self.input_types, inputs)
+        results = run(self._schedule, self._weights, tensors, sizes)
+        # Numbers of a file that was written to meanwhile are nobody's.
+        self._weights.refuse_change()
+        return [handed_out(result) for result in results]
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.input_types))
+        outputs = ", ".join(map(str, self.output_types))
+        return f"<LoadedGraph {self.name}({inputs}) -> ({outputs})>"
+
+
+def _require_graph(given: object) -> None:
+    from weightctl.graph.graph import Graph
+
+    if not isinstance(given, Graph):
+        raise EngineError(
+            f"{type(given).__name__} is no graph", hint="load what `with Graph(...)` has built"
+        )
+
+
+def _devices(graph: Graph) -> Iterator[DeviceRef]:
+    for node in graph.nodes:
+        for value in node.outputs:
+            yield value.device
+    for subgraph in graph.subgraphs.values():
+        yield from _devices(subgraph)

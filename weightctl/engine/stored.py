@@ -1,0 +1,173 @@
+"""Where a weight's bytes are: in a checkpoint's files, or in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from weightctl.engine.arrays import bytes_of, tensor_of
+from weightctl.graph.ops.torch_types import dtype_of
+from weightctl.weights.data import WeightData
+from weightctl.weights.file_buffer import FileBuffer
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.source import Held
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from torch import Tensor
+
+    from weightctl.weights.source import Source
+
+__all__ = ["InFiles", "InMemory", "Stored", "stored"]
+
+
+class Stored(Protocol):
+    """A tensor as it is stored."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its logical shape and its encoding."""
+        ...
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for what is one and the same tensor, under whatever name."""
+        ...
+
+    @property
+    def source(self) -> Source | None:
+        """What it is read from; None for what is in memory."""
+        ...
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the bytes are in memory of somebody who will use it again."""
+        ...
+
+    def raw(self) -> Tensor:
+        """Return its bytes as a tensor of uint8 with one dimension."""
+        ...
+
+    def expect(self) -> None:
+        """Say that it will be wanted soon."""
+        ...
+
+
+class InFiles:
+    """A tensor of a source, read anew each time and kept by nobody."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.source = source
+        self.info = source.header.tensors[name]
+
+    @property
+    def key(self) -> Hashable:
+        """The source and its name for the tensor."""
+        return (id(self.source), self.info.name)
+
+    @property
+    def is_borrowed(self) -> bool:
+        """False: what was read is nobody else's."""
+        return False
+
+    def raw(self) -> Tensor:
+        """Return the bytes, read into memory of their own."""
+        import torch
+
+        made = torch.empty(self.info.nbytes, dtype=torch.uint8)
+        if self.info.nbytes:
+            self.source.read_into(self.info.name, 0, bytes_of(made))
+        return made
+
+    def rows(self, numbers: Sequence[int]) -> InMemory:
+        """Return some of its rows; no other is read."""
+        import torch
+
+        info = self.info._replace(shape=(len(numbers), *self.info.shape[1:]))
+        made = torch.empty(info.nbytes, dtype=torch.uint8)
+        if info.nbytes:
+            memory, row = bytes_of(made), info.nbytes // len(numbers)
+            for place, number in enumerate(numbers):
+                part = memory[place * row : (place + 1) * row]
+                self.source.read_into(info.name, number * row, part)
+        return InMemory(info, made)
+
+    def expect(self) -> None:
+        """Have the system read the file ahead."""
+        if (span := self.source.span(self.info.name)) is not None:
+            span.expect()
+
+
+class InMemory:
+    """A tensor that somebody holds; its bytes are shared with them."""
+
+    source = None
+    is_borrowed = True
+
+    def __init__(self, info: TensorInfo, tensor: Tensor) -> None:
+        self.info = info
+        self._raw = _flat(tensor)
+
+    @property
+    def key(self) -> Hashable:
+        """Where its bytes lie, and what they are."""
+        return (self._raw.device, self._raw.data_ptr(), self.info.shape, self.info.encoding)
+
+    def raw(self) -> Tensor:
+        """Return the bytes themselves."""
+        return self._raw
+
+    def expect(self) -> None:
+        """Do nothing: it is here."""
+
+
+class InMapping(InFiles):
+    """A tensor in a mapping of its file: read from the file until somebody may write to that."""
+
+    def __init__(self, info: TensorInfo, buffer: FileBuffer) -> None:
+        super().__init__(buffer.source, buffer.name)
+        self.info = info._replace(name=buffer.name)
+        self._buffer = buffer
+
+    @property
+    def key(self) -> Hashable:
+        """The mapping, which may differ from its file, and what its bytes are."""
+        return (id(self._buffer), self.info)
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether somebody else has the memory."""
+        return self._buffer.is_shared
+
+    def raw(self) -> Tensor:
+        """Return the bytes, read anew, or the mapped ones where somebody else has these."""
+        return _flat(tensor_of(self._buffer)) if self._buffer.is_shared else super().raw()
+
+
+def stored(given: object, name: str) -> Stored:
+    """Return what is stored as an entry of a registry: a `Weights` node, data or an array.
+
+    Raises `MissingTensorError` for a node without a tensor and for data that is only declared, and
+    `EngineError` for what is no array.
+    """
+    if isinstance(given, Weights):
+        info, header = given.info, given.header
+        own = header.aliases.get(given.name, given.name)
+        if not isinstance(given.source, Held):
+            return InFiles(given.source, own)
+        given, name = given.source.data(own), info.name
+    if isinstance(given, WeightData):
+        buffer = given.to_buffer()
+        if isinstance(buffer, FileBuffer):
+            return InMapping(given.info, buffer)
+        return InMemory(given.info, tensor_of(buffer))
+    tensor = tensor_of(given)
+    info = TensorInfo(name, tuple(tensor.shape), dtype_of(tensor.dtype).encoding)
+    return InMemory(info, tensor)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,304 @@
+"""Graphs: operations in order, whose shapes and dtypes are checked when they are added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph.nesting import (
+    is_placeholder,
+    refuse_fixed_name,
+    refuse_renamed,
+    refuse_second_weight,
+)
+from weightctl.graph.ops import OPS
+from weightctl.graph.scope import current_graph, graphs, layer_path, refusing
+from weightctl.graph.types import TensorType
+from weightctl.graph.value import Value
+from weightctl.graph.weight import Weight
+from weightctl.registry import load
+from weightctl.shape import Dim, Shape
+from weightctl.untyped import is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.graph.value import ValueLike
+    from weightctl.weights.tree import Weights
+
+__all__ = ["Graph", "Node"]
+
+
+class Node(NamedTuple):
+    """One operation of a graph; `path` is that of the layer which added it, or empty."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    attributes: Mapping[str, Any]
+    outputs: tuple[Value, ...]
+    path: str
+
+
+class _Current:
+    """Gives the graph of the innermost open `with`."""
+
+    def __get__(self, _: object, __: object) -> Graph:
+        return current_graph()
+
+
+class Graph:
+    """Operations on values, in the order they were added in `with Graph(...) as graph:`.
+
+    `input_types` are those of `inputs`, which may have dimensions with names. Every operation adds
+    itself to the graph whose `with` is open, `Graph.current`. A graph may be entered again.
+    `weight_prefix` is what a subgraph leaves out at the start of its weights' names, for every
+    `ops.call` to put in, and `parent` the graph that it is a subgraph of.
+    """
+
+    current = _Current()
+
+    def __init__(
+        self,
+        name: str,
+        input_types: Iterable[TensorType] = (),
+        *,
+        weight_prefix: str = "",
+        parent: Graph | None = None,
+    ) -> None:
+        self.name = name
+        self.weight_prefix = weight_prefix
+        self.parent = parent
+        self.nodes: list[Node] = []
+        self.outputs: tuple[Value, ...] = ()
+        self.subgraphs: dict[str, Graph] = {}
+        self.weights_by_name: dict[str, Weight] = {}
+        # Of each weight its value, by the identity of the weight; the nodes keep them alive.
+        self._weight_values: dict[int, Value] = {}
+        self._weight_nodes: dict[int, Node] = {}
+        # The numbers of quantized weights, by the number of a weight's value and their dtype.
+        self.dequantized: dict[tuple[int, DType], Value] = {}
+        self._count = 0
+        self.inputs: list[Value] = [
+            self._add("input", (), {"index": number}, (kind,))[0]
+            for number, kind in enumerate(_input_types(name, input_types))
+        ]
+
+    def __enter__(self) -> Self:
+        graphs.set((*graphs.get(), self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        graphs.set(graphs.get()[:-1])
+
+    def output(self, *values: ValueLike) -> None:
+        """Make these values what the graph gives, in this order.
+
+        Raises `GraphError` for the values of another graph, or where that was said before.
+        """
+        if self.outputs:
+            raise GraphError(f"graph `{self.name}` has its outputs already")
+        with self:
+            self.outputs = tuple(self._numbers(self.value_of(value)) for value in values)
+
+    def add_weight(self, weight: Weight) -> Value:
+        """Add a weight as it is now, where it is not there yet, and return its value.
+
+        What is changed about the weight later does not change the graph. Raises `GraphError` where
+        another weight has its name, also in a subgraph, where it has another name than when it was
+        added, and where it would be the weight of one layer in a subgraph that stands for several.
+        """
+        before = self._weight_values.get(id(weight))
+        if before is not None:
+            refuse_renamed(self, weight)
+            return before
+        refuse_second_weight(self, weight)
+        name, is_open = weight.name, is_placeholder(self, weight.name)
+        if not is_open:
+            refuse_fixed_name(self, name)
+        original = TensorType(*weight.original_dtype_and_shape, weight.device)
+        attributes = {
+            "name": name.removeprefix(self.weight_prefix) if is_open else name,
+            "is_placeholder": is_open,
+            "weight": weight,
+            "original": original,
+            "encoding": weight.quantization_encoding,
+        }
+        kind = weight.type
+        if weight.quantization_encoding is not None:
+            # Blocks stay where they were read, and go to the device as numbers.
+            kind = TensorType(kind.dtype, kind.shape)
+        (value,) = self._add("weight", (), attributes, (kind,))
+        self.weights_by_name[weight.name] = weight
+        self._weight_values[id(weight)] = value
+        self._weight_nodes[value.number] = self.nodes[-1]
+        return value
+
+    def weight_node(self, value: Value) -> Node | None:
+        """Return the node that a value of this graph is a weight by, None for what is computed.
+
+        Its attributes are what the weight was when it was added: `name`, without the graph's
+        `weight_prefix` where `is_placeholder`; the `original` type of its numbers, on the weight's
+        device; the `encoding` of its blocks, or None; and the `weight` itself.
+        """
+        return self._weight_nodes.get(value.number)
+
+    def weight_of(self, value: Value) -> Weight | None:
+        """Return the weight that a value of this graph is, None for what is computed."""
+        node = self.weight_node(value)
+        return None if node is None else node.attributes["weight"]
+
+    def weights(self) -> Weights:
+        """Return an empty tree, in which `allocate` declares weights by their place."""
+        from weightctl.weights.tree import Weights
+
+        return Weights.declared()
+
+    def add_subgraph(
+        self, name: str, input_types: Iterable[TensorType], weight_prefix: str = ""
+    ) -> Graph:
+        """Make a graph that this one calls; `GraphError` where one has the name already.
+
+        Without a `weight_prefix` it has that of this graph.
+        """
+        if name in self.subgraphs:
+            raise GraphError(
+                f"graph `{self.name}` has a subgraph `{name}` already",
+                hint="build it once and call it with another prefix, or give it another name",
+            )
+        prefix = weight_prefix or self.weight_prefix
+        made = Graph(name, input_types, weight_prefix=prefix, parent=self)
+        self.subgraphs[name] = made
+        return made
+
+    def append(
+        self, op: str, inputs: Sequence[ValueLike], attributes: Mapping[str, Any]
+    ) -> tuple[Value, ...]:
+        """Add an operation and return its results.
+
+        Raises `GraphError`, which names the operation, what it was given, and the layer that is
+        being called, where they do not fit.
+        """
+        module = load(OPS[op])
+        takes_blocks = getattr(module, "TAKES_BLOCKS", False)
+        with refusing(attributes.get("function", op), *inputs):
+            values = self._values(inputs, takes_blocks=takes_blocks)
+        with refusing(attributes.get("function", op), *values, **attributes):
+            types = [value.type for value in values]
+            _refuse_devices(types)
+            found = module.infer(*types, **attributes)
+        # One type, or a tuple of them.
+        results = found if is_tuple(found) else (found,)
+        return self._add(op, tuple(values), attributes, results)
+
+    def value_of(self, value: ValueLike | Shape, like: Value | None = None) -> Value:
+        """Return what is given as a value of this graph; numbers take the dtype of `like`.
+
+        Raises `GraphError` for a value of another graph.
+        """
+        if isinstance(value, Weight):
+            return self.add_weight(value)
+        if isinstance(value, Value):
+            if value.graph is not self:
+                owner = "none" if value.graph is None else f"`{value.graph.name}`"
+                raise GraphError(
+                    f"a value of graph {owner} is used in graph `{self.name}`",
+                    hint="make it an input of the graph that uses it",
+                )
+            return value
+        if isinstance(value, Dim | Shape | str):
+            return _sizes(value, like)
+        from weightctl.graph.ops.constant import constant
+
+        if like is None:
+            return constant(value)
+        if isinstance(value, bool | int | float):
+            _refuse_loss(value, like)
+            return constant(value, dtype=like.dtype, device=like.device)
+        return constant(value, device=like.device)
+
+    def dump(self) -> str:
+        """Return the operations as text, a line for each, those of subgraphs after."""
+        from weightctl.graph.dump import dump
+
+        return dump(self)
+
+    __str__ = dump
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(str(value.type) for value in self.inputs)
+        outputs = ", ".join(str(value.type) for value in self.outputs)
+        return f"<Graph {self.name}({inputs}) -> ({outputs}): {len(self.nodes)} operations>"
+
+    def _values(self, inputs: Sequence[ValueLike], *, takes_blocks: bool) -> list[Value]:
+        like = next((given for given in inputs if isinstance(given, Value)), None)
+        if like is not None and not all(isinstance(given, Value) for given in inputs):
+            # Numbers beside a quantized weight are of its numbers' type, not of its bytes'.
+            like = self._numbers(self.value_of(like))
+        values = [self.value_of(given, like) for given in inputs]
+        return values if takes_blocks else [self._numbers(value) for value in values]
+
+    def _numbers(self, value: Value) -> Value:
+        from weightctl.graph.ops.dequantize import numbers_of
+
+        return value if self.weight_node(value) is None else numbers_of(value)
+
+    def _add(
+        self,
+        op: str,
+        inputs: tuple[Value, ...],
+        attributes: Mapping[str, Any],
+        types: Iterable[TensorType],
+    ) -> tuple[Value, ...]:
+        outputs: list[Value] = []
+        for kind in types:
+            outputs.append(Value.of(self, self._count, kind))
+            self._count += 1
+        self.nodes.append(Node(op, inputs, attributes, tuple(outputs), layer_path()))
+        return tuple(outputs)
+
+
+def _input_types(name: str, given: Any) -> list[TensorType]:
+    kinds: list[Any] = list(given) if hasattr(given, "__iter__") else [given, None]
+    if not all(isinstance(kind, TensorType) for kind in kinds):
+        raise GraphError(
+            f"the inputs of graph `{name}` are {given!r}",
+            hint='a list of TensorTypes, such as `[TensorType(DType.float32, ["batch", 4])]`',
+        )
+    return kinds
+
+
+def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
+    from weightctl.graph.ops.dims import dims
+
+    if like is None:
+        return dims(value)
+    sizes = dims(value, device=like.device)
+    if like.dtype is DType.bool:
+        raise GraphError(
+            f"the size {value} beside {like.type} is no truth value",
+            hint="compare it first, such as `Value(dim) > 0`",
+        )
+    return sizes if like.dtype is sizes.dtype else sizes.cast(like.dtype)
+
+
+def _refuse_loss(number: float, like: Value) -> None:
+    if like.dtype is DType.bool and not isinstance(number, bool):
+        raise GraphError(
+            f"{number} beside {like.type} is no truth value",
+            hint="True and False are; or cast the tensor to a dtype of numbers",
+        )
+    if isinstance(number, float) and not (like.dtype.is_float or like.dtype.is_complex):
+        raise GraphError(
+            f"{number} beside {like.type} would lose its fraction",
+            hint="cast the tensor to a float dtype first",
+        )
+
+
+def _refuse_devices(types: Sequence[TensorType]) -> None:
+    devices = {kind.device for kind in types}
+    if len(devices) > 1:
+        raise GraphError(
+            f"they are on {' and '.join(sorted(map(str, devices)))}",
+            hint="bring them to one device with `.to(device)`",
+        )

@@ -1,0 +1,136 @@
+"""Graphs inside of graphs: which call which, and what their weights are called in all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import GraphError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.graph.graph import Graph
+    from weightctl.graph.weight import Weight
+
+__all__ = [
+    "WeightName",
+    "calls",
+    "is_placeholder",
+    "refuse_fixed_name",
+    "refuse_renamed",
+    "refuse_second_weight",
+    "weight_names",
+]
+
+
+class WeightName(NamedTuple):
+    """What a graph calls a weight: by its full name, or by what follows the prefix of a call."""
+
+    name: str
+    is_placeholder: bool
+
+    def called(self, prefix: str, *, stays_open: bool) -> WeightName:
+        """Return what a graph that calls the weight's graph with this prefix calls it."""
+        if not self.is_placeholder:
+            return self
+        return WeightName(prefix + self.name, stays_open)
+
+
+def is_placeholder(graph: Graph, name: str) -> bool:
+    """Whether a weight of this name stands for another in each call of a graph."""
+    return graph.weight_prefix != "" and name.startswith(graph.weight_prefix)
+
+
+def weight_names(graph: Graph) -> set[WeightName]:
+    """Return what a graph calls the weights that it and all graphs it calls use."""
+    return _weight_names(graph, {})
+
+
+def calls(graph: Graph, wanted: Graph) -> bool:
+    """Whether a graph is another, or calls it, itself or by those it calls."""
+    seen: dict[int, Graph] = {}
+    left = [graph]
+    while left:
+        found = left.pop()
+        if found is wanted:
+            return True
+        if id(found) not in seen:
+            seen[id(found)] = found
+            left += [node.attributes["subgraph"] for node in found.nodes if node.op == "call"]
+    return False
+
+
+def refuse_fixed_name(graph: Graph, name: str) -> None:
+    """Raise `GraphError` for a full name that would be one layer's in a graph of many layers."""
+    for outer in _enclosing(graph):
+        if is_placeholder(outer, name):
+            raise GraphError(
+                f"subgraph `{graph.name}` would use `{name}` in every call of `{outer.name}`, "
+                f"which stands for more than `{outer.weight_prefix}`",
+                hint=f"build what uses it with a weight_prefix that starts with "
+                f"`{outer.weight_prefix}`, inside of `{outer.name}`, and call it with that prefix",
+            )
+
+
+def refuse_renamed(graph: Graph, weight: Weight) -> None:
+    """Raise `GraphError` for a weight that a graph has under another name than it has now."""
+    if graph.weights_by_name.get(weight.name) is weight:
+        return
+    known = next(name for name, found in graph.weights_by_name.items() if found is weight)
+    raise GraphError(
+        f"graph `{graph.name}` has the weight `{known}`, which is called `{weight.name}` now",
+        hint="build a model's graph when the model is as it shall be",
+    )
+
+
+def refuse_second_weight(graph: Graph, weight: Weight) -> None:
+    """Raise `GraphError` where another weight has this one's name, also in another subgraph.
+
+    In another subgraph the names of placeholders do not count, which are not those they load by.
+    """
+    name = weight.name
+    *_, root = _enclosing(graph)
+    others = () if is_placeholder(graph, name) else _all_graphs(root)
+    for found in (graph, *others):
+        other = found.weights_by_name.get(name)
+        if other is None or other is weight or (found is not graph and is_placeholder(found, name)):
+            continue
+        where = f"graph `{graph.name}`"
+        if found is not graph:
+            where = f"graphs `{found.name}` and `{graph.name}`"
+        raise GraphError(
+            f"two weights of {where} are called `{name}`: {other.type} and {weight.type}",
+            hint="`state_dict()` of the outermost Module gives its weights names of their own",
+        )
+
+
+def _weight_names(graph: Graph, known: dict[int, set[WeightName]]) -> set[WeightName]:
+    if id(graph) in known:
+        return known[id(graph)]
+    names: set[WeightName] = set()
+    for node in graph.nodes:
+        attributes = node.attributes
+        if node.op == "weight":
+            names.add(WeightName(attributes["name"], attributes["is_placeholder"]))
+        elif node.op == "call":
+            prefix, stays_open = attributes["prefix"], attributes["is_placeholder"]
+            names |= {
+                name.called(prefix, stays_open=stays_open)
+                for name in _weight_names(attributes["subgraph"], known)
+            }
+    known[id(graph)] = names
+    return names
+
+
+def _enclosing(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph, the one that it is a subgraph of, and so on to the outermost."""
+    outer: Graph | None = graph
+    while outer is not None:
+        yield outer
+        outer = outer.parent
+
+
+def _all_graphs(graph: Graph) -> Iterator[Graph]:
+    yield graph
+    for subgraph in graph.subgraphs.values():
+        yield from _all_graphs(subgraph)

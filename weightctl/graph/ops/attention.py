@@ -1,0 +1,176 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph.ops.rules import require_broadcast, require_float, same_dtype
+from weightctl.graph.value import apply
+from weightctl.shape import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value, ValueLike
+
+__all__ = ["attention", "infer", "lower"]
+
+
+def attention(
+    query: ValueLike,
+    key: ValueLike,
+    value: ValueLike,
+    mask: ValueLike | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Value:
+    """Return softmax(scale * query @ key^T + mask) @ value: [batch, heads, seq, dim].
+
+    `query` is [batch, heads, seq, dim], `key` and `value` are [batch, kv_heads, keys, dim]; each of
+    their heads serves heads / kv_heads consecutive ones of `query`. `mask` broadcasts to
+    [batch, heads, seq, keys]: bool, True where a key is seen, or added to the scores. The last
+    query stands at the last key: with `causal` none sees later keys, and with a `window` none sees
+    keys that are `window` or more before it. `softcap` c makes a score s c * tanh(s / c), before
+    the mask. `scale` is 1 / sqrt(dim) by default. The softmax is in float32. A query that sees no
+    key gets zeros.
+    """
+    given = (query, key, value) if mask is None else (query, key, value, mask)
+    return apply("attention", *given, causal=causal, window=window, softcap=softcap, scale=scale)
+
+
+def infer(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    mask: TensorType | None = None,
+    *,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float | None,
+) -> TensorType:
+    """Return the type of the result, which has the last dimension of `value`."""
+    del causal
+    require_float(query)
+    same_dtype(query, key, value)
+    if not query.rank == key.rank == value.rank == 4:
+        raise GraphError("all have four dimensions", hint="[batch, heads, seq, dim]")
+    batch, heads, seq, dim = query.shape
+    kv_heads, keys, value_dim = *key.shape[1:3], value.shape[3]
+    if key.shape != (batch, kv_heads, keys, dim) or value.shape[:3] != key.shape[:3]:
+        raise GraphError(
+            "key and value do not fit the query",
+            hint="[batch, heads, seq, dim] and twice [batch, kv_heads, keys, dim]",
+        )
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise GraphError(
+            f"{heads} heads cannot share {kv_heads}", hint="heads are a multiple of kv_heads"
+        )
+    if (window is not None and window < 1) or (softcap is not None and not 0 < softcap < inf):
+        raise GraphError("window and softcap are above 0, and finite", hint="None for none")
+    if scale is not None and not isfinite(scale):
+        raise GraphError(f"the scale is {scale}", hint="None for 1 / sqrt(dim)")
+    if mask is not None:
+        _require_mask(mask, query.dtype, Shape([batch, heads, seq, keys]))
+    return replace(query, shape=Shape([batch, heads, seq, value_dim]))
+
+
+def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
+    if mask.dtype not in {DType.bool, dtype}:
+        raise GraphError(
+            f"a mask of {mask.dtype.value} does not mix with {dtype.value}",
+            hint="it is bool, or of the dtype of the query",
+        )
+    require_broadcast("the mask", mask.shape, scores)
+
+
+def lower(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float | None,
+) -> Tensor:
+    """Return the result, by torch's own kernels where there is no `softcap`."""
+    import torch
+    from torch.nn import functional
+
+    seq, keys = query.shape[2], key.shape[2]
+    # Of one query, at the last key, and of a window over all keys nothing is hidden.
+    causal = causal and seq > 1
+    window = None if window is None or window >= keys else window
+    # torch hides keys by scores of -inf before it scales them, which a scale up to 0 turns round.
+    is_plain = window is None and mask is None and softcap is None and (scale is None or scale > 0)
+    if causal and is_plain and seq == keys:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+    if mask is not None and mask.dim() < 2:
+        mask = mask.reshape(1, -1)
+    unseen_rows = mask is not None or seq > keys
+    seen = _seen(seq, keys, query.device, causal=causal, window=window)
+    if mask is None:
+        mask = seen
+    elif seen is not None:
+        mask = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+    if softcap is None:
+        result = functional.scaled_dot_product_attention(
+            query, key, value, mask, scale=scale, enable_gqa=True
+        )
+    else:
+        result = _capped(query, key, value, mask, softcap, scale)
+    if mask is None or not unseen_rows:
+        return result
+    some = (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1, keepdim=True)
+    return result.where(some, result.new_zeros(()))
+
+
+def _seen(seq: int, keys: int, place: device, *, causal: bool, window: int | None) -> Tensor | None:
+    """Return bool[seq, keys], True where a key is seen, None where all are."""
+    import torch
+
+    if not causal and window is None:
+        return None
+    positions = torch.arange(keys - seq, keys, device=place)[:, None]
+    columns = torch.arange(keys, device=place)
+    seen = columns <= positions if causal else torch.ones_like(positions, dtype=torch.bool)
+    return seen if window is None else seen & (columns > positions - window)
+
+
+def _capped(  # noqa: PLR0917  # those of `lower`
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    softcap: float,
+    scale: float | None,
+) -> Tensor:
+    """Return what torch has no kernel for, by the formula, in at least float32."""
+    import torch
+
+    kind = torch.promote_types(query.dtype, torch.float32)
+    batch, heads, seq, dim = query.shape
+    kv_heads, keys = key.shape[1:3]
+    grouped = query.to(kind).reshape(batch, kv_heads, heads // kv_heads, seq, dim)
+    scores = grouped @ key.to(kind)[:, :, None].mT
+    scores = scores.reshape(batch, heads, seq, keys) * (dim**-0.5 if scale is None else scale)
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    shares = scores.softmax(-1).reshape(batch, kv_heads, heads // kv_heads, seq, keys)
+    result = shares @ value.to(kind)[:, :, None]
+    return result.reshape(batch, heads, seq, value.shape[3]).to(query.dtype)

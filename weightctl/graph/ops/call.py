@@ -1,0 +1,136 @@
+"""A subgraph, run in the place of its call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import GraphError
+from weightctl.graph.nesting import calls, is_placeholder, refuse_fixed_name, weight_names
+from weightctl.graph.scope import current_graph, graphs, refusing
+from weightctl.graph.value import apply_all
+from weightctl.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.graph.graph import Graph
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value, ValueLike
+    from weightctl.shape import Dim
+
+__all__ = ["call", "infer"]
+
+
+def call(
+    subgraph: Graph, *args: ValueLike | Sequence[ValueLike], prefix: str = ""
+) -> tuple[Value, ...]:
+    """Return what a subgraph gives for these arguments, its weights named with `prefix` before.
+
+    Lists among the arguments are taken apart. Inside a subgraph that leaves out a `weight_prefix`
+    itself, a `prefix` that begins with it stays open as that does, and is that where none is given
+    for a subgraph that leaves out the same. Raises `GraphError` where the arguments are not of the
+    subgraph's input types, with one size for each name of a dimension; for a graph that was not
+    built inside of this one, or calls it; without a prefix for weights that are placeholders; and
+    with one for weights that have full names.
+    """
+    graph = current_graph()
+    given = _flat(args)
+    with refusing("call", *given):
+        _require_callable(graph, subgraph)
+        if not prefix and subgraph.weight_prefix == graph.weight_prefix:
+            prefix = graph.weight_prefix
+        stays_open = is_placeholder(graph, prefix)
+        _require_prefix(graph, subgraph, prefix, stays_open=stays_open)
+    return apply_all(
+        "call",
+        *given,
+        subgraph=subgraph,
+        prefix=prefix.removeprefix(graph.weight_prefix) if stays_open else prefix,
+        is_placeholder=stays_open,
+    )
+
+
+def _require_callable(graph: Graph, subgraph: Any) -> None:
+    if not hasattr(subgraph, "subgraphs"):
+        raise GraphError(
+            f"{subgraph!r} is no graph", hint="`Graph.add_subgraph` makes one to be called"
+        )
+    open_graphs = graphs.get()
+    if any(subgraph is one for one in open_graphs):
+        raise GraphError(f"graph `{subgraph.name}` cannot call itself")
+    if not any(subgraph is one for outer in open_graphs for one in outer.subgraphs.values()):
+        raise GraphError(
+            f"`{subgraph.name}` is no subgraph of graph `{graph.name}`",
+            hint="`Module.build_subgraph` and `Graph.add_subgraph` make them in the open graph",
+        )
+    if calls(subgraph, graph):
+        raise GraphError(
+            f"`{subgraph.name}` calls graph `{graph.name}`, which would call itself by it",
+            hint="graphs call each other in one direction only",
+        )
+
+
+def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: bool) -> None:
+    """Raise `GraphError` where it is not said, or in vain, which layer's weights are meant."""
+    names = weight_names(subgraph)
+    is_open = any(name.is_placeholder for name in names)
+    if is_open and not prefix:
+        raise GraphError(
+            f"the weights of subgraph `{subgraph.name}` are placeholders, and no prefix is given",
+            hint="supply a matching prefix, such as "
+            f'`ops.call(..., prefix="{subgraph.weight_prefix}")`',
+        )
+    if prefix and names and not is_open and not subgraph.weight_prefix:
+        raise GraphError(
+            f"the weights of subgraph `{subgraph.name}` have full names, which the prefix "
+            f"`{prefix}` does not change",
+            hint="build it with the weight_prefix that its weights' names start with",
+        )
+    for name in sorted(names):
+        called = name.called(prefix, stays_open=stays_open)
+        if not called.is_placeholder:
+            refuse_fixed_name(graph, called.name)
+
+
+def _flat(args: Sequence[Any]) -> list[ValueLike]:
+    flat: list[ValueLike] = []
+    for arg in args:
+        flat += _flat(arg) if is_sequence(arg) else [arg]
+    return flat
+
+
+def infer(
+    *types: TensorType,
+    subgraph: Graph,
+    prefix: str,  # noqa: ARG001  # which weights are meant does not change their types
+    is_placeholder: bool,  # noqa: ARG001  # the same
+) -> tuple[TensorType, ...]:
+    """Return the subgraph's output types, with the caller's dimensions for its own names."""
+    expected = [value.type for value in subgraph.inputs]
+    if not subgraph.outputs:
+        raise GraphError(
+            f"subgraph `{subgraph.name}` has no outputs",
+            hint="end it with `.output(...)` before it is called",
+        )
+    if len(types) != len(expected):
+        raise GraphError(
+            f"subgraph `{subgraph.name}` takes {len(expected)} values, not {len(types)}"
+        )
+    dims: dict[str, Dim] = {}
+    for given, wanted in zip(types, expected, strict=True):
+        _bind(given, wanted, dims)
+    for number, (given, wanted) in enumerate(zip(types, expected, strict=True)):
+        if given != wanted.substitute(dims):
+            sizes = "".join(f", {name} being {dim}" for name, dim in dims.items())
+            raise GraphError(
+                f"input {number} of subgraph `{subgraph.name}` is {wanted}{sizes}, not {given}"
+            )
+    return tuple(value.type.substitute(dims) for value in subgraph.outputs)
+
+
+def _bind(given: TensorType, wanted: TensorType, dims: dict[str, Dim]) -> None:
+    """Note what each name among the wanted dimensions stands for, where it stands alone."""
+    for size, dim in zip(given.shape, wanted.shape, strict=False):
+        for symbol in dim.symbols:
+            if dim == symbol:
+                dims.setdefault(symbol, size)

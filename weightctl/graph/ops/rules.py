@@ -1,0 +1,137 @@
+"""What several ops ask of the types they are given, and how their shapes combine.
+
+The errors say neither the op's name nor the types; whoever adds the op to a graph does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.shape import Dim, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.graph.types import TensorType
+
+__all__ = [
+    "FLOATS",
+    "INTEGERS",
+    "axis_of",
+    "broadcast",
+    "require_bool",
+    "require_broadcast",
+    "require_float",
+    "require_integer",
+    "require_number",
+    "require_rank",
+    "same_dtype",
+]
+
+# What is computed with; numbers of all other types are stored, moved and cast only.
+FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
+INTEGERS = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})
+
+
+def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
+    """Return the shape of an elementwise result, aligned at the last dimension.
+
+    Two dimensions go together when they are equal or one of them is 1. Raises `GraphError` for
+    others, also for a name and a size that might turn out to be equal.
+    """
+    if len(left) < len(right):
+        left, right = right, left
+    missing = len(left) - len(right)
+    dims = list(left[:missing])
+    for axis, (one, other) in enumerate(zip(left[missing:], right, strict=True)):
+        if 1 not in (one, other) and one != other:
+            raise GraphError(
+                f"dimension {axis - len(right)} is {one} on one side and {other} on the other",
+                hint="dimensions must be equal, or one of them 1",
+            )
+        dims.append(other if one == 1 else one)
+    return Shape(dims)
+
+
+def require_broadcast(what: str, shape: Sequence[Dim], wanted: Sequence[Dim]) -> None:
+    """Raise `GraphError` unless a shape becomes just the one wanted by broadcasting."""
+    try:
+        fits = broadcast(shape, wanted) == wanted
+    except GraphError:
+        fits = False
+    if not fits:
+        raise GraphError(
+            f"{what} {Shape(shape).text} does not broadcast to {Shape(wanted).text}",
+            hint="counted from the last, each dimension should be 1 or the one wanted",
+        )
+
+
+def same_dtype(*types: TensorType) -> DType:
+    """Return the one dtype of several operands; `GraphError` where they differ."""
+    first = types[0].dtype
+    for kind in types[1:]:
+        if kind.dtype is not first:
+            raise GraphError(
+                f"{first.value} and {kind.dtype.value} do not mix",
+                hint=f"no dtype is promoted by itself: `.cast({first!r})` one of them",
+            )
+    return first
+
+
+def require_float(*types: TensorType) -> None:
+    """Raise `GraphError` unless all are floating-point numbers that are computed with."""
+    for kind in types:
+        if kind.dtype not in FLOATS:
+            raise GraphError(
+                f"{kind.dtype.value} is no floating-point number to compute with",
+                hint="`.cast(DType.float32)` first",
+            )
+
+
+def require_integer(*types: TensorType) -> None:
+    """Raise `GraphError` unless all are integers that are computed with."""
+    for kind in types:
+        if kind.dtype not in INTEGERS:
+            raise GraphError(
+                f"{kind.dtype.value} is no integer to compute with",
+                hint="`.cast(DType.int64)` first",
+            )
+
+
+def require_number(*types: TensorType) -> None:
+    """Raise `GraphError` unless all are real numbers that are computed with."""
+    for kind in types:
+        if kind.dtype not in FLOATS | INTEGERS:
+            nearest = DType.float32 if kind.dtype.is_float else DType.int64
+            raise GraphError(
+                f"{kind.dtype.value} is not computed with", hint=f"`.cast({nearest!r})` first"
+            )
+
+
+def require_bool(*types: TensorType) -> None:
+    """Raise `GraphError` unless all are truth values."""
+    for kind in types:
+        if kind.dtype is not DType.bool:
+            raise GraphError(
+                f"{kind.dtype.value} is no truth value", hint="compare it, such as `x != 0`"
+            )
+
+
+def require_rank(kind: TensorType, at_least: int) -> None:
+    """Raise `GraphError` for a tensor of fewer dimensions."""
+    if kind.rank < at_least:
+        dimensions = "a dimension" if at_least == 1 else f"{at_least} dimensions"
+        raise GraphError(f"it takes a tensor of at least {dimensions}, not of {kind.rank}")
+
+
+def axis_of(rank: int, axis: int) -> int:
+    """Return the axis counted from the first; `GraphError` for one that `rank` lacks."""
+    given: Any = axis
+    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+        raise GraphError(f"an axis is an integer, not {given!r}", hint="-1 is the last")
+    if not -rank <= axis < rank:
+        many = f"axes {-rank} to {rank - 1}" if rank else "no axes"
+        raise GraphError(f"there is no axis {axis}: a tensor of rank {rank} has {many}")
+    return axis % rank

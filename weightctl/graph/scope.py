@@ -1,0 +1,94 @@
+"""Where a program is while it builds a graph: in which graph, and in which layer of a model."""
+
+from __future__ import annotations
+
+import reprlib
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from weightctl.errors import GraphError
+from weightctl.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from weightctl.graph.graph import Graph
+
+__all__ = ["current_graph", "graphs", "layer_path", "module_path", "refusing", "sizing"]
+
+# The graphs whose `with` is open, the innermost last.
+graphs: ContextVar[tuple[Graph, ...]] = ContextVar("graphs", default=())
+
+# Gives the path of the layer that is being called, such as `layers.3.mlp.down`.
+module_path: ContextVar[Callable[[], str] | None] = ContextVar("module_path", default=None)
+
+# Whether an op that is being added will say what was refused.
+_is_refusing: ContextVar[bool] = ContextVar("is_refusing", default=False)
+
+
+def current_graph() -> Graph:
+    """Return the graph of the innermost open `with`; `GraphError` outside of all."""
+    found = graphs.get()
+    if not found:
+        raise GraphError(
+            "there is no graph to add to", hint="use it inside `with Graph(...) as graph:`"
+        )
+    return found[-1]
+
+
+def layer_path() -> str:
+    """Return the path of the layer being called, empty outside of all."""
+    path = module_path.get()
+    return path() if path is not None else ""
+
+
+@contextmanager
+def refusing(op: str, *inputs: object, **attributes: object) -> Generator[None]:
+    """Have a `GraphError` inside say which op refused, which types, and in which layer.
+
+    Of ops that are added by other ops the outermost is named. Inputs that have no types, such as
+    numbers, are left out. Python's own errors, which attributes of wrong types lead to, become
+    a `GraphError` too.
+    """
+    if _is_refusing.get():
+        yield
+        return
+    token = _is_refusing.set(True)
+    try:
+        yield
+    except GraphError as error:
+        raise GraphError(_told(op, inputs, error.message), hint=error.hint) from error.__cause__
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        asked = ", ".join(f"{key}={reprlib.repr(given)}" for key, given in attributes.items())
+        hint = f"it was asked for with {asked}" if asked else ""
+        raise GraphError(
+            _told(op, inputs, getattr(error, "message", str(error))),
+            hint=getattr(error, "hint", hint),
+        ) from error
+    finally:
+        _is_refusing.reset(token)
+
+
+def _told(op: str, inputs: Iterable[object], reason: str) -> str:
+    found = [getattr(given, "type", None) for given in inputs]
+    types = [str(kind) for kind in found if isinstance(kind, TensorType)]
+    given = f" of {' and '.join(types)}" if types else ""
+    path = layer_path()
+    where = f" (in {path})" if path else ""
+    return f"{op}{given}{where}: {reason}"
+
+
+@contextmanager
+def sizing(op: str, *inputs: object) -> Generator[None]:
+    """Have what is no dimension or shape refused as `refusing` does, where these are made."""
+    with refusing(op, *inputs):
+        try:
+            yield
+        except GraphError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise GraphError(
+                str(error),
+                hint="a size is a number from 0 on, a name such as `batch`, or a Dim of these",
+            ) from None

@@ -1,0 +1,311 @@
+"""A value that a graph computes, and how operations on values are added to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from weightctl.errors import GraphError
+from weightctl.graph.scope import current_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType
+    from weightctl.graph.graph import Graph
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.weight import Weight
+    from weightctl.shape import DimLike, Shape, ShapeLike
+
+__all__ = ["TensorValue", "Value", "ValueLike", "apply", "apply_all"]
+
+
+class Value:
+    """What an operation of a graph gives: known by its dtype, shape and device, computed later.
+
+    `Value(x)` of a number, an array, a `Dim` or a `Shape` is that as a value of the current graph.
+    Operators add operations to it; `==` does too, so `is` tells whether two are one.
+    """
+
+    __slots__ = ("_type", "graph", "number")
+
+    _type: TensorType
+    graph: Graph | None
+    number: int
+
+    def __new__(cls, value: ValueLike | Shape) -> Value:  # noqa: PYI034  # of any class
+        """Return it as a value of the current graph; `GraphError` for one of another graph."""
+        return current_graph().value_of(value)
+
+    @classmethod
+    def of(cls, graph: Graph, number: int, kind: TensorType) -> Value:
+        """Make the value of this number in a graph; only graphs do."""
+        made = object.__new__(cls)
+        made.graph, made.number, made._type = graph, number, kind
+        return made
+
+    @property
+    def type(self) -> TensorType:
+        """Dtype, shape and device together."""
+        return self._type
+
+    @property
+    def dtype(self) -> DType:
+        """The type of its numbers."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Its dimensions, outermost first."""
+        return self.type.shape
+
+    @property
+    def device(self) -> DeviceRef:
+        """Where it is computed."""
+        return self.type.device
+
+    @property
+    def rank(self) -> int:
+        """The number of its dimensions."""
+        return len(self.shape)
+
+    @property
+    def weight(self) -> Weight | None:
+        """The weight that it is, None for what is computed."""
+        return None if self.graph is None else self.graph.weight_of(self)
+
+    @property
+    def tensor(self) -> Value:
+        """The value itself, for code that tells tensors from other values."""
+        return self
+
+    @property
+    def T(self) -> Value:  # noqa: N802  # as arrays call it
+        """The value with its last two dimensions exchanged."""
+        return self.transpose(-1, -2)
+
+    def cast(self, dtype: DType) -> Value:
+        """Return its numbers in another dtype."""
+        from weightctl.graph import ops
+
+        return ops.cast(self, dtype)
+
+    def reshape(self, shape: ShapeLike) -> Value:
+        """Return its numbers in another shape; one size may be -1, which is what is left."""
+        from weightctl.graph import ops
+
+        return ops.reshape(self, shape)
+
+    def transpose(self, axis_1: int, axis_2: int) -> Value:
+        """Return it with two dimensions exchanged."""
+        from weightctl.graph import ops
+
+        return ops.transpose(self, axis_1, axis_2)
+
+    def permute(self, axes: Sequence[int]) -> Value:
+        """Return it with its dimensions in another order."""
+        from weightctl.graph import ops
+
+        return ops.permute(self, axes)
+
+    def broadcast_to(self, shape: ShapeLike) -> Value:
+        """Return it repeated to a larger shape."""
+        from weightctl.graph import ops
+
+        return ops.broadcast_to(self, shape)
+
+    def to(self, device: DeviceRef) -> Value:
+        """Return it on another device."""
+        from weightctl.graph import ops
+
+        return ops.transfer_to(self, device)
+
+    def print(self, label: str = "") -> Value:
+        """Have its numbers printed when the graph runs; returns the value."""
+        from weightctl.graph import ops
+
+        return ops.print_value(self, label)
+
+    def __getitem__(self, item: Any) -> Value:
+        from weightctl.graph import ops
+
+        return ops.slice_tensor(self, item)
+
+    def __iter__(self) -> Iterator[Value]:
+        if not self.rank or not self.shape[0].is_static:
+            raise TypeError(f"the rows of {self.type} cannot be gone through one by one")
+        return (self[row] for row in range(int(self.shape[0])))
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            "what a value holds is not known while its graph is built",
+            hint="choose with `ops.where`, or compare shapes, which are known",
+        )
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"%{self.number}: {self.type}"
+
+    def __add__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.add(self, other)
+
+    def __radd__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.add(other, self)
+
+    def __sub__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.sub(self, other)
+
+    def __rsub__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.sub(other, self)
+
+    def __mul__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.mul(self, other)
+
+    def __rmul__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.mul(other, self)
+
+    def __truediv__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.div(self, other)
+
+    def __rtruediv__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.div(other, self)
+
+    def __floordiv__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.floordiv(self, other)
+
+    def __rfloordiv__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.floordiv(other, self)
+
+    def __mod__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.mod(self, other)
+
+    def __rmod__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.mod(other, self)
+
+    def __pow__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.pow(self, other)
+
+    def __rpow__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.pow(other, self)
+
+    def __matmul__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.matmul(other, self)
+
+    def __neg__(self) -> Value:
+        from weightctl.graph import ops
+
+        return ops.neg(self)
+
+    def __abs__(self) -> Value:
+        from weightctl.graph import ops
+
+        return ops.abs(self)
+
+    def __invert__(self) -> Value:
+        from weightctl.graph import ops
+
+        return ops.logical_not(self)
+
+    def __and__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.logical_and(self, other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.logical_or(self, other)
+
+    __ror__ = __or__
+
+    # Comparisons are values too, as arrays have it; `object` would give a bool.
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        from weightctl.graph import ops
+
+        return ops.equal(self, cast("ValueLike", other))
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        from weightctl.graph import ops
+
+        return ops.not_equal(self, cast("ValueLike", other))
+
+    def __lt__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.less(self, other)
+
+    def __le__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.less_equal(self, other)
+
+    def __gt__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.greater(self, other)
+
+    def __ge__(self, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        return ops.greater_equal(self, other)
+
+    # NumPy arrays on the left of an operator give way to `__radd__` and its like.
+    __array_ufunc__ = None
+
+
+TensorValue = Value
+ValueLike: TypeAlias = "Value | bool | float | NDArray[Any] | DimLike"
+
+
+def apply(op: str, *inputs: ValueLike, **attributes: Any) -> Value:
+    """Add an operation to the current graph and return its only result.
+
+    Raises `GraphError` where there is no graph or where what it is given does not fit.
+    """
+    (result,) = apply_all(op, *inputs, **attributes)
+    return result
+
+
+def apply_all(op: str, *inputs: ValueLike, **attributes: Any) -> tuple[Value, ...]:
+    """Add an operation to the current graph and return all of its results."""
+    return current_graph().append(op, inputs, attributes)

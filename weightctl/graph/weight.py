@@ -1,0 +1,201 @@
+"""Weights of a graph: values whose numbers are loaded when it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from weightctl.device import CPU
+from weightctl.dtype import DType, QuantizationEncoding
+from weightctl.errors import GraphError
+from weightctl.graph.types import TensorType, require_device, require_dtype
+from weightctl.graph.value import Value
+from weightctl.shape import Shape
+from weightctl.weights.block_shapes import in_bytes, in_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.device import DeviceRef
+    from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.shape import ShapeLike
+
+__all__ = ["Weight"]
+
+
+class Weight(Value):
+    """A value that can be loaded at a later time, made inside a graph or before there is one.
+
+    It joins the graph in whose `with` it is first used; `GraphError` where there is none. With a
+    `quantization_encoding` it is bytes: dtype uint8, shape (rows, bytes per row), and becomes
+    numbers of `original_dtype_and_shape` where it is used. Such a weight is declared by the dtype
+    and shape of its numbers, or by uint8 and its bytes, which are then of float32. `align` is the
+    boundary in bytes that its data starts on, None for that of its dtype. A graph takes it as it
+    is when it is first used there; what is changed later is so for other graphs.
+    """
+
+    __slots__ = (
+        "_device",
+        "_original",
+        "_quantization",
+        "align",
+        "held",
+        "name",
+        "shard_idx",
+        "sharding_strategy",
+    )
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make a weight, which is a value of no graph yet."""
+        return object.__new__(cls)
+
+    def __init__(  # noqa: PLR0917  # the specified signature
+        self,
+        name: str,
+        dtype: DType,
+        shape: ShapeLike,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+        align: int | None = None,
+        sharding_strategy: ShardingStrategy | None = None,
+    ) -> None:
+        self.graph, self.number = None, -1
+        self.name = name
+        self.device = device
+        self.align = align
+        self.sharding_strategy = sharding_strategy
+        self.shard_idx: int | None = None
+        # The value that a Module has loaded for it.
+        self.held: object = None
+        self.configure(dtype, shape, quantization_encoding)
+
+    def configure(
+        self,
+        dtype: DType,
+        shape: ShapeLike,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        """Change dtype, shape and encoding together, said as when a weight is made.
+
+        Raises `EncodingError`, a `ValueError`, where rows are no whole blocks, and `GraphError`
+        for blocks of numbers that are no floating-point numbers.
+        """
+        shape = Shape(shape)
+        _require_kind(self.name, dtype, quantization_encoding)
+        if quantization_encoding is not None and dtype is DType.uint8:
+            encoding = quantization_encoding.encoding
+            dtype, shape = DType.float32, in_elements(self.name, shape, encoding)
+        self._quantization = quantization_encoding
+        self._original = (dtype, shape)
+        _ = self.shape  # raises for rows that are no whole blocks
+
+    @property
+    def original_dtype_and_shape(self) -> tuple[DType, Shape]:
+        """The dtype and shape of its numbers, also where it is quantized and loaded as bytes."""
+        return self._original
+
+    @property
+    def type(self) -> TensorType:
+        """Dtype, shape and device together."""
+        return TensorType(self.dtype, self.shape, self.device)
+
+    @property
+    def dtype(self) -> DType:
+        """The type of its numbers; uint8 for one that is quantized."""
+        return self._original[0] if self.quantization_encoding is None else DType.uint8
+
+    @dtype.setter
+    def dtype(self, dtype: DType) -> None:
+        _require_kind(self.name, dtype, self.quantization_encoding)
+        if self.quantization_encoding is None or dtype is not DType.uint8:
+            self._original = (dtype, self._original[1])
+
+    @property
+    def quantization_encoding(self) -> QuantizationEncoding | None:
+        """The blocks that it is loaded as, None for numbers.
+
+        Where it is set, the shape there is stays that of its numbers; of uint8, which is then the
+        type of its bytes, the numbers are float32.
+        """
+        return self._quantization
+
+    @quantization_encoding.setter
+    def quantization_encoding(self, encoding: QuantizationEncoding | None) -> None:
+        dtype, shape = self._original
+        _require_kind(self.name, dtype, encoding)
+        if encoding is not None and dtype is DType.uint8:
+            self._original = (DType.float32, shape)
+        self._quantization = encoding
+
+    @property
+    def shape(self) -> Shape:
+        """Its dimensions; (rows, bytes per row) for one that is quantized."""
+        shape, quantization = self._original[1], self.quantization_encoding
+        if quantization is None:
+            return shape
+        return in_bytes(self.name, shape, quantization.encoding)
+
+    @shape.setter
+    def shape(self, shape: ShapeLike) -> None:
+        shape = Shape(shape)
+        if self.quantization_encoding is not None:
+            shape = in_elements(self.name, shape, self.quantization_encoding.encoding)
+        self._original = (self._original[0], shape)
+
+    @property
+    def device(self) -> DeviceRef:
+        """Where it is used; it is brought there when the graph runs."""
+        return self._device
+
+    @device.setter
+    def device(self, device: DeviceRef) -> None:
+        require_device(device)
+        self._device = device
+
+    @property
+    def weight(self) -> Weight:
+        """The weight itself."""
+        return self
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[Weight]:
+        """Return one view of a part of this weight for each device, as its strategy cuts it.
+
+        Raises `GraphError`, a `ValueError`, without a `sharding_strategy`, for one that is meant
+        for another number of devices, and for what is itself a shard.
+        """
+        devices = list(devices)
+        if self.shard_idx is not None:
+            raise GraphError(f"`{self.name}` is a shard, which cannot be sharded further")
+        strategy = self.sharding_strategy
+        if strategy is None:
+            raise GraphError(
+                f"`{self.name}` has no sharding_strategy", hint="set one before it is sharded"
+            )
+        if strategy.devices != len(devices):
+            raise GraphError(
+                f"`{self.name}` is to be cut for {strategy.devices} devices, not {len(devices)}"
+            )
+        return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
+
+    def __repr__(self) -> str:
+        dtype, shape = self._original
+        kind = TensorType(dtype, shape, self.device)
+        encoding = self.quantization_encoding
+        quantized = "" if encoding is None else f" as {encoding.name}"
+        return f"Weight({self.name!r}, {kind}{quantized})"
+
+
+def _require_kind(name: str, dtype: DType, given: Any) -> None:
+    """Raise `GraphError` for what is no dtype or encoding, and for two that are not of one."""
+    require_dtype(dtype)
+    if given is None:
+        return
+    if not isinstance(given, QuantizationEncoding):
+        raise GraphError(
+            f"the quantization encoding of `{name}` is {given!r}",
+            hint="a QuantizationEncoding, such as `QuantizationEncoding.Q4_K`, or None",
+        )
+    if not dtype.is_float and dtype is not DType.uint8:
+        raise GraphError(
+            f"`{name}` of {dtype.value} cannot be {given.name}, whose numbers have fractions",
+            hint="the dtype is that of its numbers, such as float32, or uint8, that of its bytes",
+        )

@@ -1,0 +1,66 @@
+"""Layers and modules: parts of models that name, load and use their weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.registry import loaded_on_use
+
+if TYPE_CHECKING:
+    from weightctl.nn.attention import Attention
+    from weightctl.nn.embedding import Embedding
+    from weightctl.nn.hooks import add_layer_hook, clear_hooks
+    from weightctl.nn.layer import Layer, recursive_named_layers
+    from weightctl.nn.layer_list import LayerList
+    from weightctl.nn.linear import Linear
+    from weightctl.nn.mlp import MLP, GatedMLP
+    from weightctl.nn.module import LayerV2, Module
+    from weightctl.nn.norm import LayerNorm, RMSNorm
+    from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
+    from weightctl.nn.rope_scaling import RopeScaling
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Embedding",
+    "FrequencyFactors",
+    "GatedMLP",
+    "Layer",
+    "LayerList",
+    "LayerNorm",
+    "LayerV2",
+    "Linear",
+    "Module",
+    "RMSNorm",
+    "RopeScaling",
+    "RotaryEmbedding",
+    "add_layer_hook",
+    "clear_hooks",
+    "recursive_named_layers",
+]
+
+_NAMES = {
+    "Attention": "weightctl.nn.attention:Attention",
+    "Embedding": "weightctl.nn.embedding:Embedding",
+    "FrequencyFactors": "weightctl.nn.rope:FrequencyFactors",
+    "GatedMLP": "weightctl.nn.mlp:GatedMLP",
+    "Layer": "weightctl.nn.layer:Layer",
+    "LayerList": "weightctl.nn.layer_list:LayerList",
+    "LayerNorm": "weightctl.nn.norm:LayerNorm",
+    "LayerV2": "weightctl.nn.module:LayerV2",
+    "Linear": "weightctl.nn.linear:Linear",
+    "MLP": "weightctl.nn.mlp:MLP",
+    "Module": "weightctl.nn.module:Module",
+    "RMSNorm": "weightctl.nn.norm:RMSNorm",
+    "RopeScaling": "weightctl.nn.rope_scaling:RopeScaling",
+    "RotaryEmbedding": "weightctl.nn.rope:RotaryEmbedding",
+    "add_layer_hook": "weightctl.nn.hooks:add_layer_hook",
+    "clear_hooks": "weightctl.nn.hooks:clear_hooks",
+    "recursive_named_layers": "weightctl.nn.layer:recursive_named_layers",
+}
+
+__getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,140 @@
+"""Attention: each position gathers from the others what its query matches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph import ops
+from weightctl.nn.linear import Linear
+from weightctl.nn.module import Module
+from weightctl.nn.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.value import Value
+
+__all__ = ["Attention"]
+
+
+class Attention(Module):
+    """Scaled dot-product attention of several heads, between a projection in and one out.
+
+    `kv_heads` keys and values are shared by groups of the `heads` queries; `head_dim` need not be
+    `features / heads`. `bias` is that of the projections in, `output_bias` (else the same) that of
+    the one out. `window` is how many positions back, itself included, a position sees; `softcap`
+    bounds the scores; `scale` multiplies them, `head_dim ** -0.5` where not given.
+    `norm_epsilon` gives queries and keys an RMSNorm over each head. `fused` has one projection
+    `qkv` in the place of `q`, `k` and `v`; `transposed` is that of `Linear`. `interleaved` rotates
+    neighbouring numbers as pairs, not each half's with the other's. Raises `GraphError` for numbers
+    of heads that do not go together.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        norm_epsilon: float | None = None,
+        fused: bool = False,
+        transposed: bool = False,
+        interleaved: bool = False,
+        dtype: DType = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        self.heads = heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            raise GraphError(
+                f"{heads} query heads cannot share {self.kv_heads} key-value heads evenly",
+                hint="heads are a multiple of kv_heads",
+            )
+        if head_dim is None and features % heads:
+            raise GraphError(
+                f"{features} features are no whole number for each of {heads} heads",
+                hint="give `head_dim` where it is not features / heads",
+            )
+        self.head_dim = features // heads if head_dim is None else head_dim
+        self.causal = causal
+        self.window = window
+        self.softcap = softcap
+        self.scale = scale
+        self.interleaved = interleaved
+
+        projection = partial(
+            Linear,
+            dtype=dtype,
+            device=device,
+            quantization_encoding=quantization_encoding,
+            transposed=transposed,
+        )
+        width, shared = heads * self.head_dim, self.kv_heads * self.head_dim
+        self.sizes = (width, shared, shared)
+        self.fused = fused
+        if fused:
+            self.qkv = projection(features, sum(self.sizes), bias=bias)
+        else:
+            self.q = projection(features, width, bias=bias)
+            self.k = projection(features, shared, bias=bias)
+            self.v = projection(features, shared, bias=bias)
+        if norm_epsilon is not None:
+            self.q_norm = RMSNorm(self.head_dim, norm_epsilon, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(self.head_dim, norm_epsilon, dtype=dtype, device=device)
+        self.has_norms = norm_epsilon is not None
+        self.o = projection(width, features, bias=bias if output_bias is None else output_bias)
+
+    def __call__(
+        self,
+        x: Value,
+        cos: Value | None = None,
+        sin: Value | None = None,
+        mask: Value | None = None,
+    ) -> Value:
+        """Return outputs in the shape of the inputs, `(batch, positions, features)`.
+
+        `cos` and `sin` are those of a `RotaryEmbedding`, none where positions are told otherwise.
+        `mask`, broadcast to `(batch, heads, positions, positions)`, is true where a position may
+        look, or is added to the scores.
+        """
+        if (cos is None) != (sin is None):
+            raise GraphError("`cos` and `sin` go together, and one is missing")
+        q, k, v = (self._heads(part) for part in self._projections(x))
+        if self.has_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos is not None and sin is not None:
+            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
+            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        y = ops.attention(
+            q,
+            k,
+            v,
+            mask,
+            causal=self.causal,
+            window=self.window,
+            softcap=self.softcap,
+            scale=self.scale,
+        )
+        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim)))
+
+    def _projections(self, x: Value) -> tuple[Value, ...]:
+        if self.fused:
+            return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
+        return self.q(x), self.k(x), self.v(x)
+
+    def _heads(self, x: Value) -> Value:
+        """(batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
+        heads = int(x.shape[-1]) // self.head_dim
+        return x.reshape((*x.shape[:-1], heads, self.head_dim)).transpose(1, 2)

@@ -1,0 +1,65 @@
+"""Weights that a model would lose without a word: those in plain lists, tuples and dictionaries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import GraphError
+from weightctl.graph.weight import Weight
+from weightctl.nn.layer import Layer, recursive_named_layers
+from weightctl.nn.notes import attributes
+from weightctl.untyped import is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["refuse_hidden"]
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def refuse_hidden(root: Layer) -> None:
+    """Raise `GraphError` where a container holds weights, or layers of such, that no path leads to.
+
+    Shards are no weights of their own.
+    """
+    layers = list(recursive_named_layers(root))
+    reached = {
+        id(found)
+        for _, layer in layers
+        for found in vars(layer).values()
+        if isinstance(found, Weight)
+    }
+    for path, layer in layers:
+        for name, value in attributes(layer).items():
+            kind = type(value)
+            if not issubclass(kind, _CONTAINERS) or issubclass(kind, Layer):
+                continue
+            for weight in _weights_in(value):
+                if id(weight) not in reached and weight.shard_idx is None:
+                    where = f"{path}.{name}" if path else name
+                    raise GraphError(
+                        f"`{where}` of {type(root).__name__} is a {kind.__name__}, and what "
+                        f"it holds is in no state: weight `{weight.name}` for one",
+                        hint="a LayerList names and loads its layers; a weight is an attribute",
+                    )
+
+
+def _weights_in(container: Any) -> Iterator[Weight]:
+    """Yield the weights in a container, in those within it, and below the layers in any of them."""
+    seen: set[int] = set()
+    stack: list[object] = [container]
+    while stack:
+        found = stack.pop()
+        number = id(found)
+        if isinstance(found, Weight):
+            yield found
+        elif isinstance(found, (Layer, *_CONTAINERS)) and number not in seen:
+            seen.add(number)
+            stack.extend(_held(found))
+
+
+def _held(holder: Any) -> Iterable[object]:
+    if isinstance(holder, Layer):
+        return (*holder.sublayers.values(), *attributes(holder).values())
+    return holder.values() if is_object(holder) else holder

@@ -1,0 +1,67 @@
+"""Hooks: functions that see, and may replace, what every layer gives."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.nn.layer import Layer
+
+__all__ = ["Hook", "LayerHook", "add_layer_hook", "clear_hooks", "run_hooks"]
+
+Hook: TypeAlias = "Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]"
+
+
+class LayerHook:
+    """A hook that was added; `remove()`, or the end of a `with`, takes it away again."""
+
+    def __init__(self, fn: Hook) -> None:
+        self.fn = fn
+
+    def remove(self) -> None:
+        """Call the function no more; nothing happens where it was removed before."""
+        with suppress(ValueError):
+            _HOOKS.remove(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+_HOOKS: list[LayerHook] = []
+
+
+def add_layer_hook(fn: Hook) -> LayerHook:
+    """Have a function called after each call of any layer, until `clear_hooks()`.
+
+    Layers are called while a graph is built; in one that is built hooks change nothing.
+    It gets the layer, the positional arguments, the keyword arguments and the outputs, and returns
+    None or new outputs, which replace those; several are called in the order they were added. They
+    see the layers of all threads. `with add_layer_hook(fn):` removes it at the end. Raises
+    `TypeError` for what cannot be called.
+    """
+    if not callable(fn):
+        raise TypeError(f"a hook is a function, not {type(fn).__name__}")
+    hook = LayerHook(fn)
+    _HOOKS.append(hook)
+    return hook
+
+
+def clear_hooks() -> None:
+    """Remove all hooks."""
+    _HOOKS.clear()
+
+
+def run_hooks(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:
+    """Return the outputs of a layer's call as the hooks leave them."""
+    # A copy: hooks may add and remove hooks, which counts from the next call on.
+    for hook in tuple(_HOOKS):
+        replaced = hook.fn(layer, args, kwargs, outputs)
+        if replaced is not None:
+            outputs = replaced
+    return outputs

@@ -1,0 +1,112 @@
+"""The layers between attentions: each position by itself, through a wider space and back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph import ops
+from weightctl.nn.linear import Linear
+from weightctl.nn.module import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.value import Value
+
+__all__ = ["ACTIVATIONS", "MLP", "GatedMLP"]
+
+
+def _gelu_tanh(x: Value) -> Value:
+    return ops.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
+    "silu": ops.silu,
+    "gelu": ops.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": ops.relu,
+}
+
+
+class MLP(Module):
+    """`down(activation(up(x)))`.
+
+    Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        intermediate: int,
+        activation: str,
+        *,
+        bias: bool = True,
+        dtype: DType = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+        transposed: bool = False,
+    ) -> None:
+        self.activation = _known(activation)
+        linear = partial(
+            Linear,
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            quantization_encoding=quantization_encoding,
+            transposed=transposed,
+        )
+        self.up = linear(features, intermediate)
+        self.down = linear(intermediate, features)
+
+    def __call__(self, x: Value) -> Value:
+        """Return outputs in the shape of the inputs, `(..., features)`."""
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+
+class GatedMLP(Module):
+    """`down(activation(gate(x)) * up(x))`.
+
+    Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        intermediate: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        dtype: DType = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        self.activation = _known(activation)
+        linear = partial(
+            Linear,
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            quantization_encoding=quantization_encoding,
+        )
+        self.gate = linear(features, intermediate)
+        self.up = linear(features, intermediate)
+        self.down = linear(intermediate, features)
+
+    def __call__(self, x: Value) -> Value:
+        """Return outputs in the shape of the inputs, `(..., features)`."""
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+
+
+def _known(activation: str) -> str:
+    if activation not in ACTIVATIONS:
+        raise GraphError(
+            f"`{activation}` is no activation that weightctl knows",
+            hint=f"known are {', '.join(ACTIVATIONS)}",
+        )
+    return activation

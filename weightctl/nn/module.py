@@ -1,0 +1,219 @@
+"""Modules: layers that own weights, name them by their paths, and load them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+from weightctl.device import DeviceRef
+from weightctl.errors import GraphError, StateDictError
+from weightctl.nn.hidden import refuse_hidden
+from weightctl.nn.layer import Layer
+from weightctl.nn.outline import outline
+from weightctl.nn.sites import (
+    all_weights,
+    name_before_call,
+    name_weights,
+    naming_of,
+    owned,
+    share,
+    weights_of,
+)
+from weightctl.nn.state import fit
+from weightctl.nn.subgraphs import subgraph_of
+from weightctl.nn.values import keep, keep_zeros, kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.graph.graph import Graph
+    from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.graph.weight import Weight
+    from weightctl.nn.layer import Naming
+    from weightctl.nn.subgraphs import InputTypes
+    from weightctl.nn.values import HeldValue, StateValue
+    from weightctl.weights.tree import Weights
+
+__all__ = ["LayerV2", "Module"]
+
+
+class Module(Layer):
+    """A layer with weights: its attributes that are a `Weight`, and those of its sublayers.
+
+    A weight's name is the path of attributes that leads to it, `layers.0.mlp.up.weight`, from the
+    module that last named its weights, loaded them or gave its state; the parts of that keep to it.
+    A call that no other module makes names them anew, as they are reached by now, unless none was
+    named yet and some were made with names of their own. What several paths lead to is called by
+    the first. `__init__` need not call `super().__init__`.
+    """
+
+    sharding_strategy: ShardingStrategy | None = None
+
+    @property
+    def layer_weights(self) -> dict[str, Weight]:
+        """The weights of this very layer by the names of their attributes."""
+        return weights_of(self)
+
+    def set_shared_weight(self, name: str, weight: Weight) -> None:
+        """Set an attribute to a weight that another layer owns, names and loads.
+
+        Raises `TypeError` for what is no weight.
+        """
+        share(self, name, weight)
+
+    def name_weights(self) -> None:
+        """Give each weight its path as its name, in which a graph that uses it then has it.
+
+        Those of a part of a model that has named its weights keep the model's paths. Raises
+        `GraphError` where two weights have one path, or a list that is no `LayerList`, a tuple or
+        a dictionary holds weights or layers with some that no attribute leads to.
+        """
+        name_weights(self)
+
+    def name_before_call(self) -> Naming:
+        """Name the weights anew, unless nobody has named any of the module's yet."""
+        return name_before_call(self)
+
+    def raw_state_dict(self) -> dict[str, Weight]:
+        """Return the weights that this module owns by their paths, and name them.
+
+        Before a graph is built, shape, dtype, quantization_encoding, device and align of each may
+        be changed. Raises what `name_weights` does.
+        """
+        return {name: first.weight for name, (first, *_) in name_weights(self).items()}
+
+    def state_dict(self, auto_initialize: bool = True) -> dict[str, HeldValue]:
+        """Return the values of all weights by their paths, as they were loaded; name the weights.
+
+        A weight without a value gets zeros and keeps them. Raises `StateDictError`, a `ValueError`,
+        that names all which have no value and may get none, or have a size that is not known.
+        """
+        weights = self.raw_state_dict()
+        values = {name: kept(weight) for name, weight in weights.items()}
+        empty = [name for name, value in values.items() if value is None]
+        if empty and not auto_initialize:
+            raise StateDictError(
+                f"{type(self).__name__} has weights without values: {_listed(empty)}",
+                hint="load them with `load_state_dict`",
+            )
+        unknown = [name for name in empty if not weights[name].shape.is_static]
+        if unknown:
+            raise StateDictError(
+                f"weights have dimensions of no known size: {_listed(unknown)}",
+                hint="set their shape, or load them with `load_state_dict`",
+            )
+        return {
+            name: keep_zeros(weights[name]) if value is None else value
+            for name, value in values.items()
+        }
+
+    @overload
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, StateValue] | Weights,
+        *,
+        override_quantization_encoding: bool = False,
+        weight_alignment: int | None = None,
+        strict: Literal[True] = True,
+    ) -> None: ...
+
+    @overload
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, StateValue] | Weights,
+        *,
+        override_quantization_encoding: bool = False,
+        weight_alignment: int | None = None,
+        strict: Literal[False],
+    ) -> tuple[list[str], list[str]]: ...
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, StateValue] | Weights,
+        *,
+        override_quantization_encoding: bool = False,
+        weight_alignment: int | None = None,
+        strict: bool = True,
+    ) -> tuple[list[str], list[str]] | None:
+        """Set the values of the weights that this module owns, and name them; none is read yet.
+
+        Values are NumPy arrays, any others that offer DLPack, `WeightData`, or nodes of a
+        checkpoint's tree, all of which may be given as the tree itself. They are of the weights'
+        dtypes and logical shapes, and of their quantization encodings unless
+        `override_quantization_encoding` has the weights take on the values'. Each starts on a
+        multiple of `weight_alignment` bytes, which becomes the `align` of every weight, or else on
+        one of its weight's `align` or its dtype's size. Returns the names of weights that no value
+        was given for, and of values that no weight was there for, where not `strict`.
+
+        Raises `StateDictError`, a `ValueError`, that names every value which does not fit and,
+        where `strict`, all that are missing or unexpected, and what `name_weights` does; nothing
+        is changed then.
+        """
+        refuse_hidden(naming_of(self).root)
+        fitted = fit(
+            {name: first.weight for name, (first, *_) in owned(self).items()},
+            state_dict,
+            override=override_quantization_encoding,
+            alignment=weight_alignment,
+            strict=strict,
+        )
+        for name, weight in self.raw_state_dict().items():
+            if weight_alignment is not None:
+                weight.align = weight_alignment
+            if name in fitted.configurations:
+                weight.configure(*fitted.configurations[name])
+            if name in fitted.values:
+                keep(weight, fitted.values[name])
+        return None if strict else (fitted.missing, fitted.unexpected)
+
+    def build_subgraph(self, name: str, input_types: InputTypes, weight_prefix: str = "") -> Graph:
+        """Return a subgraph of the current graph that computes what this module does.
+
+        `ops.call` calls it, for this and other modules of the same kind. `input_types` are those of
+        the module's arguments; one that is a list of values has a list of types. What the weights'
+        names have at their start, `weight_prefix`, is put in by each call instead. Names are those
+        of the whole model, where it has named them or is being called. Raises `GraphError` where
+        the current graph has a subgraph of that name, no weight's name starts with the prefix, or
+        the module returns anything but values.
+        """
+        return subgraph_of(self, name, input_types, weight_prefix)
+
+    def __repr__(self) -> str:
+        return outline(self)
+
+    def to(self, *devices: DeviceRef, sharding_strategy: ShardingStrategy | None = None) -> None:
+        """Put all weights, shared ones too, on a device, or on several as a strategy says.
+
+        The weights of several devices are on the first until `Weight.shard` cuts them. Raises
+        `GraphError`, a `ValueError`, for no device, or several without a strategy.
+        """
+        first = next(iter(devices), None)
+        if first is None:
+            raise GraphError("no device is named", hint="for example `to(DeviceRef.GPU(0))`")
+        if len(devices) > 1 and sharding_strategy is None:
+            raise GraphError(
+                f"{type(self).__name__} cannot be on {len(devices)} devices without a strategy",
+                hint="say how to cut its weights with `sharding_strategy=`",
+            )
+        for device in devices:
+            _require_device(device)
+        for weight in all_weights(self):
+            weight.device = first
+            if sharding_strategy is not None:
+                weight.sharding_strategy = sharding_strategy
+        if sharding_strategy is not None:
+            self.sharding_strategy = sharding_strategy
+
+
+LayerV2 = Module
+
+
+def _require_device(device: object) -> None:
+    if not isinstance(device, DeviceRef):
+        raise GraphError(
+            f"a device is a DeviceRef, not {device!r}",
+            hint="`DeviceRef.GPU(0)`, `DeviceRef.CPU()`",
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,63 @@
+"""Positions told to attention by rotating pairs of each head's numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.graph import ops
+from weightctl.graph.weight import Weight
+from weightctl.nn.module import Module
+from weightctl.nn.precision import weight_as
+from weightctl.nn.rope_scaling import RopeScaling, inverse_frequencies
+
+if TYPE_CHECKING:
+    from weightctl.device import DeviceRef
+    from weightctl.graph.value import Value
+
+__all__ = ["FrequencyFactors", "RotaryEmbedding"]
+
+
+class RotaryEmbedding(Module):
+    """The cosines and sines of the angles that positions turn pairs of numbers by.
+
+    `dimensions` is how many numbers of a head are rotated. Unless `scaling` stretches them, pair
+    `i` turns by `base ** (-2 * i / dimensions)` radians per position.
+    """
+
+    def __init__(
+        self, dimensions: int, base: float = 10000.0, scaling: RopeScaling | None = None
+    ) -> None:
+        self.dimensions = dimensions
+        self.base = base
+        self.scaling = scaling
+
+    def __call__(self, positions: Value, factors: Value | None = None) -> tuple[Value, Value]:
+        """Return cosines and sines, float32, `positions.shape + (dimensions / 2,)` each.
+
+        `factors`, float32[dimensions / 2], divide the frequencies, as GGUF's `rope_freqs` do.
+        """
+        frequencies = ops.constant(
+            inverse_frequencies(self.dimensions, self.base, self.scaling),
+            DType.float32,
+            positions.device,
+        )
+        if factors is not None:
+            frequencies = frequencies / factors
+        angles = ops.unsqueeze(positions.cast(DType.float32), -1) * frequencies
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        if self.scaling is not None and self.scaling.amplitude != 1:
+            cos, sin = cos * self.scaling.amplitude, sin * self.scaling.amplitude
+        return cos, sin
+
+
+class FrequencyFactors(Module):
+    """What a checkpoint divides each rotary frequency by: GGUF's tensor `rope_freqs`."""
+
+    def __init__(self, pairs: int, *, device: DeviceRef = CPU) -> None:
+        self.weight = Weight("weight", DType.float32, (pairs,), device)
+
+    def __call__(self) -> Value:
+        """Return the factors, float32[pairs]."""
+        return weight_as(self.weight, DType.float32)

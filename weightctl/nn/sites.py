@@ -1,0 +1,197 @@
+"""Where the weights of a model are, and the names that they have from it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import GraphError
+from weightctl.graph.weight import Weight
+from weightctl.nn.hidden import refuse_hidden
+from weightctl.nn.layer import (
+    Layer,
+    Naming,
+    current_naming,
+    path_below,
+    recursive_named_layers,
+)
+from weightctl.nn.notes import ROOT, SHARED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Site",
+    "all_weights",
+    "name_before_call",
+    "name_weights",
+    "naming_of",
+    "owned",
+    "share",
+    "weights_of",
+]
+
+
+class Site(NamedTuple):
+    """An attribute of a layer that is a weight."""
+
+    layer: Layer
+    attribute: str
+    weight: Weight
+
+
+def weights_of(layer: Layer) -> dict[str, Weight]:
+    """Return the weights of this very layer, by the names of their attributes."""
+    return {name: found for name, found in vars(layer).items() if isinstance(found, Weight)}
+
+
+def all_weights(root: Layer) -> Iterator[Weight]:
+    """Yield the weights of a layer and all below it, also those that another layer owns."""
+    for _, layer in recursive_named_layers(root):
+        yield from weights_of(layer).values()
+
+
+def share(layer: Layer, name: str, weight: Weight) -> None:
+    """Set an attribute of a layer to a weight that another layer owns."""
+    # It may be anything: a caller's types are not checked.
+    given: Any = weight
+    if not isinstance(given, Weight):
+        raise TypeError(f"a shared weight is a Weight, not {type(given).__name__}")
+    setattr(layer, name, weight)
+    vars(layer)[SHARED] = {**_shared(layer), name: weight}
+
+
+def owned(root: Layer) -> dict[str, list[Site]]:
+    """Return the weights that a layer and all below it own: by path, where each is.
+
+    Of one that is reached by several paths the first counts. Raises `GraphError` where two have
+    the same path.
+    """
+    found: dict[str, list[Site]] = {}
+    name_of: dict[int, str] = {}
+    for path, layer in recursive_named_layers(root):
+        shared = _shared(layer)
+        for attribute, weight in weights_of(layer).items():
+            if shared.get(attribute) is weight:
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            known = name_of.setdefault(id(weight), name)
+            if known == name and known in found:
+                raise GraphError(
+                    f"two weights of {type(root).__name__} have the path `{name}`",
+                    hint="an attribute's name should have no dot",
+                )
+            found.setdefault(known, []).append(Site(layer, attribute, weight))
+    return found
+
+
+def _shared(layer: Layer) -> dict[str, Weight]:
+    shared: dict[str, Weight] = vars(layer).get(SHARED, {})
+    return shared
+
+
+def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
+    """Return the weights that a module owns, named by their paths from the root of its model.
+
+    They come by their paths in the module, each with its sites in the whole model. A module that
+    is part of none is said to be at `prefix`, unless some of its paths start so. Raises
+    `GraphError` where two weights have one path, or plain lists hold some, and then names none.
+    """
+    root, prefix = naming_of(module, prefix)
+    refuse_hidden(root)
+    sites = owned(root)
+    _refuse_orphans(root, sites, prefix)
+    for name, (first, *_) in sites.items():
+        first.weight.name = prefix + name
+    for _, layer in recursive_named_layers(root):
+        vars(layer)[ROOT] = _Root(root, is_own=layer is root)
+    if root is module:
+        return sites
+    everywhere = {id(where[0].weight): where for where in sites.values()}
+    return {name: everywhere[id(where[0].weight)] for name, where in owned(module).items()}
+
+
+def _refuse_orphans(root: Layer, sites: dict[str, list[Site]], prefix: str) -> None:
+    """Raise `GraphError` for a shared weight that nobody owns whose name another weight gets."""
+    held = {id(where[0].weight) for where in sites.values()}
+    for weight in all_weights(root):
+        if id(weight) not in held and weight.name.removeprefix(prefix) in sites:
+            raise GraphError(
+                f"a shared weight of {type(root).__name__} is called `{weight.name}`, as is "
+                "another that took its place",
+                hint="share the new one with `set_shared_weight`",
+            )
+
+
+def name_before_call(module: Layer) -> Naming:
+    """Name the weights of a module's model by where they are now.
+
+    In a model of which no layer was ever named, weights that were made with names of their own
+    keep them: those may be a checkpoint's.
+    """
+    noted: _Root | None = vars(module).get(ROOT)
+    if noted is not None and noted.is_gone:
+        # What it was a part of is no more, or is where this was copied from: its names stay.
+        return naming_of(module)
+    was_named = any(ROOT in vars(layer) for _, layer in recursive_named_layers(module))
+    if was_named or all(
+        site.weight.name == site.attribute for sites in owned(module).values() for site in sites
+    ):
+        name_weights(module)
+    return naming_of(module)
+
+
+def naming_of(module: Layer, prefix: str = "") -> Naming:
+    """Return which layer names a module's weights, and what it puts before their paths.
+
+    That is the prefix of a call that is going on; else the one given, for a module that is part of
+    no model, unless some of its paths start so.
+    """
+    root, current = _root_of(module), current_naming()
+    if current is not None and current.root is root:
+        return current
+    if prefix and (root is not module or any(name.startswith(prefix) for name in owned(root))):
+        prefix = ""
+    return Naming(root, prefix)
+
+
+def _root_of(module: Layer) -> Layer:
+    """Return the layer that names a module's weights: the model it is a part of, or itself.
+
+    It is the one that named them last, else the one that names those of the call going on.
+    """
+    noted: _Root | None = vars(module).get(ROOT)
+    current = current_naming()
+    for root in (noted.layer() if noted else None, current.root if current else None):
+        if root is None or root is module:
+            continue
+        if path_below(root, module) is not None:
+            return root
+    return module
+
+
+class _Root:
+    """The layer that named the weights of another, or its own, without keeping it."""
+
+    def __init__(self, layer: Layer | None, *, is_own: bool) -> None:
+        self._layer = None if layer is None else weakref.ref(layer)
+        self._is_own = is_own
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was another layer, which is not there any more."""
+        return not self._is_own and self.layer() is None
+
+    def layer(self) -> Layer | None:
+        return None if self._layer is None else self._layer()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Root:
+        # Of a model that is copied whole the copy is the root, of a part alone there is none.
+        return _Root(memo.get(id(self.layer())), is_own=self._is_own)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restored, (self._is_own,))
+
+
+def _restored(is_own: bool) -> _Root:
+    return _Root(None, is_own=is_own)

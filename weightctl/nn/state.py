@@ -1,0 +1,202 @@
+"""Whether the values given for a module's weights fit them, told of all at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import StateDictError
+from weightctl.nn.values import address, describe
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.dtype import DType, Encoding, QuantizationEncoding
+    from weightctl.graph.weight import Weight
+    from weightctl.nn.values import HeldValue, StateValue
+    from weightctl.shape import Shape
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Configuration", "Fitted", "fit"]
+
+_OVERRIDE = "`override_quantization_encoding=True` takes the values' encodings"
+_DTYPES = "declare the weights in the values' dtypes, or convert with `WeightData.astype`"
+_SHAPES = "make the model by the checkpoint's own configuration"
+_COPY = "copy such arrays, or take any address with `weight_alignment=1`"
+_STRICT = "`strict=False` loads what is there"
+
+
+class Configuration(NamedTuple):
+    """What a weight becomes for its value: the arguments of `Weight.configure`."""
+
+    dtype: DType
+    shape: Shape
+    quantization_encoding: QuantizationEncoding | None
+
+
+class Fitted(NamedTuple):
+    """What loading will do: values by name, and the weights that take on another encoding."""
+
+    values: dict[str, HeldValue]
+    configurations: dict[str, Configuration]
+    missing: list[str]
+    unexpected: list[str]
+
+
+def fit(
+    weights: Mapping[str, Weight],
+    state_dict: Mapping[str, StateValue] | Weights,
+    *,
+    override: bool,
+    alignment: int | None,
+    strict: bool,
+) -> Fitted:
+    """Return the values for weights by name; nothing is changed and no byte is read.
+
+    Raises `StateDictError` that names every value which does not fit and, where `strict`, every
+    weight without a value and every value without a weight.
+    """
+    _require_alignment(alignment)
+    given = _by_name(state_dict)
+    missing = [name for name in weights if name not in given]
+    fitted = Fitted({}, {}, missing, _unexpected(weights, given))
+    lines: list[str] = []
+    # A dictionary for its order.
+    hints: dict[str, None] = {}
+    if strict and (fitted.missing or fitted.unexpected):
+        lines += [f"`{name}` is missing: {_asked(weights[name])}" for name in fitted.missing]
+        lines += [f"`{name}` is unexpected" for name in fitted.unexpected]
+        hints[_naming_hint(fitted.missing, fitted.unexpected)] = None
+    for name, weight in weights.items():
+        if name in given:
+            try:
+                _take(fitted, name, weight, given[name], override=override, alignment=alignment)
+            except StateDictError as error:
+                lines.append(f"`{name}` {error.message}")
+                hints[error.hint] = None
+    if lines:
+        message = "\n  ".join(["the values do not fit the weights:", *lines])
+        raise StateDictError(message, hint="; ".join(filter(None, hints)))
+    return fitted
+
+
+def _take(
+    fitted: Fitted,
+    name: str,
+    weight: Weight,
+    value: StateValue,
+    *,
+    override: bool,
+    alignment: int | None,
+) -> None:
+    info = describe(name, value)
+    configuration = _configuration(weight, info, override=override)
+    if configuration is not None:
+        fitted.configurations[name] = configuration
+    held = value.data() if isinstance(value, Weights) else value
+    boundary = alignment or weight.align or _size(info.encoding)
+    start = address(held)
+    if start is not None and start % boundary:
+        raise StateDictError(f"starts at no multiple of {boundary} bytes", hint=_COPY)
+    fitted.values[name] = held
+
+
+def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Configuration | None:
+    """Return what the weight has to become for a value, None where it fits as it is.
+
+    Raises `StateDictError` where it does not fit.
+    """
+    dtype, shape = weight.original_dtype_and_shape
+    own, quantization = weight.quantization_encoding, info.encoding.quantization
+    encoding = dtype.encoding if own is None else own.encoding
+    # Blocks as bare bytes, such as `state_dict` makes.
+    is_bytes = own is not None and info.encoding == weight.dtype.encoding
+    if is_bytes and weight.shape == list(info.shape):
+        return None
+    # None for encodings that are neither, which no weight can have.
+    numbers = info.encoding.dtype if quantization is None else dtype
+    is_fraction = dtype.is_float and numbers is not None and numbers.is_float
+    is_override = own is not quantization and is_fraction
+    fits = info.encoding == encoding or (override and is_override)
+    if shape == list(info.shape) and fits and numbers is not None:
+        return None if own is quantization else Configuration(numbers, shape, quantization)
+    hints = {
+        _SHAPES: shape != list(info.shape),
+        _OVERRIDE: not fits and is_override,
+        _DTYPES: not fits and not is_override and numbers is not dtype,
+    }
+    raise StateDictError(
+        f"is {info.encoding.called}{list(info.shape)}, not {_asked(weight)}",
+        hint="; ".join(hint for hint, applies in hints.items() if applies),
+    )
+
+
+def _asked(weight: Weight) -> str:
+    dtype, shape = weight.original_dtype_and_shape
+    own = weight.quantization_encoding
+    return f"{(dtype.encoding if own is None else own.encoding).called}{shape.text}"
+
+
+def _size(encoding: Encoding) -> int:
+    """Return the boundary that values of an encoding start on; blocks are bytes."""
+    return 1 if encoding.dtype is None else encoding.size
+
+
+def _require_alignment(alignment: Any) -> None:
+    if alignment is None:
+        return
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise StateDictError(f"weight_alignment is {alignment!r}, which is no power of two")
+
+
+def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateValue]:
+    if not isinstance(state_dict, Weights):
+        # It may be anything: a caller's types are not checked.
+        given: Any = state_dict
+        if not hasattr(given, "keys"):
+            raise StateDictError(
+                f"a state is values by name, not {type(given).__name__}",
+                hint="give a dictionary, or a checkpoint's tree",
+            )
+        named: dict[Any, StateValue] = dict(given)
+        if (odd := next((name for name in named if not isinstance(name, str)), None)) is not None:
+            raise StateDictError(f"a weight's name is a string, not {odd!r}")
+        return named
+    prefix = f"{state_dict.name}." if state_dict.name else ""
+    return {name.removeprefix(prefix): node for name, node in state_dict.items()}
+
+
+def _unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) -> list[str]:
+    """Return the names that no weight has; further names of a tensor that one has are none."""
+    loaded = {_stored(given[name]) for name in weights if name in given}
+    return [
+        name
+        for name, value in given.items()
+        if name not in weights and (_stored(value) is None or _stored(value) not in loaded)
+    ]
+
+
+def _stored(value: StateValue) -> tuple[int, str] | None:
+    """Return which tensor of a checkpoint a value is, None where it comes from none."""
+    if not isinstance(value, Weights):
+        return None
+    return id(value.source), value.header.aliases.get(value.name, value.name)
+
+
+def _naming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    if prefix := _prefix(missing, unexpected):
+        return f"the weights are there under `{prefix}`: give them without it"
+    if prefix := _prefix(unexpected, missing):
+        return f"the model's names start with `{prefix}`: give the weights names with it"
+    return _STRICT
+
+
+def _prefix(short: Sequence[str], long: Sequence[str]) -> str:
+    """Return what all of `long` start with and all of `short` lack to be there, or nothing."""
+    found = set(long)
+    candidates = {name.removesuffix(short[0]) for name in long if short}
+    for prefix in candidates:
+        is_path = prefix.endswith(".") and all(name.startswith(prefix) for name in long)
+        if is_path and all(prefix + name in found for name in short):
+            return prefix
+    return ""

@@ -1,0 +1,80 @@
+"""A layer's computation as a graph of its own, which a larger graph calls for many layers."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from weightctl.errors import GraphError
+from weightctl.graph.graph import Graph
+from weightctl.graph.types import TensorType
+from weightctl.graph.value import Value
+from weightctl.nn.layer import under
+from weightctl.nn.sites import name_weights, naming_of
+from weightctl.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.nn.layer import Layer
+
+__all__ = ["InputTypes", "subgraph_of"]
+
+InputTypes: TypeAlias = "Sequence[TensorType | Sequence[TensorType]]"
+
+
+def subgraph_of(layer: Layer, name: str, input_types: InputTypes, weight_prefix: str) -> Graph:
+    """Return a subgraph of the current graph that computes what a layer does."""
+    parent = Graph.current
+    naming = naming_of(layer, weight_prefix)
+    _name_weights(layer, weight_prefix)
+    subgraph = parent.add_subgraph(name, _flat_types(input_types), weight_prefix)
+    try:
+        with subgraph, under(naming):
+            inputs = iter(subgraph.inputs)
+            args = [
+                next(inputs) if isinstance(given, TensorType) else list(islice(inputs, len(given)))
+                for given in input_types
+            ]
+            subgraph.output(*_values(layer, layer(*args)))
+    except BaseException:
+        # Half a graph is nothing to call, and its name may be wanted again.
+        del parent.subgraphs[name]
+        raise
+    return subgraph
+
+
+def _name_weights(layer: Layer, prefix: str) -> None:
+    """Give a layer's weights their final names; those it has alone are relative to the prefix.
+
+    Raises `GraphError` where it has weights, and the names of none start with the prefix.
+    """
+    weights = [first.weight for first, *_ in name_weights(layer, prefix).values()]
+    if not weights or any(weight.name.startswith(prefix) for weight in weights):
+        return
+    raise GraphError(
+        f"no weight of {type(layer).__name__} has a name that starts with `{prefix}`; one is "
+        f"`{weights[0].name}`",
+        hint="weight_prefix is the path of the layer in its model, with a dot at the end",
+    )
+
+
+def _flat_types(input_types: InputTypes) -> Iterator[TensorType]:
+    for given in input_types:
+        if isinstance(given, TensorType):
+            yield given
+        else:
+            yield from given
+
+
+def _values(layer: Layer, outputs: Any) -> Iterator[Value]:
+    if isinstance(outputs, Value):
+        yield outputs
+    elif is_sequence(outputs):
+        for output in outputs:
+            yield from _values(layer, output)
+    else:
+        raise GraphError(
+            f"{type(layer).__name__} gives {type(outputs).__name__} where a subgraph gives values",
+            hint="it may return one value, or values in lists and tuples",
+        )

@@ -1,0 +1,119 @@
+"""The values of weights: what is known of one without reading it, and where a module keeps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from weightctl.dtype import DType
+from weightctl.errors import MissingTensorError, StateDictError
+from weightctl.weights.buffer import Buffer
+from weightctl.weights.data import WeightData
+from weightctl.weights.deferred import Deferred
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.graph.weight import Weight
+    from weightctl.shape import Shape
+    from weightctl.weights.dlpack import DLPackArray
+
+__all__ = ["HeldValue", "StateValue", "address", "describe", "keep", "keep_zeros", "kept"]
+
+HeldValue: TypeAlias = "DLPackArray | WeightData"
+StateValue: TypeAlias = "HeldValue | Weights"
+
+
+class _Kept(NamedTuple):
+    """The value of a weight; `made` is the dtype and shape of zeros that nobody gave."""
+
+    value: HeldValue
+    made: tuple[DType, Shape] | None
+
+
+def keep(weight: Weight, value: HeldValue) -> None:
+    """Note the value of a weight, which has it wherever it goes."""
+    weight.held = _Kept(value, None)
+
+
+def kept(weight: Weight) -> HeldValue | None:
+    """Return the value of a weight, None where it has none.
+
+    Zeros that were made when it had another shape or dtype are none.
+    """
+    found = cast("_Kept | None", weight.held)  # only this module sets it
+    if found is None or (found.made is not None and found.made != (weight.dtype, weight.shape)):
+        return None
+    return found.value
+
+
+def keep_zeros(weight: Weight) -> Buffer:
+    """Return zeros as a weight's value, or as many bytes as its blocks take, and note them."""
+    import numpy as np  # `ls` loads no numpy
+
+    dtype, shape = weight.dtype, weight.shape
+    nbytes = dtype.encoding.nbytes(shape.sizes)
+    boundary = weight.align or 1
+    memory = np.zeros(nbytes + boundary, np.uint8)
+    start = -memory.ctypes.data % boundary
+    made = Buffer(memory[start : start + nbytes].data, dtype, shape.sizes)
+    weight.held = _Kept(made, (dtype, shape))
+    return made
+
+
+def describe(name: str, value: StateValue) -> TensorInfo:
+    """Return shape and encoding of a value; no byte of it is read.
+
+    Raises `StateDictError` for what is no array of numbers in this machine's memory.
+    """
+    if isinstance(value, Weights):
+        try:
+            return value.info
+        except MissingTensorError as error:
+            raise StateDictError(f"is not there: {error.message}", hint=error.hint) from error
+    if isinstance(value, WeightData):
+        if value.is_declared:
+            raise StateDictError("is only declared, and has no data")
+        return value.info
+    if isinstance(value, Buffer):
+        return TensorInfo(name, value.shape, value.dtype.encoding)
+    array = _as_numpy(value)
+    if array.dtype.name not in DType.__members__:
+        raise StateDictError(f"is an array of {array.dtype}, which has no DType")
+    return TensorInfo(name, array.shape, DType(array.dtype.name).encoding)
+
+
+def address(value: HeldValue) -> int | None:
+    """Return where in memory a value starts; None for one that is empty, or made when it is read.
+
+    No byte of it is read.
+    """
+    if isinstance(value, WeightData):
+        return address(value.data)
+    if isinstance(value, Deferred):
+        return None
+    if isinstance(value, Buffer):
+        return value.address if value.nbytes else None
+    array = _as_numpy(value)
+    return array.ctypes.data if array.size else None
+
+
+def _as_numpy(value: DLPackArray) -> NDArray[Any]:
+    import numpy as np
+
+    from weightctl.weights.dlpack import take
+
+    given: Any = value
+    if isinstance(given, np.ma.MaskedArray):
+        raise StateDictError(
+            "is a masked array, whose mask would be lost", hint="`filled()` gives plain arrays"
+        )
+    if isinstance(value, np.ndarray):
+        return cast("NDArray[Any]", value)
+    if not hasattr(given, "__dlpack__"):
+        raise StateDictError(f"is no array but {type(given).__name__}")
+    try:
+        return take(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise StateDictError(f"cannot be taken: {error}") from error

@@ -1,0 +1,109 @@
+"""Which of a tree's tensors graphs have asked for, and as what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from weightctl.errors import GraphError
+from weightctl.registry import load
+from weightctl.shape import Shape
+from weightctl.weights.data import WeightData
+from weightctl.weights.deferred import Deferred
+from weightctl.weights.request import declared, of_stored, require_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType, Encoding, QuantizationEncoding
+    from weightctl.graph.weight import Weight
+    from weightctl.shape import ShapeLike
+    from weightctl.weights.request import Request
+    from weightctl.weights.source import Source
+
+__all__ = ["Allocations"]
+
+# The one step up: what a layer above calls a weight, made when one is asked for.
+_ABOVE = {"weight": "weightctl.graph.weight:Weight"}
+
+
+class _Allocation(NamedTuple):
+    request: Request
+    stored: str | None
+    weight: Weight
+
+
+class Allocations:
+    """The weights that were made of a source's tensors, by the names they were asked for by."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._made: dict[str, _Allocation] = {}
+        # By identity: to compare weights is to build a graph of that.
+        self._given: set[int] = set()
+
+    def allocate(
+        self,
+        name: str,
+        stored: str | None,
+        *,
+        dtype: DType | None,
+        shape: ShapeLike | None,
+        quantization: QuantizationEncoding | None,
+        device: DeviceRef,
+    ) -> Weight:
+        """Return the weight of a name, for the tensor stored as `stored`, or declared for None.
+
+        Raises what `Weights.allocate` does; then nothing is allocated.
+        """
+        require_words(dtype, quantization, device)
+        asked = None if shape is None else Shape(shape)
+        if stored is None:
+            request = declared(name, dtype, asked, quantization, device)
+        else:
+            info = self._source.header.tensors[stored]._replace(name=name)
+            request = of_stored(info, dtype, asked, quantization, device)
+        before = self._made.get(name)
+        if before is None:
+            before = self._made[name] = _Allocation(request, stored, _weight(name, request))
+            self._given.add(id(before.weight))
+        elif before.request != request:
+            raise GraphError(
+                f"`{name}` is allocated as {before.request} already, not as {request}",
+                hint="allocate it once, and cast it in the graph where it is used otherwise",
+            )
+        return before.weight
+
+    def gave(self, weight: int) -> bool:
+        """Whether the weight that has this `id` was made here."""
+        return weight in self._given
+
+    def taken(self, name: str, stored: str) -> WeightData:
+        """Return a tensor as it was asked for by a name, or as it is stored."""
+        found = self._made.get(name)
+        info = self._source.header.tensors[stored]
+        encoding = info.encoding if found is None else found.request.encoding
+        deferred = Deferred(self._source, stored, encoding)
+        return WeightData.of(info._replace(name=name, encoding=encoding), deferred)
+
+    def data(self) -> Iterator[tuple[str, WeightData]]:
+        """Yield each name that has data, with what was asked for by it; names share a tensor."""
+        shared: dict[tuple[str, Encoding], WeightData] = {}
+        for name, (request, stored, _) in self._made.items():
+            if stored is not None:
+                key = (stored, request.encoding)
+                if key not in shared:
+                    shared[key] = self.taken(name, stored)
+                found = shared[key]
+                yield name, found if found.name == name else found.renamed(name)
+
+
+def _weight(name: str, request: Request) -> Weight:
+    make = cast("Callable[..., Weight]", load(_ABOVE["weight"]))
+    return make(
+        name,
+        request.dtype,
+        request.shape,
+        device=request.device,
+        quantization_encoding=request.quantization,
+    )

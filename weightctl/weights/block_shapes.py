@@ -1,0 +1,44 @@
+"""Shapes of blocks, in elements and in bytes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.errors import EncodingError
+from weightctl.shape import Dim, Shape
+
+if TYPE_CHECKING:
+    from weightctl.dtype import Encoding
+    from weightctl.shape import ShapeLike
+
+__all__ = ["in_bytes", "in_elements"]
+
+
+def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
+    """Return the shape of the elements in rows of bytes.
+
+    Raises `EncodingError`, which names the tensor, where a row is no whole number of blocks.
+    """
+    shape = Shape(shape)
+    if not shape or shape[-1] % encoding.size != 0:
+        raise EncodingError(
+            f"`{name}` of {shape.text} bytes has rows that are no whole {encoding} blocks",
+            hint=f"its shape should be (rows, bytes per row), of {encoding.size} bytes a block; "
+            "with a float dtype it is in elements",
+        )
+    return Shape([*shape[:-1], encoding.elements_of(shape[-1])])
+
+
+def in_bytes(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
+    """Return the shape (rows, bytes per row) of so many elements.
+
+    Raises `EncodingError`, which names the tensor, where a row is no whole number of blocks.
+    """
+    shape = Shape(shape)
+    if not shape or shape[-1] % encoding.block != 0:
+        raise EncodingError(
+            f"`{name}` of shape {shape.text} is no whole number of {encoding} blocks",
+            hint=f"a row of {encoding} is a multiple of {encoding.block} elements",
+        )
+    return Shape([prod(shape[:-1], start=Dim(1)), encoding.row_bytes(shape[-1])])

@@ -1,0 +1,79 @@
+"""Bytes of one encoding as bytes of another, and what stands in the way, said before they move."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.errors import EncodingError, NonFiniteError
+
+if TYPE_CHECKING:
+    from weightctl.dtype import Encoding
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["converted", "require_convertible"]
+
+
+def require_convertible(info: TensorInfo, target: Encoding) -> None:
+    """Raise `EncodingError` where a tensor's numbers cannot be stored in another encoding.
+
+    Whether each of them fits is not known before they are read.
+    """
+    source = info.encoding
+    if source == target:
+        return
+    before, after = source.dtype, target.dtype
+    is_complex = any(dtype is not None and dtype.is_complex for dtype in (before, after))
+    has_fractions = before is None or before.is_float
+    becomes_whole = after is not None and not after.is_float
+    if is_complex or (has_fractions and becomes_whole):
+        raise EncodingError(
+            f"`{info.name}` cannot go from {source} to {target.called}",
+            hint="only numbers without fractions become integers",
+        )
+    if not target.fits(info.shape):
+        raise EncodingError(
+            f"`{info.name}` has rows of {info.row}, no whole {target.called} blocks",
+            hint=f"a {target.called} block is {target.block} elements of a row",
+        )
+    if before is None or after is None:
+        _require_codecs(info, target)
+
+
+def _require_codecs(info: TensorInfo, target: Encoding) -> None:
+    from weightctl.codecs import can_decode, can_encode  # `ls` loads no numpy
+
+    if not can_decode(info.encoding):
+        raise EncodingError(
+            f"`{info.name}` is of {info.encoding}, which weightctl cannot take apart",
+            hint="start from the unquantized model",
+        )
+    if not can_encode(target):
+        raise EncodingError(
+            f"`{info.name}` cannot become {target}, which weightctl can only read",
+            hint="q4_k, q6_k and q8_0 are among those it can make",
+        )
+
+
+def converted(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview:
+    """Return a tensor's bytes in another encoding; numbers are rounded once, to nearest even.
+
+    Raises `EncodingError` where one of them cannot be held.
+    """
+    import numpy as np  # `ls` loads no numpy
+
+    from weightctl.codecs import transcode
+
+    require_convertible(info, target)
+    source = info.encoding
+    # Of plain numbers one row is as good as many.
+    is_plain = source.dtype is not None and target.dtype is not None
+    rows = 1 if is_plain else prod(info.shape[:-1])
+    table = np.frombuffer(raw, np.uint8)
+    table = table.reshape(rows, -1) if table.size else table.reshape(1, 0)
+    try:
+        made = transcode(table, source, target).raw
+    except NonFiniteError as error:
+        # Whoever asks for one tensor of many is told which it was.
+        raise EncodingError(f"`{info.name}`: {error.message}", hint=error.hint) from error
+    return np.ascontiguousarray(made).reshape(-1).data

@@ -1,0 +1,74 @@
+"""Data that is not there yet: what is read when it is taken, and what is only declared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.buffer import Buffer
+    from weightctl.weights.source import Source
+
+__all__ = ["Absent", "Deferred"]
+
+
+class Deferred:
+    """A tensor of a source in an encoding; read, and converted, when it is first taken."""
+
+    __slots__ = ("_buffer", "_encoding", "_name", "_source")
+
+    def __init__(self, source: Source, name: str, encoding: Encoding) -> None:
+        self._source = source
+        self._name = name
+        self._encoding = encoding
+        self._buffer: Buffer | None = None
+
+    def to_buffer(self) -> Buffer:
+        """Return the numbers, or the bytes of blocks; the same `Buffer` each time.
+
+        Raises `EncodingError` where a number cannot be held by the encoding.
+        """
+        if self._buffer is None:
+            self._buffer = self._made()
+        return self._buffer
+
+    def _made(self) -> Buffer:
+        from weightctl.weights.conversion import converted
+        from weightctl.weights.data import WeightData  # which knows this module
+
+        data = self._source.data(self._name)
+        if data.info.encoding == self._encoding:
+            return data.to_buffer()
+        memory = converted(data.info, data.view(), self._encoding)
+        info = data.info._replace(encoding=self._encoding)
+        return WeightData.stored(info, memory).to_buffer()
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        return self.to_buffer().__array__(dtype, copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.to_buffer().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from weightctl.weights.dlpack import CPU
+
+        return CPU
+
+
+class Absent:
+    """The place of data that nobody has given yet."""
+
+    __slots__ = ()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("this tensor is only declared; it has no data yet")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from weightctl.weights.dlpack import CPU
+
+        return CPU

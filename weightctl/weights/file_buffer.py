@@ -1,0 +1,39 @@
+"""Numbers in a private mapping of the file that has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.weights.buffer import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.dtype import DType
+    from weightctl.weights.source import Source
+
+__all__ = ["FileBuffer"]
+
+
+class FileBuffer(Buffer):
+    """A `Buffer` over a mapping that knows which tensor of which `source` is in it.
+
+    Until its memory `is_shared` nobody can have written to it: the source's bytes are the same, and
+    who reads those touches no page of the mapping.
+    """
+
+    __slots__ = ("is_shared", "name", "source")
+
+    def __init__(
+        self, memory: memoryview, dtype: DType, shape: Sequence[int], source: Source, name: str
+    ) -> None:
+        super().__init__(memory, dtype, shape)
+        self.source = source
+        self.name = name
+        self.is_shared = False
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes themselves."""
+        self.is_shared = True
+        return self._memory

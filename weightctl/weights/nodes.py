@@ -1,0 +1,118 @@
+"""Dotted names as a tree of nodes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Node", "find", "is_number", "natural", "planted", "walk"]
+
+
+class Node:
+    """A place in the tree: the tensor of this very name, if any, and what lies below it."""
+
+    __slots__ = ("_is_sorted", "below", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor: str | None = None
+        self.below: dict[str, Node] = {}
+        self._is_sorted = True
+
+    def grow(self, segment: str) -> Node:
+        """Return the node of this segment below, made where there is none."""
+        found = self.below.get(segment)
+        if found is not None:
+            return found
+        if segment.isdecimal():
+            self._is_sorted = False
+        made = self.below[segment] = Node()
+        return made
+
+    def children(self) -> dict[str, Node]:
+        """What lies below by its segment, in the order of the file; numbers in their own."""
+        if not self._is_sorted:
+            # Experts by the thousand are plain numbers, which sort without being taken apart.
+            key = int if all(map(is_number, self.below)) else natural
+            self.below = {segment: self.below[segment] for segment in sorted(self.below, key=key)}
+            self._is_sorted = True
+        return self.below
+
+
+def is_number(segment: str) -> bool:
+    """Whether a segment is a number as layers have it: no leading zero, no more than 9 digits."""
+    return (
+        segment.isdecimal()
+        and len(segment) <= 9
+        and segment.isascii()
+        and (segment[0] != "0" or segment == "0")
+    )
+
+
+# A name of more segments keeps the rest in one, so that nobody needs to recurse deeper.
+_MAX_DEPTH = 32
+
+
+def planted(names: Iterable[str]) -> Node:
+    """Return the tree of some names; the node of each knows its full name as its tensor."""
+    root = Node()
+    for name in names:
+        _plant(root, name, name)
+    return root
+
+
+def _plant(root: Node, path: str, tensor: str) -> None:
+    node = root
+    for segment in path.split(".", _MAX_DEPTH):
+        node = node.below.get(segment) or node.grow(segment)
+    node.tensor = tensor
+
+
+def _beyond(deepest: Node, prefix: str) -> Node:
+    """Return `deepest` with what starts with `prefix` below a node of its own."""
+    node = Node()
+    # At this depth there are only names, each with the rest of it, and so with its tensor.
+    for rest, below in deepest.below.items():
+        if rest == prefix:
+            node.grow(prefix).tensor = below.tensor
+        elif rest.startswith(prefix + "."):
+            _plant(node.grow(prefix), rest[len(prefix) + 1 :], cast("str", below.tensor))
+    return node
+
+
+def find(root: Node, prefix: str) -> Node | None:
+    """Return the node of a name or prefix, None where nothing is there."""
+    if not prefix:
+        return root
+    *segments, last = prefix.split(".", _MAX_DEPTH)
+    node = root
+    for segment in segments:
+        found = node.below.get(segment)
+        if found is None:
+            return None
+        node = found
+    if len(segments) == _MAX_DEPTH:
+        node = _beyond(node, last)
+    return node.below.get(last)
+
+
+def walk(node: Node) -> Iterator[str]:
+    """Yield the names of all tensors at or below a node, in order."""
+    # A stack, since names may nest deeper than Python recurses.
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.tensor is not None:
+            yield current.tensor
+        stack.extend(reversed(current.children().values()))
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that puts numbers in a name in numeric order."""
+    return [
+        (0, len(digits := part.lstrip("0")), digits) if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]

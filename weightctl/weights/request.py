@@ -1,0 +1,160 @@
+"""What a weight is asked to be, and whether a checkpoint's tensor can be that."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from weightctl.device import DeviceRef
+from weightctl.dtype import DType, QuantizationEncoding
+from weightctl.errors import EncodingError, GraphError
+from weightctl.shape import Shape
+from weightctl.weights.block_shapes import in_elements
+from weightctl.weights.conversion import require_convertible
+
+if TYPE_CHECKING:
+    from weightctl.dtype import Encoding
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Request", "declared", "of_stored", "require_words"]
+
+
+class Request(NamedTuple):
+    """What a weight is to be: dtype and shape of its numbers, the blocks they are in, and where."""
+
+    dtype: DType
+    shape: Shape
+    quantization: QuantizationEncoding | None
+    device: DeviceRef
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the numbers are stored."""
+        return (self.quantization or self.dtype).encoding
+
+    def __str__(self) -> str:
+        blocks = f"{self.quantization.name} of " if self.quantization else ""
+        return f"{blocks}{self.dtype.value}{self.shape.text} on {self.device}"
+
+
+def require_words(dtype: object, quantization: object, device: object) -> None:
+    """Raise `GraphError` for what is no `DType`, `QuantizationEncoding` or `DeviceRef`.
+
+    The former two may be None.
+    """
+    for word, given, kind, example in (
+        ("dtype", dtype, DType, "DType.float16"),
+        ("quantization_encoding", quantization, QuantizationEncoding, "QuantizationEncoding.Q8_0"),
+        ("device", device, DeviceRef, "DeviceRef.CPU()"),
+    ):
+        if not isinstance(given, kind) and (given is not None or kind is DeviceRef):
+            raise GraphError(
+                f"{word} is {given!r}, which is no {kind.__name__}", hint=f"for example `{example}`"
+            )
+
+
+def declared(
+    name: str,
+    dtype: DType | None,
+    shape: Shape | None,
+    quantization: QuantizationEncoding | None,
+    device: DeviceRef,
+) -> Request:
+    """Return the request for a weight of which nothing is known but what is asked for.
+
+    Raises `GraphError` where that is not all there is to say, and `EncodingError` for blocks that
+    cannot be.
+    """
+    if not name:
+        raise GraphError(
+            "the root of a tree is no weight", hint="go to its name first: `weights.layer.weight`"
+        )
+    if dtype is None or shape is None:
+        lacking = " and ".join(
+            word for word, given in (("dtype", dtype), ("shape", shape)) if given is None
+        )
+        raise GraphError(
+            f"`{name}` cannot be declared without a {lacking}",
+            hint="no checkpoint is open here that says it: `open_weights` gives a tree that does",
+        )
+    if quantization is not None and dtype is DType.uint8:
+        dtype, shape = DType.float32, in_elements(name, shape, quantization.encoding)
+    elif quantization is not None:
+        _require_fractions(name, dtype, quantization)
+    return Request(dtype, shape, quantization, device)
+
+
+def of_stored(
+    info: TensorInfo,
+    dtype: DType | None,
+    shape: Shape | None,
+    quantization: QuantizationEncoding | None,
+    device: DeviceRef,
+) -> Request:
+    """Return the request for a stored tensor; what is not asked for is as it is stored.
+
+    Raises `GraphError` for another shape than the tensor has, and `EncodingError` where it cannot
+    be stored like that.
+    """
+    source = info.encoding
+    if source.dtype is None and source.quantization is None:
+        raise EncodingError(
+            f"`{info.name}` is of {source.name}, which is no dtype of a graph",
+            hint="it can be listed and copied; a newer version may know it",
+        )
+    if quantization is None and dtype in {None, DType.uint8}:
+        # Blocks that nobody asks to be taken apart stay.
+        quantization = source.quantization
+    if quantization is None:
+        # What is not in blocks is of a dtype, as was seen above.
+        dtype = dtype or cast("DType", source.dtype)
+    elif dtype is DType.uint8:
+        dtype = DType.float32
+        if shape is not None:
+            shape = in_elements(info.name, shape, quantization.encoding)
+            # Bytes are rows, however many dimensions the numbers have.
+            rows = (prod(info.shape[:-1]), info.row)
+            shape = Shape(info.shape) if shape == rows else shape
+    else:
+        has_fractions = source.dtype is not None and source.dtype.is_float
+        dtype = dtype or (source.dtype if has_fractions else None) or DType.float32
+        _require_fractions(info.name, dtype, quantization)
+    if shape is not None:
+        _require_match(info, shape)
+    request = Request(dtype, Shape(info.shape), quantization, device)
+    require_convertible(info, request.encoding)
+    return request
+
+
+def _require_fractions(name: str, dtype: DType, quantization: QuantizationEncoding) -> None:
+    if not dtype.is_float:
+        raise EncodingError(
+            f"`{name}`: {quantization.name} blocks hold fractions, and {dtype.value} has none",
+            hint="give a float dtype, or uint8 and the shape in bytes",
+        )
+
+
+def _require_match(info: TensorInfo, asked: Shape) -> None:
+    """Refuse a shape that is not the tensor's; a name in it has one size wherever it stands."""
+    own = Shape(info.shape)
+    mismatch = GraphError(
+        f"`{info.name}` has shape {own.text}, not {asked.text}",
+        hint="leave the shape out to take the tensor's own",
+    )
+    if len(asked) != len(own):
+        raise mismatch
+    # Only a name by itself equals its own text: no size does, and no sum.
+    sizes = {str(dim): size for dim, size in zip(asked, info.shape, strict=True) if dim == str(dim)}
+    unknown = sorted(frozenset[str]().union(*(dim.symbols for dim in asked)) - sizes.keys())
+    if unknown:
+        raise GraphError(
+            f"shape {asked.text} of `{info.name}` cannot be compared with its own, {own.text}: "
+            f"the size of `{unknown[0]}` is not known",
+            hint="a name that is a dimension by itself has the tensor's size there",
+        )
+    try:
+        sizes_asked = asked.at(sizes)
+    except (ValueError, ZeroDivisionError) as error:
+        raise mismatch from error
+    if sizes_asked != info.shape:
+        raise mismatch
