@@ -13,7 +13,6 @@ from blocks import in_blocks
 from runs import run
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, DType, QuantizationEncoding
-from weightctl.errors import StateDictError
 from weightctl.graph import Graph, Weight
 from weightctl.nn import Module
 from weightctl.shape import Shape
@@ -388,26 +387,3 @@ def test_an_error_changes_no_weight_that_fits() -> None:
         override_quantization_encoding=True,
     )
     assert block.state_dict()["up.weight"] is first["up.weight"]
-
-
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        (None, "a state is values by name, not NoneType"),
-        ([1, 2], "not list"),
-        ("weight", "not str"),
-        ({0: np.zeros(4, np.float32)}, "a weight's name is a string, not 0"),
-        ({"weight": torch.empty(4, device="meta")}, "`weight` cannot be taken: .* meta"),
-        ({"weight": np.ma.masked_array(np.zeros(4, np.float32), True)}, "is a masked array"),
-    ],
-    ids=["none", "list", "text", "number", "meta", "masked"],
-)
-def test_what_is_no_state_is_refused(state: Any, says: str) -> None:
-    with pytest.raises(StateDictError, match=says):
-        Scale().load_state_dict(state)
-
-
-@pytest.mark.parametrize("alignment", ["4", 4.0, True])
-def test_an_alignment_is_a_whole_number(alignment: Any) -> None:
-    with pytest.raises(StateDictError, match=f"weight_alignment is {alignment!r}"):
-        Scale().load_state_dict({}, weight_alignment=alignment, strict=False)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -393,42 +392,3 @@ def test_nothing_that_was_taken_is_kept_in_the_tree(weights: Weights) -> None:
     weights.embed.weight.allocate(DType.float16)
     first, second = (weights.embed.weight.taken().to_numpy() for _ in range(2))
     assert not np.shares_memory(first, second)
-
-
-def test_trees_in_memory_give_their_own_numbers() -> None:
-    array = np.ones((2, 2), np.float32)
-    weights = Weights.from_data({"w": WeightData.from_numpy(array, "w")})
-    weights["w"].allocate()
-    assert np.shares_memory(numbers_of(weights.allocated_weights["w"]), array)
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda weights: pickle.loads(pickle.dumps(weights))]
-)
-def test_the_copy_of_a_tree_has_allocated_nothing(
-    duplicate: Callable[[Any], Any], weights: Weights
-) -> None:
-    weights.embed.weight.allocate(DType.float16)
-    twin = duplicate(weights)
-    assert twin.allocated_weights == {}
-    assert twin.embed.weight.allocate().dtype is DType.float32
-    assert twin.embed.weight.data().to_numpy().tolist() == NUMBERS.tolist()
-
-
-def test_nodes_of_one_tree_know_what_was_allocated_by_any(weights: Weights) -> None:
-    weight = copy.copy(weights).embed.weight.allocate()
-    assert weights.embed.weight.allocate() is weight
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"dtype": "float16"}, {"dtype": np.float16}, {"dtype": torch.float16},
-     {"quantization_encoding": "Q8_0"}, {"device": "cpu"}, {"device": None}],
-    ids=str,
-)  # fmt: skip
-def test_words_of_other_libraries_are_refused(asked: dict[str, Any], weights: Weights) -> None:
-    ((word, given),) = asked.items()
-    with pytest.raises(GraphError, match="for example") as error:
-        weights.embed.weight.allocate(**asked)
-    assert f"{word} is {given!r}, which is no " in str(error.value)
-    assert not weights.allocated_weights
