@@ -16,6 +16,8 @@ from real_files import fetch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytest_plugins = ["crossing_fixtures"]
+
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile(
     "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]

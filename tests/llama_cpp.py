@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from pathlib import Path
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 # A process of its own: llama.cpp writes to the terminal, and aborts on files it does not like.
 _PROGRAM = """
@@ -45,3 +45,24 @@ def generate(model: Path, prompt: str, count: int, scratch: Path) -> Generated:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return Generated(*json.loads(answer.read_text()))
+
+
+def ask(model: Path, *questions: tuple[Any, ...], **options: Any) -> list[Any]:
+    """Return the answers of llama.cpp to questions about a GGUF file.
+
+    A question is the name of a method of `libllama.Model` and its arguments; the options are that
+    class's. One process answers all of them.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, answered = Path(scratch) / "asked", Path(scratch) / "answered"
+        asked.write_bytes(pickle.dumps((str(model), options, questions)))
+        program = Path(__file__).with_name("libllama.py")
+        done = subprocess.run(
+            [sys.executable, str(program), str(asked), str(answered)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return pickle.loads(answered.read_bytes())

@@ -55,7 +55,10 @@ PACKAGES = {
     "vocabularies": Package(
         "llama-cpp-python==0.3.36",
         "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
-        ("llama_cpp_python-0.3.36/vendor/llama.cpp/models/*.gguf",),
+        tuple(
+            f"llama_cpp_python-0.3.36/vendor/llama.cpp/models/*.gguf{suffix}"
+            for suffix in ("", ".inp", ".out")
+        ),
         is_source=True,
     ),
 }

@@ -162,3 +162,76 @@ def _for_gguf(name: str, array: NDArray[Any], config: Any) -> NDArray[Any]:
     if re.search(r"\.c_(attn|proj|fc)\.weight$", name):
         return array.T
     return array
+
+
+def qwen2(**changes: Any) -> Any:
+    """Return a random Qwen2 with grouped heads, in float32."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _made(Qwen2ForCausalLM, Qwen2Config(**(_SIZES | changes)))
+
+
+def qwen3(**changes: Any) -> Any:
+    """Return a random dense Qwen3 with grouped heads wider than their share, in float32."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return _made(Qwen3ForCausalLM, Qwen3Config(**(_SIZES | {"head_dim": 32} | changes)))
+
+
+def phi3(**changes: Any) -> Any:
+    """Return a random Phi-3 with grouped heads, in float32."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return _made(Phi3ForCausalLM, Phi3Config(**(_SIZES | tokens | changes)))
+
+
+_SIZES = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def mixtral(**changes: Any) -> Any:
+    """Return a random Mixtral of four experts, in float32."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = _SIZES | {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return _made(MixtralForCausalLM, MixtralConfig(**(sizes | changes)))
+
+
+def qwen3moe(**changes: Any) -> Any:
+    """Return a random Qwen3 of four narrow experts, in float32."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = _SIZES | {
+        "num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32,
+        "moe_intermediate_size": 32, "norm_topk_prob": True,
+    }  # fmt: skip
+    return _made(Qwen3MoeForCausalLM, Qwen3MoeConfig(**(sizes | changes)))
+
+
+_GEMMA = {
+    "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 4,
+    "attn_implementation": "eager",
+}  # fmt: skip
+
+
+def gemma2(**changes: Any) -> Any:
+    """Return a random Gemma 2 whose soft caps and windows are felt, in float32."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    return _made(Gemma2ForCausalLM, Gemma2Config(**(_SIZES | _GEMMA | caps | changes)))
+
+
+def gemma3(**changes: Any) -> Any:
+    """Return a random Gemma 3, of text alone, whose fourth layer sees all positions, in float32."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    given = {"rope_parameters": rope, "sliding_window_pattern": 4} | changes
+    return _made(Gemma3ForCausalLM, Gemma3TextConfig(**(_SIZES | _GEMMA | given)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,15 @@ LAYERS = (
     ),
     ("codecs",),
     ("weights",),
+    ("steps",),
     ("pickles",),
-    ("logical", "formats"),
+    ("logical", "formats", "card", "tokenizer"),
+    ("dequantize",),
     ("graph",),
     ("nn", "engine"),
     ("archs",),
     ("plan", "transforms"),
+    ("translation",),
     ("output_file", "pieces"),
     ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
     ("cli", "__main__", "__init__"),
@@ -202,6 +206,17 @@ def test_trees_load_no_graphs_before_one_is_asked_for_a_weight() -> None:
 def test_every_public_name_can_be_loaded() -> None:
     for name in weightctl.__all__:
         assert getattr(weightctl, name) is not None
+
+
+def test_a_name_of_a_package_is_not_that_of_a_module_in_it() -> None:
+    lazy = [module for module in MODULES if module.name == "__init__.py"]
+    lazy = [module for module in lazy if "loaded_on_use(__name__" in module.read_text()]
+    assert len(lazy) > 5
+    for module in lazy:
+        package = import_module(".".join(module.relative_to(ROOT).parts[:-1]))
+        for name in package.__all__:
+            # Importing the module would hide what has its name.
+            assert not (module.parent / f"{name}.py").exists(), f"{package.__name__}.{name}"
 
 
 def test_an_extension_is_one_module_with_the_name_that_users_type() -> None:

@@ -24,6 +24,7 @@ def test_a_pipe_that_does_not_block_gets_everything(tiny_llama: Path, tmp_path: 
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
     command = [sys.executable, "-m", "weightctl", "convert", tiny_llama, "-", "--to", "gguf"]
+    command += ["--names", "keep"]
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE) as process:
         os.close(theirs)
         with os.fdopen(ours, "rb") as pipe:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
+    from weightctl.archs.recognition import recognize
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.errors import WeightctlError
     from weightctl.plan import Plan
     from weightctl.shape import Shape
     from weightctl.store import open_weights, save
+    from weightctl.translation.models import translate
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
     from weightctl.weights.tree import Weights
@@ -28,7 +30,9 @@ __all__ = [
     "WeightctlError",
     "Weights",
     "open_weights",
+    "recognize",
     "save",
+    "translate",
 ]
 
 __version__ = "0.1.0"
@@ -45,7 +49,9 @@ _NAMES = {
     "WeightctlError": "weightctl.errors:WeightctlError",
     "Weights": "weightctl.weights.tree:Weights",
     "open_weights": "weightctl.store:open_weights",
+    "recognize": "weightctl.archs.recognition:recognize",
     "save": "weightctl.store:save",
+    "translate": "weightctl.translation.models:translate",
 }
 
 __getattr__ = loaded_on_use(__name__, _NAMES)

@@ -13,6 +13,8 @@ __all__ = [
     "NonFiniteError",
     "OutputError",
     "StateDictError",
+    "TokenizerError",
+    "UnknownArchitectureError",
     "WeightctlError",
 ]
 
@@ -85,6 +87,14 @@ class EngineError(WeightctlError, RuntimeError):
 
 class ArchitectureError(WeightctlError, ValueError):
     """A checkpoint is of no model family that is known, or contradicts the one it names."""
+
+
+class UnknownArchitectureError(ArchitectureError):
+    """A checkpoint names a model family that is not known."""
+
+
+class TokenizerError(WeightctlError, ValueError):
+    """A tokenizer is not what it should be, or cannot be said in another dialect."""
 
 
 class StateDictError(WeightctlError, ValueError):

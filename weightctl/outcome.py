@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats.base import is_text
-from weightctl.formats.huggingface import companions, file_name
+from weightctl.formats.huggingface import companions, file_name, is_licence
 from weightctl.formats.index import index_of
 from weightctl.targets import (
     Target,
@@ -35,14 +35,15 @@ class Outcome:
     """The files that a plan makes at a target, by name and known to the byte.
 
     `index` is the name and content of the file that lists the others, where there is one; `carried`
-    are the paths, by name, of what stands beside the source and goes along. `inputs` are never
-    written.
+    are the paths, by name, of what stands beside the source and goes along, and `documents` the
+    contents of what is made to stand beside the output. `inputs` are never written.
     """
 
     where: Target
     parts: Mapping[str, Layout]
     index: tuple[str, bytes] | None
     carried: Mapping[str, str]
+    documents: Mapping[str, bytes]
     inputs: tuple[str, ...]
 
     @property
@@ -91,7 +92,8 @@ class Outcome:
     def has_name(self, name: str) -> bool:
         """Whether an output into this directory has, or may have, a file of this name."""
         name = without_temporary(name)
-        return name in self.carried or self.where.pattern().fullmatch(name) is not None
+        is_beside = name in self.carried or name in self.documents
+        return is_beside or self.where.pattern().fullmatch(name) is not None
 
     def refuse(self, *, force: bool) -> None:
         """Refuse a target that must not or cannot be written.
@@ -117,6 +119,7 @@ class Outcome:
                 hint="choose another name, or pass --force to replace it",
             )
         nbytes = self.nbytes + sum(os.path.getsize(each) for each in self.carried.values())
+        nbytes += sum(map(len, self.documents.values()))
         check_place(os.path.dirname(real), real, nbytes)
 
 
@@ -135,10 +138,16 @@ def describe(plan: Plan, where: Target) -> Outcome:
         raise ConversionError("an index cannot name files that are no UTF-8", hint="rename OUT")
     index = None if index_name is None else (index_name, index_of(parts, plan.tied))
     # What is made anew goes before what stands beside the source.
-    made = {*parts, index_name}
-    beside: Mapping[str, str] = companions(sources) if where.file_name is not None else {}
-    carried = {name: path for name, path in beside.items() if name not in made}
-    return Outcome(where, parts, index, carried, tuple(input_files(plan)))
+    is_model = where.file_name is not None
+    documents: Mapping[str, bytes] = plan.documents if is_model else {}
+    made = {*parts, *documents, index_name}
+    beside: Mapping[str, str] = companions(sources) if is_model else {}
+    carried = {
+        name: path
+        for name, path in beside.items()
+        if name not in made and (not plan.translation or is_licence(name))
+    }
+    return Outcome(where, parts, index, carried, documents, tuple(input_files(plan)))
 
 
 def input_files(plan: Plan) -> list[str]:

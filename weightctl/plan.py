@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
     from weightctl.formats.importance.columns import ColumnWeights
-    from weightctl.weights.info import Header, Leaf, TensorInfo
+    from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source
     from weightctl.weights.tree import Weights
 
-__all__ = ["Item", "Plan"]
+__all__ = ["Described", "Item", "Plan"]
 
 # What a tensor is called that weightctl cannot read.
 _UNREAD = "torch.Tensor"
@@ -42,6 +42,7 @@ class Item:
     encoding: shape (matrices, n), a row for each matrix of the leading dimensions, or (1, n), one
     for all; what is in a file is read matrix by matrix. `part` is the number of the file that the
     tensor goes into. `line` is that of a recipe which chose the encoding, or the rule that did.
+    `origin` says what the source makes its tensor of, where no file has it.
     """
 
     info: TensorInfo
@@ -50,11 +51,27 @@ class Item:
     importance: ColumnWeights | None = None
     part: int = 0
     line: str = ""
+    origin: Origin | None = None
 
     @property
     def is_copy(self) -> bool:
         """Whether the bytes go through unchanged."""
         return self.info.encoding == self.source.encoding
+
+    @property
+    def sources(self) -> tuple[TensorInfo, ...]:
+        """The stored tensors that it is made of; none for what a config says."""
+        return (self.source,) if self.origin is None else self.origin.sources
+
+    @property
+    def stored(self) -> TensorInfo:
+        """The first of those, packed numbers before their scales; else what it is made from."""
+        return self.sources[0] if self.sources else self.source
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """How it is made of those, as people read it."""
+        return () if self.origin is None else self.origin.steps
 
     def importance_of(self, matrix: int) -> F32 | None:
         """Return the weights of a matrix's columns; None where there are none, or all are 0."""
@@ -62,6 +79,16 @@ class Item:
             return None
         weights = self.importance[matrix]
         return None if (weights <= _NEGLIGIBLE).all() else weights
+
+
+class Described(NamedTuple):
+    """What llama.cpp would call the tensors of a plan, and the metadata by which it knows models.
+
+    They are for recipes that go by roles, where the output speaks another dialect.
+    """
+
+    names: Mapping[str, str]
+    metadata: Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +100,10 @@ class Plan:
     among that is refused. `consulted` are the paths of files beside the source that the plan was
     made with, which are no output either. `notes` are what a person should know of how it was made.
     With `zero_nonfinite` a block encoding holds 0 for what is not finite; else that is an error.
-    `recipe` is the name of the one that chose the encodings.
+    `recipe` is the name of the one that chose the encodings. `documents` are files that are written
+    beside the tensors into a model's directory, by name, in place of those beside the source; where
+    the plan is for another dialect, as `translation` tells people, only licences go along.
+    `described` is what recipes know the tensors by, where they cannot by name and metadata.
     """
 
     source: Source
@@ -86,12 +116,25 @@ class Plan:
     notes: tuple[str, ...] = ()
     zero_nonfinite: bool = False
     recipe: str = ""
+    documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    translation: str = ""
+    described: Described | None = None
+
+    @property
+    def names_hint(self) -> str:
+        """Where a person finds the names that patterns are for."""
+        if self.translation:
+            return "patterns are for the names in the output, which --dry-run shows"
+        return "`weightctl ls --flat` lists the names"
 
     @classmethod
     def copy(cls, weights: Weights, format_name: str) -> Plan:
         """Plan to store every tensor at or below a node as it is, in a container format."""
         header = weights.header
-        items = tuple(Item(info, info) for info in header.tensors.values())
+        items = tuple(
+            Item(info, info, origin=header.origins.get(name))
+            for name, info in header.tensors.items()
+        )
         plan = cls(weights.source, format_name, items, _tying(header.metadata, header.aliases),
                    header.aliases, _unkept(header))  # fmt: skip
         if not weights.name:

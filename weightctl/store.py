@@ -117,7 +117,7 @@ def _sinks(
     plan: Plan, outcome: Outcome, *, force: bool
 ) -> Generator[Callable[[str], OutputFile], None, None]:
     """Yield what opens the file of a name: in a new directory, in one that is there, or a pipe."""
-    from weightctl.formats.huggingface import carry
+    from weightctl.formats.huggingface import carry, write_beside
     from weightctl.output import output_directory, output_files, output_stream, refused
 
     where = outcome.where
@@ -133,7 +133,9 @@ def _sinks(
     path = os.path.realpath(where.path)
     with output_directory(path, force=force, is_ours=outcome.has_name) as directory:
         try:
-            carry(outcome.carried, directory, _main_dtype(plan))
+            dtype = _main_dtype(plan)
+            carry(outcome.carried, directory, dtype)
+            write_beside(outcome.documents, directory, dtype)
         except OSError as error:
             raise refused(directory, error) from error
         with output_files() as create:
@@ -141,13 +143,14 @@ def _sinks(
 
 
 def _main_dtype(plan: Plan) -> str | None:
-    """Return torch's name for what most of the weights become, None where nothing changes."""
+    """Return torch's name for what most of the weights become, None where the config has it."""
     sizes: Counter[str] = Counter()
     for item in plan.items:
         dtype = item.info.encoding.dtype
         if dtype is not None and dtype.is_float:
             sizes[dtype.value] += item.info.size
-    if not sizes or all(item.is_copy for item in plan.items):
+    is_said = not plan.documents and all(item.is_copy for item in plan.items)
+    if not sizes or is_said:
         return None
     name = sizes.most_common(1)[0][0]
     # transformers computes in what the config says, and nothing computes in 8-bit floats.

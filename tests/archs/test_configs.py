@@ -17,9 +17,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import small_models
 from weightctl import open_weights
 from weightctl.archs import ARCHS
-from weightctl.archs.checkpoint import recognize
 from weightctl.archs.configs import from_gguf, from_hugging_face
 from weightctl.archs.keys import REQUIRED
+from weightctl.archs.recognition import recognize
 from weightctl.errors import ArchitectureError
 from weightctl.nn.rope_scaling import inverse_frequencies
 from weightctl.registry import load
@@ -35,7 +35,7 @@ def read(document: dict[str, Any]) -> Any:
     for reference in ARCHS.values():
         arch: Arch = load(reference)
         if document["model_type"] in arch.model_types:
-            return from_hugging_face(arch, document, "config.json")
+            return from_hugging_face(arch, document, "config.json").config
     raise AssertionError(document)
 
 
@@ -150,7 +150,7 @@ def gguf_metadata(**changes: Any) -> dict[str, Value]:
 
 
 def from_metadata(**changes: Any) -> Any:
-    return from_gguf(load(ARCHS["llama"]), gguf_metadata(**changes), {}, "model.gguf")
+    return from_gguf(load(ARCHS["llama"]), gguf_metadata(**changes), {}, "model.gguf").config
 
 
 def test_ggufs_metadata_say_the_same_as_config_json(tmp_path: Path) -> None:
@@ -283,10 +283,20 @@ def test_configs_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
 
 
 # Keys of no field: values that are only checked, or that others are made of.
+OF_LLAMAS = {"is_causal", "value_dim", "rotated_share"}
+OF_GEMMAS = OF_LLAMAS | {"has_biases", "sees_ahead", "local_period"}
+OF_QWENS = OF_LLAMAS | {"uses_window"}
 WITHOUT_FIELDS = {
-    "llama": {"value_dim", "experts", "rotated_share"},
+    "llama": OF_LLAMAS | {"experts"},
+    "mixtral": OF_LLAMAS | {"expert_groups"},
+    "phi3": OF_LLAMAS,
+    "qwen2": OF_QWENS,
+    "qwen3": OF_QWENS,
+    "qwen3moe": OF_QWENS | {"dense_layers", "sparse_step", "expert_groups"},
+    "gemma2": OF_GEMMAS | {"local_rope_base"},
+    "gemma3": OF_GEMMAS | {"stated_window"},
     "bert": {"head_dim", "positions", "is_decoder", "is_causal"},
-    "gpt2": {"head_dim", "is_scaled", "is_scaled_by_layer", "has_cross_attention"},
+    "gpt2": {"head_dim", "is_causal", "is_scaled", "is_scaled_by_layer", "has_cross_attention"},
 }
 
 
@@ -313,7 +323,7 @@ IN_METADATA = st.sampled_from(sorted({key.gguf.format(arch=name) for name, key i
 
 
 @given(
-    st.sampled_from(["llama", "mistral", "bert", "gpt2"]),
+    st.sampled_from(sorted({kind for name in ARCHS for kind in load(ARCHS[name]).model_types})),
     st.dictionaries(IN_CONFIG, ANYTHING | st.dictionaries(IN_CONFIG, ANYTHING), max_size=6),
 )
 def test_no_config_json_breaks_more_than_the_rules(kind: str, values: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from llama import write_llama
 
 from weightctl import DType, open_weights
-from weightctl.archs.checkpoint import recognize
+from weightctl.archs.recognition import recognize
 from weightctl.engine import InferenceSession
 from weightctl.sizes import parse_size
 

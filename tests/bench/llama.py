@@ -30,9 +30,7 @@ def write_llama(path: Path, format_name: str, nbytes: int, vocabulary: int | Non
 
     Its vocabulary is 65,536 at the full size, and smaller at others, unless one is given.
     """
-    # 67 million weights are those of a layer, and of the embedding of each.
-    layers = max(1, min(16, nbytes // (2 * 67_000_000)))
-    width = 2048 if nbytes >= 2 * 67_000_000 else 512
+    layers, width = size_for(nbytes)
     vocabulary = vocabulary or 32 * width
     tensors = described(layers, width, vocabulary)
     layout = format_module(format_name).layout(tensors, stated(layers, width, vocabulary))
@@ -44,6 +42,13 @@ def write_llama(path: Path, format_name: str, nbytes: int, vocabulary: int | Non
 
     with path.open("wb") as file:
         write_in_order(layout, file, pull)  # type: ignore[arg-type]
+
+
+def size_for(nbytes: int) -> tuple[int, int]:
+    """Return the layers of a model of roughly so many bytes, and their width."""
+    # 67 million weights are those of a layer, and of the embedding of each.
+    layers = max(1, min(16, nbytes // (2 * 67_000_000)))
+    return layers, 2048 if nbytes >= 2 * 67_000_000 else 512
 
 
 def described(layers: int, width: int, vocabulary: int) -> list[TensorInfo]:

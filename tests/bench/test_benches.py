@@ -88,6 +88,12 @@ def test_the_forward_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "32 of 32 choices the same" in printed
 
 
+def test_the_crossing_bench_runs(tmp_path: Path) -> None:
+    done = run("crossing.py", "--size", "5MB", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\(target \d+\)", done.stdout)) == 2
+
+
 def test_the_memory_bench_tells_when_a_peak_is_over_the_target() -> None:
     done = run("memory.py", "--size", "20MB", "--only", "Q8_0", "--target", "10MB")
     assert done.returncode == 1

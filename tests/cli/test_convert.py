@@ -22,7 +22,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     out = tmp_path / "out.gguf"
     done = weightctl("convert", tiny_llama, out, "--quant", "q4_k", "--dry-run")
     assert done.returncode == 0
-    assert re.search(r"lm_head\.weight +512x256 +BF16 +-> +Q4_K +73\.7 kB", done.stdout)
+    assert re.search(r"output\.weight +512x256 +BF16 +-> +Q4_K +73\.7 kB", done.stdout)
     assert "nothing was written" in done.stdout
     assert os.listdir(tmp_path) == []
 
@@ -37,14 +37,16 @@ def test_a_dry_run_knows_the_size_to_the_byte(
     assert planned["bytes"] == done["bytes"] == out.stat().st_size
     assert (planned["written"], done["written"]) == (False, True)
     assert planned["tensors"][0]["to"] == "Q8_0"
+    assert planned["documents"] == []
 
 
 def test_the_plan_shows_only_what_is_chosen(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     done = weightctl("convert", tiny_llama, tmp_path / "a.gguf", "--include", "*norm*", "-n")
-    assert "model.norm.weight" in done.stdout.replace("  norm", "model.norm")
-    assert "proj" not in done.stdout
+    assert "output_norm.weight" in done.stdout
+    assert "attn_norm.weight" in done.stdout
+    assert "attn_q" not in done.stdout
     assert "tied" not in done.stdout
 
 
@@ -60,8 +62,17 @@ def test_a_plan_that_cannot_be_carried_out_is_shown(
 
 def test_the_summary_says_what_changed(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
     done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--quant", "q8_0")
-    assert "30 tensors, 3.87 MB -> 2.06 MB (53.2 %)" in done.stdout
+    assert "30 tensors, 3.87 MB -> 2.06 MB (53.3 %)" in done.stdout
     assert "23 x BF16 -> Q8_0" in done.stdout
+    assert "7 x BF16 -> F32" in done.stdout
+    assert done.stderr == ""
+
+
+def test_names_that_stay_in_a_gguf_are_told_of(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    done = weightctl("convert", tiny_llama, out, "--quant", "q8_0", "--names", "keep")
     assert "7 x BF16 kept" in done.stdout
     assert done.stderr.startswith("note: names and metadata stay as they are")
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         (["--dtype", "i8"], "is no type for weights"),
         (["--dtype", "nonsense"], "is no type that weightctl knows"),
         (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
-        (["--quant", "q4_k_m"], "--quant Q4_K is one type throughout"),
         (["--quant", "q4_k_xl"], "recipes: Q2_K_S, Q3_K_S, Q3_K_M"),
         (["--quant", "Q4KM"], "did you mean Q4_K_M? "),
         (["--quant", "q4_k_medium"], "did you mean Q4_K_M? "),
@@ -66,6 +65,17 @@ def test_what_makes_no_sense_is_refused(
     assert says in done.stderr
     assert done.stdout == ""
     assert os.listdir(tmp_path) == []
+
+
+def test_a_mixture_by_role_is_refused_for_names_that_tell_no_role(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes((tiny_llama / "model.safetensors").read_bytes())
+    done = weightctl("convert", bare, tmp_path / "out.gguf", "--quant", "q4_k_m")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--quant Q4_K is one type throughout" in done.stderr
+    assert os.listdir(tmp_path) == ["bare.safetensors"]
 
 
 def test_an_unknown_suffix_asks_for_the_format(

@@ -41,11 +41,11 @@ def test_some_tensors_can_have_other_types(
     out = tmp_path / "out.gguf"
     done = weightctl(
         "convert", tiny_llama, out, "--quant", "q4_k",
-        "--tensor-type", r"layers\.0\..*down=keep", "--tensor-type", "down=Q8_0",
+        "--tensor-type", r"blk\.0\..*down=keep", "--tensor-type", "down=Q8_0",
     )  # fmt: skip
     assert "20 x BF16 -> Q4_K" in done.stdout
     assert "2 x BF16 -> Q8_0" in done.stdout
-    assert open_weights(out)["model.layers.0.mlp.down_proj.weight"].info.encoding.name == "BF16"
+    assert open_weights(out)["blk.0.ffn_down.weight"].info.encoding.name == "BF16"
 
 
 def test_what_a_format_cannot_hold_is_said_for_all_tensors(
@@ -55,7 +55,7 @@ def test_what_a_format_cannot_hold_is_said_for_all_tensors(
     weightctl("convert", tiny_llama, quantized, "--quant", "q8_0")
     done = weightctl("convert", quantized, tmp_path / "out.safetensors")
     assert done.returncode == 2
-    assert "`lm_head.weight` is Q8_0, which safetensors does not have" in done.stderr
+    assert "`token_embd.weight` is Q8_0, which safetensors does not have" in done.stderr
     assert "... and 18 more" in done.stderr
     assert "--dtype bf16" in done.stderr
 

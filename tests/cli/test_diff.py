@@ -29,7 +29,7 @@ def test_the_same_is_no_difference_in_any_format(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy.gguf"
-    assert weightctl("convert", tiny_llama, copy, "--quiet").returncode == 0
+    assert weightctl("convert", tiny_llama, copy, "--names", "keep", "--quiet").returncode == 0
     done = weightctl("diff", tiny_llama, copy)
     assert (done.returncode, done.stderr) == (0, "")
     title, summary = done.stdout.splitlines()
@@ -42,7 +42,8 @@ def test_the_same_is_no_difference_in_any_format(
 
 def test_other_encodings_are_shown_folded(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
     quantized = tmp_path / "q.gguf"
-    assert weightctl("convert", tiny_llama, quantized, "--quant", "q8_0", "-q").returncode == 0
+    asked = "--quant", "q8_0", "--names", "keep", "-q"
+    assert weightctl("convert", tiny_llama, quantized, *asked).returncode == 0
     done = weightctl("diff", tiny_llama, quantized, "--exclude", "*norm*")
     assert done.returncode == 1
     lines = done.stdout.splitlines()

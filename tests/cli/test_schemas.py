@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from shutil import copyfile
+from shutil import copyfile, copytree
 from typing import TYPE_CHECKING, Any
 
 import made
@@ -43,14 +43,16 @@ ASKED = {
         "awq mixture --include *layers*",
     ),
     "convert": (
-        "small planned.gguf --dry-run",
-        "small out.gguf --quant q8_0",
+        "tiny-llama planned.gguf --dry-run",
+        "tiny-llama out.gguf --quant q8_0",
+        "out.gguf back --dtype bf16",
+        "small kept.gguf --names keep",
         "small.gguf recipe.gguf --quant q4_0 --allow-requantize",
-        "small.gguf out --dtype bf16",
+        "small.gguf out --dtype bf16 --names keep",
         "small parts --max-shard-size 1kB",
         "tied tied.safetensors --dtype f16",
         "training.pt training.safetensors --dtype bf16",
-        "small blocks.gguf --quant q4_k --include *proj*",
+        "small blocks.gguf --quant q4_k --include *proj* --names keep",
     ),
 }
 
@@ -63,6 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.gguf(made_in)
     made.gguf(made_in, "big.gguf", ">")
     copyfile(ROOT / "fixtures" / "training.pt", made_in / "training.pt")
+    copytree(ROOT / "fixtures" / "tiny-llama", made_in / "tiny-llama")
     return made_in
 
 

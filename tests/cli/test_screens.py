@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
 
 if __name__ == "__main__":  # pytest knows these folders
     sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
@@ -16,6 +16,10 @@ from terminal import on_a_terminal
 
 from assembly import call, whole
 from conftest import ROOT
+from weightctl import open_weights
+from weightctl.archs import recognize
+from weightctl.store import save
+from weightctl.translation import translate
 
 SCREENS = Path(__file__).parent / "screens"
 COLUMNS = (80, 200)
@@ -33,6 +37,8 @@ COMMANDS = {
     "training": "ls training.pt",
     "scan": "ls --scan attack.pt",
     "diff": "diff small awq",
+    "crossing": "convert tiny-llama out.gguf --quant Q4_K_M --dry-run",
+    "back": "convert tiny.gguf out --dry-run",
     "plan": "convert small out.safetensors --tensor-type proj=f16 --dry-run",
 }
 
@@ -47,6 +53,9 @@ def checkpoints(folder: Path) -> None:
     made.adapter(folder)
     made.tied(folder)
     copyfile(ROOT / "fixtures" / "training.pt", folder / "training.pt")
+    copytree(ROOT / "fixtures" / "tiny-llama", folder / "tiny-llama")
+    tiny = translate(recognize(open_weights(folder / "tiny-llama")), "gguf")
+    save(tiny.plan("gguf"), folder / "tiny.gguf")
     (folder / "attack.pt").write_bytes(whole(call("os.system", "exit 0"), call("a" * 90 + ".b")))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from weightctl.archs.arch import Arch, ModelType, Name, layer_part
+from weightctl.archs.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.archs.keys import Key, Rows, quotient
 from weightctl.archs.kinds import ACTIVATION, EPSILON, HEADS, LAYERS, SIZE, Exactly
 
@@ -62,18 +62,19 @@ _KEYS = (
     Key(field="is_decoder", kind=Exactly(False, _DECODERS), default=False,
         hugging_face="is_decoder"),
     Key(field="is_causal", kind=Exactly(False, _DECODERS), gguf_default=False,
-        gguf="{arch}.attention.causal"),
+        gguf="{arch}.attention.causal", written=True),
 )  # fmt: skip
 
 
 ARCH = Arch(
     name="bert",
-    model_types={"bert": ModelType()},
+    model_types={"bert": ModelType(class_name="BertModel")},
     config="weightctl.archs.bert_model:BertConfig",
     module="weightctl.archs.bert_model:Bert",
     prefix="bert.",
     names=_NAMES,
     keys=_KEYS,
+    fusions=(qkv_form(lambda config: (config.hidden,) * 3),),
     # Heads for the tasks that it was trained on.
     beside=(r"pooler\..*", r"cls\..*"),
     # As checkpoints call them that were TensorFlow's.

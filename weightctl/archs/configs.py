@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.archs.keys import REQUIRED
 from weightctl.archs.model import ARCHITECTURE
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.untyped import is_object, is_sequence
+from weightctl.weights.metadata import element_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from weightctl.archs.arch import Arch, ModelType
-    from weightctl.archs.keys import Config, Dialect, Key
+    from weightctl.archs.keys import Config, Dialect, Fields, Key
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import Value
 
-__all__ = ["MODEL_TYPE", "from_gguf", "from_hugging_face"]
+__all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "shortest"]
 
 MODEL_TYPE = "model_type"
 
@@ -27,12 +28,19 @@ _MOST_LAYERS = 100_000
 _MISSING = object()
 
 
+class Read(NamedTuple):
+    """What a config says: its fields as the family's lines have them, and the config they make."""
+
+    fields: Fields
+    config: Config
+
+
 def from_gguf(
     arch: Arch,
     metadata: Mapping[str, Value],
     tensors: Mapping[str, TensorInfo],
     where: str,
-) -> Config:
+) -> Read:
     """Return the config that GGUF's metadata describe, as llama.cpp reads them.
 
     Raises `ArchitectureError` that names `where` and the key.
@@ -44,14 +52,16 @@ def from_gguf(
         name = key.gguf.format(arch=architecture)
         if seen is not None:
             return name or key.field, seen
-        if not name or name not in metadata:
+        if not name or name not in metadata or metadata[name].content is None:
             return name, _MISSING
+        if element_type(key.kind.gguf_type) is not None:
+            return name, metadata[name].content
         return name, _one(metadata[name], f"{where}: `{name}`")
 
     return _config(arch, "gguf", where, find, lambda key: key.gguf_default)
 
 
-def from_hugging_face(arch: Arch, document: Mapping[str, Any], where: str) -> Config:
+def from_hugging_face(arch: Arch, document: Mapping[str, Any], where: str) -> Read:
     """Return the config that a config.json of one of the family's types describes.
 
     What it leaves out is as transformers takes it. Raises `ArchitectureError` that names `where`
@@ -88,7 +98,7 @@ def _config(
     where: str,
     find: Callable[[Key], tuple[str, object]],
     default: Callable[[Key], Any],
-) -> Config:
+) -> Read:
     fields: dict[str, Any] = {}
     for key in arch.keys:
         if not key.is_in(dialect):
@@ -102,7 +112,7 @@ def _config(
                 hint="is it of this model, and undamaged?",
             ) from error
     try:
-        return arch.make_config(arch.checked(fields))
+        return Read(fields, arch.make_config(arch.checked(fields)))
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
         raise ArchitectureError(f"{where}: {message}") from error
@@ -142,10 +152,10 @@ def _one(value: Value, place: str) -> object:
                 hint="weightctl lists and converts their tensors all the same",
             )
         content = content[0]
-    return _shortest(content) if value.type == "f32" and isinstance(content, float) else content
+    return shortest(content) if value.type == "f32" and isinstance(content, float) else content
 
 
-def _shortest(number: float) -> float:
+def shortest(number: float) -> float:
     """Return the shortest decimal that is the same float32: 1e-05 for 9.999999747378752e-06."""
     if not abs(number) < 1e38:
         return number

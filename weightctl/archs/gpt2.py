@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from weightctl.archs.arch import Arch, ModelType, Name, layer_part
+from weightctl.archs.changes import TRANSPOSED
 from weightctl.archs.keys import Absent, Key, Rows, product, quotient
-from weightctl.archs.kinds import ACTIVATION, EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly
-from weightctl.archs.steps import TRANSPOSED
+from weightctl.archs.kinds import ACTIVATION, CAUSAL, EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly
 
 __all__ = ["ARCH"]
 
@@ -22,11 +22,11 @@ _NAMES = (
     Name(module="position_embedding", gguf="position_embd", hugging_face="transformer.wpe",
          is_float32=True),
     _part("attention_norm", "attn_norm", "ln_1", is_float32=True),
-    _part("attention.qkv", "attn_qkv", "attn.c_attn", step=TRANSPOSED),
-    _part("attention.o", "attn_output", "attn.c_proj", step=TRANSPOSED),
+    _part("attention.qkv", "attn_qkv", "attn.c_attn", change=TRANSPOSED),
+    _part("attention.o", "attn_output", "attn.c_proj", change=TRANSPOSED),
     _part("mlp_norm", "ffn_norm", "ln_2", is_float32=True),
-    _part("mlp.up", "ffn_up", "mlp.c_fc", step=TRANSPOSED),
-    _part("mlp.down", "ffn_down", "mlp.c_proj", step=TRANSPOSED),
+    _part("mlp.up", "ffn_up", "mlp.c_fc", change=TRANSPOSED),
+    _part("mlp.down", "ffn_down", "mlp.c_proj", change=TRANSPOSED),
     Name(module="norm", gguf="output_norm", hugging_face="transformer.ln_f", bias=True,
          is_float32=True),
     Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
@@ -62,11 +62,13 @@ _KEYS = (
         hugging_face="scale_attn_by_inverse_layer_idx"),
     Key(field="has_cross_attention", default=False, hugging_face="add_cross_attention",
         kind=Exactly(False, "attention to another model is not built")),
+    Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
+        written=False),
 )  # fmt: skip
 
 ARCH = Arch(
     name="gpt2",
-    model_types={"gpt2": ModelType()},
+    model_types={"gpt2": ModelType(class_name="GPT2LMHeadModel")},
     config="weightctl.archs.gpt2_model:Gpt2Config",
     module="weightctl.archs.gpt2_model:Gpt2",
     prefix="transformer.",

@@ -19,6 +19,7 @@ __all__ = [
     "Fields",
     "Key",
     "Present",
+    "PresentAs",
     "Rows",
     "Seen",
     "product",
@@ -79,13 +80,25 @@ class Rows(NamedTuple):
 
 
 class Present(NamedTuple):
-    """Whether there is a tensor."""
+    """Whether there is a tensor, or the one that it may be a part of."""
 
     tensor: str
+    whole: str = ""
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> bool:
-        """Return whether it is there."""
-        return self.tensor in tensors
+        """Return whether either is there."""
+        return self.tensor in tensors or self.whole in tensors
+
+
+class PresentAs(NamedTuple):
+    """What it means that there is a tensor; nothing where there is none."""
+
+    tensor: str
+    meaning: str
+
+    def see(self, tensors: Mapping[str, TensorInfo]) -> str | None:
+        """Return the meaning if it is there."""
+        return self.meaning if self.tensor in tensors else None
 
 
 class Absent(NamedTuple):
@@ -98,7 +111,7 @@ class Absent(NamedTuple):
         return self.tensor not in tensors
 
 
-Seen: TypeAlias = Rows | Present | Absent
+Seen: TypeAlias = Rows | Present | PresentAs | Absent
 
 
 def same(field: str) -> Callable[[Fields], Any]:
@@ -136,6 +149,11 @@ class Key:
     given, the tensors themselves say it, and the key counts only where they do not. `hugging_face`
     is a path into config.json. Empty, there is no such key. `default` is what transformers takes
     where config.json has none, `gguf_default` what llama.cpp takes.
+
+    Into GGUF's metadata a value goes as `gguf_type`, or as the usual type of its kind. Where the
+    fields lack it, because the other dialect does, its default is written if it follows from other
+    fields. Into config.json a value does not go that follows from others. With `written` set each
+    is written in either dialect, and with `written` False the key is only read.
     """
 
     field: str
@@ -145,6 +163,8 @@ class Key:
     default: Default | _Required = REQUIRED
     gguf_default: Default | _Required = REQUIRED
     seen: Seen | None = None
+    gguf_type: str = ""
+    written: bool | None = None
 
     def is_in(self, dialect: Dialect) -> bool:
         """Whether the line is of a dialect: whether it has a key or a default there."""

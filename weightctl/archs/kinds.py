@@ -1,16 +1,20 @@
-"""What the values of a model's config may be, and within which bounds."""
+"""What the values of a model's config may be, within which bounds, and how they are written."""
 
 from __future__ import annotations
 
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from weightctl.untyped import is_sequence
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
     "ACTIVATION",
+    "CAUSAL",
     "EPSILON",
+    "FACTORS",
     "FLAG",
     "HEADS",
     "LAYERS",
@@ -19,7 +23,9 @@ __all__ = [
     "Exactly",
     "Flag",
     "Kind",
+    "OrNone",
     "Real",
+    "Reals",
     "Whole",
     "shown",
 ]
@@ -30,8 +36,17 @@ _LONGEST = 40
 class Kind(Protocol):
     """What values of a key are allowed."""
 
+    @property
+    def gguf_type(self) -> str:
+        """The type that the value of such a key has in GGUF's metadata."""
+        ...
+
     def read(self, content: object) -> Any:
         """Return what a value means; `ValueError` says what should stand there instead."""
+        ...
+
+    def write(self, value: Any) -> Any:
+        """Return the content that is read as `value`; `ValueError` where there is none."""
         ...
 
 
@@ -47,6 +62,15 @@ class Whole(NamedTuple):
             return content
         expected = f"no whole number from {self.least} to {self.most}"
         raise ValueError(f"is {shown(content)}, {expected}")
+
+    @property
+    def gguf_type(self) -> str:
+        """`u32`."""
+        return "u32"
+
+    def write(self, value: Any) -> int:
+        """Return the number."""
+        return self.read(value)
 
 
 class Real(NamedTuple):
@@ -64,11 +88,42 @@ class Real(NamedTuple):
         expected = f"no number {bound} {self.least:g} and up to {self.most:g}"
         raise ValueError(f"is {shown(content)}, {expected}")
 
+    @property
+    def gguf_type(self) -> str:
+        """`f32`."""
+        return "f32"
+
+    def write(self, value: Any) -> float:
+        """Return the number as a float."""
+        return self.read(value)
+
     def _holds(self, content: float) -> bool:
         # A whole number may be too large for a float, and compares all the same.
         if isinstance(content, bool) or (isinstance(content, float) and not isfinite(content)):
             return False
         return self.least < content <= self.most or (self.is_closed and content == self.least)
+
+
+class Reals(NamedTuple):
+    """Some numbers of a kind, up to `most`."""
+
+    kind: Real
+    most: int
+
+    def read(self, content: object) -> tuple[float, ...]:
+        """Return the numbers."""
+        if not is_sequence(content) or not 0 < len(content) <= self.most:
+            raise ValueError(f"is {shown(content)}, no list of up to {self.most} numbers")
+        return tuple(self.kind.read(each) for each in content)
+
+    @property
+    def gguf_type(self) -> str:
+        """`array[f32]`."""
+        return "array[f32]"
+
+    def write(self, value: Any) -> list[float]:
+        """Return the numbers as a list."""
+        return list(self.read(value))
 
 
 class Flag(NamedTuple):
@@ -80,9 +135,21 @@ class Flag(NamedTuple):
             return content
         raise ValueError(f"is {shown(content)}, neither true nor false")
 
+    @property
+    def gguf_type(self) -> str:
+        """`bool`."""
+        return "bool"
+
+    def write(self, value: Any) -> bool:
+        """Return the flag."""
+        return self.read(value)
+
 
 class Choice(NamedTuple):
-    """One of some words; `meanings` says what each means to us."""
+    """One of some words; `meanings` says what each means to us.
+
+    Of several words of one meaning the first is written.
+    """
 
     meanings: Mapping[str, Any]
 
@@ -92,6 +159,22 @@ class Choice(NamedTuple):
             return self.meanings[content]
         known = ", ".join(f"`{word}`" for word in self.meanings)
         raise ValueError(f"is {shown(content)}, none of {known}")
+
+    @property
+    def gguf_type(self) -> str:
+        """`string`."""
+        return "string"
+
+    def write(self, value: Any) -> str:
+        """Return the first word that means the value."""
+        for word, meaning in self.meanings.items():
+            if type(meaning) is type(value) and meaning == value:
+                return word
+        raise ValueError(f"is {shown(value)}, for which there is no word")
+
+    def preferring(self, *words: str) -> Choice:
+        """Return the same choice, in which these words are written before others."""
+        return Choice({word: self.meanings[word] for word in words} | dict(self.meanings))
 
 
 class Exactly(NamedTuple):
@@ -106,6 +189,40 @@ class Exactly(NamedTuple):
             return content
         raise ValueError(f"is {shown(content)}: {self.reason}")
 
+    @property
+    def gguf_type(self) -> str:
+        """That of the value."""
+        return _GGUF_TYPES[type(self.value)]
+
+    def write(self, value: Any) -> object:
+        """Return the value."""
+        return self.read(value)
+
+
+class OrNone(NamedTuple):
+    """What another kind allows, or a value that stands for none."""
+
+    kind: Kind
+    none: object = 0
+
+    def read(self, content: object) -> Any:
+        """Return what the value means, None where it stands for none."""
+        if type(content) is type(self.none) and content == self.none:
+            return None
+        return self.kind.read(content)
+
+    @property
+    def gguf_type(self) -> str:
+        """That of the other kind."""
+        return self.kind.gguf_type
+
+    def write(self, value: Any) -> Any:
+        """Return the value as the other kind writes it, or what stands for none."""
+        return self.none if value is None else self.kind.write(value)
+
+
+_GGUF_TYPES: dict[type, str] = {bool: "bool", int: "u32", float: "f32", str: "string"}
+
 
 FLAG = Flag()
 # No model comes near these; what is beyond them is a mistake or an attack.
@@ -113,6 +230,10 @@ SIZE = Whole(1, (1 << 31) - 1)
 HEADS = Whole(1, 1 << 16)
 LAYERS = Whole(1, 10_000)
 EPSILON = Real(0, 1, is_closed=True)
+# What the speeds of rotations are divided by, for each pair of a head's numbers.
+FACTORS = Reals(Real(1e-6, 1e12, is_closed=True), 1 << 16)
+# Whether a position sees those before it alone, as GGUF may say of any family.
+CAUSAL = Exactly(True, "attention to later tokens is not built")
 # What transformers calls the functions between layers (`ACT2FN`), and what we do.
 ACTIVATION = Choice({
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",

@@ -9,20 +9,24 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightctl.archs.arch import Arch, ModelType, Name, layer_part
+from weightctl.archs.arch import Arch, ModelType, Name, layer_part, qkv_form
+from weightctl.archs.changes import RopeRows
 from weightctl.archs.keys import Absent, Key, Present, Rows, quotient, same
 from weightctl.archs.kinds import (
     ACTIVATION,
+    CAUSAL,
     EPSILON,
     FLAG,
     HEADS,
     LAYERS,
     SIZE,
     Exactly,
-    Whole,
+    OrNone,
 )
-from weightctl.archs.rope_keys import ROPE_KEYS, scaling, standard
-from weightctl.archs.steps import RopeRows
+from weightctl.archs.rope_factors import rope_factors, with_llama3
+from weightctl.archs.rope_keys import ROPE_KEYS, standard
+from weightctl.archs.rotations import check_heads, scaling
+from weightctl.archs.windowed_layers import WORDS
 
 if TYPE_CHECKING:
     from weightctl.archs.keys import Fields
@@ -34,12 +38,12 @@ _part = partial(layer_part, "model.layers.{}.")
 _NAMES = (
     Name(module="embedding", gguf="token_embd", hugging_face="model.embed_tokens"),
     Name(module="rope_factors", gguf="rope_freqs", hugging_face=None, when="has_rope_factors",
-         is_float32=True),
+         is_float32=True, made=rope_factors, told=with_llama3),
     _part("attention_norm", "attn_norm", "input_layernorm", is_float32=True),
     _part("attention.q", "attn_q", "self_attn.q_proj", bias="attention_bias",
-          step=RopeRows("heads")),
+          change=RopeRows("heads")),
     _part("attention.k", "attn_k", "self_attn.k_proj", bias="attention_bias",
-          step=RopeRows("kv_heads")),
+          change=RopeRows("kv_heads")),
     _part("attention.v", "attn_v", "self_attn.v_proj", bias="attention_bias"),
     _part("attention.o", "attn_output", "self_attn.o_proj", bias="attention_output_bias"),
     _part("mlp_norm", "ffn_norm", "post_attention_layernorm", is_float32=True),
@@ -63,7 +67,8 @@ _KEYS = (
     Key(field="heads", kind=HEADS, default=32, gguf="{arch}.attention.head_count",
         hugging_face="num_attention_heads"),
     Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
-        gguf="{arch}.attention.head_count_kv", hugging_face="num_key_value_heads"),
+        gguf="{arch}.attention.head_count_kv", hugging_face="num_key_value_heads",
+        written=True),
     Key(field="head_dim", kind=SIZE, default=quotient("hidden", "heads"),
         gguf_default=quotient("hidden", "heads"), gguf="{arch}.attention.key_length",
         hugging_face="head_dim"),
@@ -74,34 +79,31 @@ _KEYS = (
     Key(field="norm_epsilon", kind=EPSILON, default=1e-6,
         gguf="{arch}.attention.layer_norm_rms_epsilon", hugging_face="rms_norm_eps"),
     Key(field="attention_bias", kind=FLAG, default=False, hugging_face="attention_bias",
-        seen=Present("blk.0.attn_q.bias")),
+        seen=Present("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
     Key(field="attention_output_bias", kind=FLAG, default=False, hugging_face="attention_bias",
         seen=Present("blk.0.attn_output.bias")),
     Key(field="mlp_bias", kind=FLAG, default=False, hugging_face="mlp_bias",
         seen=Present("blk.0.ffn_up.bias")),
     # 0 is none, in GGUF.
-    Key(field="sliding_window", kind=Whole(0, SIZE.most), default=None, gguf_default=None,
+    Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=None,
         gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+    # Of models that are built alike, some have these.
+    Key(field="qk_norm", kind=FLAG, default=False, gguf_default=False),
+    Key(field="windowed_layers", kind=WORDS, default=None, gguf_default=None),
     Key(field="activation", kind=ACTIVATION, default="silu", gguf_default="silu",
         hugging_face="hidden_act"),
     Key(field="tied", kind=FLAG, default=False, hugging_face="tie_word_embeddings",
         seen=Absent("output.weight")),
     Key(field="experts", kind=Exactly(0, "mixtures of experts are not built"), gguf_default=0,
         gguf="{arch}.expert_count"),
+    Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
+        written=False),
     *ROPE_KEYS,
 )  # fmt: skip
 
 
 def _checked(fields: Fields) -> Fields:
-    if fields["heads"] % fields["kv_heads"]:
-        raise ValueError(
-            f"{fields['heads']} query heads cannot share {fields['kv_heads']} key-value heads"
-        )
-    rotated, head_dim = fields["rope_dimensions"], fields["head_dim"]
-    if rotated % 2 or not 0 < rotated <= head_dim:
-        raise ValueError(f"{rotated} numbers of a head of {head_dim} cannot be rotated in pairs")
-    if fields.get("value_dim", head_dim) != head_dim:
-        raise ValueError("keys and values of different lengths are not built")
+    check_heads(fields)
     return {
         **fields,
         "sliding_window": fields["sliding_window"] or None,
@@ -112,8 +114,9 @@ def _checked(fields: Fields) -> Fields:
 ARCH = Arch(
     name="llama",
     model_types={
-        "llama": ModelType(fixed={"sliding_window": None}),
+        "llama": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),
         "mistral": ModelType(
+            class_name="MistralForCausalLM",
             defaults={
                 "context": 131072,
                 "intermediate": 14336,
@@ -128,6 +131,7 @@ ARCH = Arch(
     prefix="model.",
     names=_NAMES,
     keys=_KEYS,
+    fusions=(qkv_form(),),
     # What GGUFs of the first versions kept of the rotary embeddings.
     beside=(r"blk\.\d+\.attn_rot_embd\.weight",),
     standard=standard,

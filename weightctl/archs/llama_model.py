@@ -19,6 +19,7 @@ from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
 
 if TYPE_CHECKING:
     from weightctl.graph.value import Value
+    from weightctl.nn.experts import MixtureOfExperts
     from weightctl.nn.rope_scaling import RopeScaling
 
 __all__ = ["Llama", "LlamaConfig", "LlamaLayer"]
@@ -30,8 +31,10 @@ class LlamaConfig:
 
     `rope_dimensions` is how many numbers of each head are rotated; `rope_interleaved` says that
     neighbours are, as in GGUF, not each half's with the other's, as in Hugging Face's checkpoints.
-    `attention_bias` is that of queries, keys and values. `sliding_window` is how many positions
-    back, itself included, a position sees. A `tied` model has no output weight of its own.
+    `attention_bias` is that of queries, keys and values; `qk_norm` gives each head of queries and
+    keys a norm. `sliding_window` is how many positions back, itself included, a position sees:
+    in the layers that `windowed_layers` says, in all where it is None. A `tied` model has no
+    output weight of its own.
     """
 
     vocabulary: int
@@ -51,15 +54,22 @@ class LlamaConfig:
     attention_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     sliding_window: int | None = None
+    windowed_layers: tuple[bool, ...] | None = None
     activation: str = "silu"
     tied: bool = False
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions back those of a layer see; None, all."""
+        windowed = self.windowed_layers
+        return self.sliding_window if windowed is None or windowed[layer] else None
 
 
 class LlamaLayer(Module):
     """Attention, then a gated MLP, each after a norm and added to what came in."""
 
-    def __init__(self, config: LlamaConfig, dtype: DType) -> None:
+    def __init__(self, config: LlamaConfig, dtype: DType, window: int | None = None) -> None:
         self.attention_norm = RMSNorm(config.hidden, config.norm_epsilon, dtype=dtype)
         self.attention = Attention(
             config.hidden,
@@ -68,12 +78,13 @@ class LlamaLayer(Module):
             head_dim=config.head_dim,
             bias=config.attention_bias,
             output_bias=config.attention_output_bias,
-            window=config.sliding_window,
+            window=window,
+            norm_epsilon=config.norm_epsilon if config.qk_norm else None,
             interleaved=config.rope_interleaved,
             dtype=dtype,
         )
         self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon, dtype=dtype)
-        self.mlp = GatedMLP(
+        self.mlp: GatedMLP | MixtureOfExperts = GatedMLP(
             config.hidden,
             config.intermediate,
             config.activation,
@@ -97,7 +108,9 @@ class Llama(Network):
         self.rope = RotaryEmbedding(config.rope_dimensions, config.rope_base, config.rope_scaling)
         if config.has_rope_factors:
             self.rope_factors = FrequencyFactors(config.rope_dimensions // 2)
-        self.layers = LayerList([LlamaLayer(config, dtype) for _ in range(config.layers)])
+        self.layers = LayerList(
+            [LlamaLayer(config, dtype, config.window(number)) for number in range(config.layers)]
+        )
         self.norm = RMSNorm(config.hidden, config.norm_epsilon, dtype=dtype)
         self.output = Linear(config.hidden, config.vocabulary, dtype=dtype)
         if config.tied:

@@ -6,28 +6,26 @@ Keys: transformers' `modeling_rope_utils.py`; llama.cpp's `llama-model.cpp` and
 
 from __future__ import annotations
 
-from math import log
 from typing import TYPE_CHECKING, Any
 
-from weightctl.archs.keys import Key, Present, same
-from weightctl.archs.kinds import FLAG, SIZE, Choice, Real
+from weightctl.archs.keys import Key, Present, PresentAs, same
+from weightctl.archs.kinds import FACTORS, FLAG, SIZE, Choice, Real
+from weightctl.archs.rotations import LEAST, rotated
 from weightctl.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.archs.keys import Fields
-    from weightctl.nn.rope_scaling import RopeScaling
 
-__all__ = ["ROPE_KEYS", "scaling", "standard"]
+__all__ = ["LONGROPE_KEYS", "ROPE_KEYS", "for_older", "standard"]
 
 _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
-# What is beyond these is no rotation in float32.
-_LEAST, _LARGE = 1e-6, 1e12
-_POSITIVE = Real(_LEAST, _LARGE, is_closed=True)
+_ORIGINAL = "original_max_position_embeddings"
+_LARGE = 1e12
+_POSITIVE = Real(LEAST, _LARGE, is_closed=True)
 
 
-# Those of `scaling.` are put together by `scaling`.
+# Those of `scaling.` are put together by `rotations.scaling`.
 ROPE_KEYS = (
     Key(field="rope_interleaved", kind=FLAG, default=False, gguf_default=True),
     Key(field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")),
@@ -46,13 +44,13 @@ ROPE_KEYS = (
     Key(field="scaling.kind", gguf_default="linear",
         kind=Choice({"none": None, "linear": "linear", "yarn": "yarn"}), gguf=_SCALED + "type"),
     Key(field="scaling.linear", kind=Real(0, _LARGE, is_closed=True), gguf_default=0.0,
-        gguf="{arch}.rope.scale_linear"),
+        gguf="{arch}.rope.scale_linear", written=False),
     Key(field="scaling.factor", kind=Real(0, _LARGE, is_closed=True), default=None,
         gguf_default=same("scaling.linear"), gguf=_SCALED + "factor",
         hugging_face=_ROPE + "factor"),
     Key(field="scaling.original_context", kind=SIZE, default=same("context"),
         gguf_default=same("context"), gguf=_SCALED + "original_context_length",
-        hugging_face=_ROPE + "original_max_position_embeddings"),
+        hugging_face=_ROPE + _ORIGINAL),
     Key(field="scaling.low_frequency_factor", kind=_POSITIVE, default=1.0,
         hugging_face=_ROPE + "low_freq_factor"),
     Key(field="scaling.high_frequency_factor", kind=_POSITIVE, default=4.0,
@@ -73,13 +71,29 @@ ROPE_KEYS = (
         gguf=_SCALED + "attn_factor"),
 )  # fmt: skip
 
-# The fields of `RopeScaling` that belong to each kind.
-_USED = {
-    "linear": (),
-    "llama3": ("original_context", "low_frequency_factor", "high_frequency_factor"),
-    "yarn": ("original_context", "beta_fast", "beta_slow", "truncate", "attention_factor",
-             "mscale", "mscale_all_dim"),
-}  # fmt: skip
+# Those that some family, by now Phi-3 alone, has in place of some of `ROPE_KEYS`.
+_OF_LONGROPE = (
+    Key(field="rope_dimensions", kind=SIZE, default=rotated, gguf_default=same("head_dim"),
+        gguf="{arch}.rope.dimension_count"),
+    Key(field="scaling.kind", default=None, hugging_face=_ROPE + "rope_type",
+        kind=Choice({"default": None, "longrope": "longrope", "su": "longrope"})),
+    Key(field="scaling.kind", gguf_default="linear", gguf=_SCALED + "type",
+        kind=Choice({"none": None, "linear": "linear", "longrope": "longrope"}),
+        seen=PresentAs("rope_factors_long.weight", "longrope")),
+    # `Phi3Config` has its own length for what leaves it out.
+    Key(field="scaling.original_context", kind=SIZE, default=4096, gguf_default=same("context"),
+        gguf=_SCALED + "original_context_length", hugging_face=_ROPE + _ORIGINAL),
+)  # fmt: skip
+
+# Rotations of which each pair is stretched by a number of its own.
+LONGROPE_KEYS = (
+    *(next((line for line in _OF_LONGROPE
+            if (line.field, line.gguf) == (key.field, key.gguf)), key) for key in ROPE_KEYS),
+    Key(field="scaling.short_factors", kind=FACTORS, default=None,
+        hugging_face=_ROPE + "short_factor"),
+    Key(field="scaling.long_factors", kind=FACTORS, default=None,
+        hugging_face=_ROPE + "long_factor"),
+)  # fmt: skip
 
 
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,45 +107,37 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     rope = {name: value for name, value in given.items() if value is not None}
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])
-    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+    for name in ("rope_theta", "partial_rotary_factor"):
         if document.get(name) is not None:
             rope.setdefault(name, document[name])
+    # This one is taken from outside where it stands in both places.
+    if document.get(_ORIGINAL) is not None:
+        rope[_ORIGINAL] = document[_ORIGINAL]
     return {**document, "rope_parameters": rope}
 
 
-def scaling(fields: Fields) -> RopeScaling | None:
-    """Return how rotations are stretched, None where they are not.
+def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
 
-    Raises `ValueError` where the fields of `ROPE_KEYS` contradict each other.
+    Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
     """
-    from weightctl.nn.rope_scaling import RopeScaling
-
-    given = {
-        name.removeprefix("scaling."): value
-        for name, value in fields.items()
-        if name.startswith("scaling.")
-    }
-    kind, factor = given["kind"], given["factor"]
-    share, is_gguf = given.get("attention_share", 1.0), "linear" in given
-    if kind is None or (kind == "linear" and is_gguf and factor in {0, 1}):
-        return None
-    if factor is None and kind == "yarn":
-        factor = fields["context"] / given["original_context"]
-    if not factor:
-        raise ValueError(f"`{kind}` scaling of rotary embeddings has no `factor`")
-    if factor < _LEAST:
-        raise ValueError(f"`factor` of rotary embeddings is {factor:g}, below {_LEAST:g}")
-    if int(fields["head_dim"] * fields.get("rotated_share", 1)) != fields["head_dim"]:
-        raise ValueError(
-            f"`partial_rotary_factor` is {fields['rotated_share']:g} beside `{kind}` scaling, and "
-            "transformers has no such llama"
-        )
-    if kind == "yarn" and fields["rope_base"] == 1:
-        raise ValueError("`rope_theta` or `freq_base` is 1, by which `yarn` cannot scale")
-    if kind == "llama3" and not given["low_frequency_factor"] < given["high_frequency_factor"]:
-        raise ValueError("`low_freq_factor` is not below `high_freq_factor`")
-    if kind == "yarn" and share != 1:
-        given["attention_factor"] = share * (1 + 0.1 * log(max(factor, 1)))
-    # What belongs to another kind stays as it is by default.
-    used = {name: given[name] for name in _USED[kind] if name in given}
-    return RopeScaling(kind=kind, factor=factor, **used)
+    given: Any = document.get("rope_parameters")
+    if not is_object(given):
+        return dict(document)
+    near: Any = given.get("sliding_attention")
+    rope: Any = {"rope_type": "default"} | (given["full_attention"] if near else given)
+    written: Any = rope
+    if near:
+        written = {"full_attention": rope, "sliding_attention": {"rope_type": "default"} | near}
+        document = {**document, "rope_local_base_freq": near["rope_theta"]}
+    older = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    scaled = {name: value for name, value in rope.items() if name not in older}
+    kind = scaled["rope_type"]
+    if kind == "longrope":
+        # These three and no other are what `Phi3Config` allowed.
+        older[_ORIGINAL] = scaled.pop(_ORIGINAL)
+        scaled = {"type": scaled.pop("rope_type")} | scaled
+    is_said = kind != "longrope" or "attention_factor" not in scaled
+    if kind != "default" and is_said:
+        older["rope_scaling"] = scaled
+    return {**document, "rope_parameters": written, **older}

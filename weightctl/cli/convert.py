@@ -40,7 +40,6 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.execute import DEFAULT_MEMORY
 from weightctl.formats.importance import read_importance
 from weightctl.outcome import describe
-from weightctl.plan import Plan
 from weightctl.sizes import parse_size
 from weightctl.store import open_weights, save
 from weightctl.targets import STDOUT, target
@@ -48,9 +47,10 @@ from weightctl.transforms.align import align
 from weightctl.transforms.cast import cast
 from weightctl.transforms.metadata import Setting, change_metadata
 from weightctl.transforms.recipes import Recipe
-from weightctl.transforms.select import select
+from weightctl.transforms.rename import read_renamings, rename
 from weightctl.transforms.split import split
 from weightctl.transforms.weigh import weigh
+from weightctl.translation.plans import Names, plan_of
 from weightctl.weights.nodes import planted
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ if TYPE_CHECKING:
 
     from weightctl.cli.render import Cell
     from weightctl.dtype import Encoding
+    from weightctl.plan import Plan
     from weightctl.targets import Target
+    from weightctl.weights.tree import Weights
 
 __all__ = ["app"]
 
@@ -75,10 +77,11 @@ app = typer.Typer(add_completion=False)
     epilog=examples(
         [
             "weightctl convert fixtures/tiny-llama tiny.gguf",
-            "weightctl convert fixtures/tiny-llama tiny-q8_0.gguf --quant Q8_0",
+            "weightctl convert fixtures/tiny-llama tiny-q4.gguf --quant Q4_K_M",
+            "weightctl convert tiny-q4.gguf tiny-bf16 --dtype bf16",
+            "weightctl convert fixtures/tiny-llama mine.gguf --quant fixtures/recipe.toml -n",
+            "weightctl convert fixtures/tiny-llama mix.gguf --tensor-type attn_v=Q8_0",
             "weightctl convert fixtures/tiny-llama tiny-f16 --dtype f16",
-            "weightctl convert fixtures/tiny-llama tiny-q4_k.gguf --quant Q4_K --dry-run",
-            "weightctl convert fixtures/tiny-llama mix.gguf --tensor-type proj=Q8_0",
             "weightctl convert fixtures/tiny-llama shards --max-shard-size 1MB",
         ]
     )
@@ -153,6 +156,24 @@ def convert(
             rich_help_panel=_TYPES,
         ),
     ] = False,
+    names: Annotated[
+        Names,
+        typer.Option(
+            "--names",
+            help="Names, config and tokenizer: the target's own for a family that is known, or "
+            "those of the input, of Hugging Face, of GGUF.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = Names.AUTO,
+    renamings: Annotated[
+        str | None,
+        typer.Option(
+            "--rename",
+            metavar="FILE",
+            help="Rename the input's tensors first, by a TOML file of REGEX = NAME.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = None,
     include: Include = None,
     exclude: Exclude = None,
     settings: Annotated[
@@ -210,17 +231,26 @@ def convert(
 ) -> None:
     """Convert a checkpoint to another format, dtype or quantization.
 
-    Names and metadata stay as they are, and so does every tensor that is not asked to change.
+    A model of a known family gets the names, the config and the tokenizer of its new format; all
+    else stays as it is, and so does every tensor that is not asked to change. Patterns are for the
+    names that tensors have in the output.
     The output is written under a temporary name and gets its own when it is complete.
     """
-    weights = open_weights(path, source)
     where = target(out, to)
-    plan = select(Plan.copy(weights, where.format), include or (), exclude or ())
+    plan = plan_of(
+        _opened(path, source, renamings),
+        where.format,
+        names=names,
+        is_model=where.file_name is not None,
+        is_cast=bool(dtype or quant or tensor_types),
+        include=include or (),
+        exclude=exclude or (),
+    )
     changed = [Setting.parse(each) for each in settings or ()]
     # What is said of the model decides on types, and what types say of themselves gives way.
     plan = change_metadata(plan, changed, unset or ())
     chosen = default_type(dtype, quant)
-    _refuse_guides([where.path, report], imatrix, chosen)
+    _refuse_guides([where.path, report], imatrix, chosen, renamings)
     importance = None if imatrix is None else read_importance(imatrix)
     plan = cast(
         plan,
@@ -263,12 +293,25 @@ def convert(
         note(text)
 
 
+def _opened(path: str, source: str | None, renamings: str | None) -> Weights:
+    weights = open_weights(path, source)
+    return weights if renamings is None else rename(weights, read_renamings(renamings))
+
+
 def _refuse_guides(
-    targets: Iterable[str | None], imatrix: str | None, chosen: Encoding | Recipe | None
+    targets: Iterable[str | None],
+    imatrix: str | None,
+    chosen: Encoding | Recipe | None,
+    renamings: str | None,
 ) -> None:
     """Refuse a target that is one of the files beside the input which say how to convert it."""
     recipe = chosen.path if isinstance(chosen, Recipe) else None
-    for guide, what in ((imatrix, "the importance matrix"), (recipe, "the recipe")):
+    guides = (
+        (imatrix, "the importance matrix"),
+        (recipe, "the recipe"),
+        (renamings, "the rules of names"),
+    )
+    for guide, what in guides:
         for path in filter(os.path.exists, filter(None, targets)):
             if guide and os.path.exists(guide) and os.path.samefile(path, guide):
                 raise OutputError(f"{path} is {what}", hint="choose another name")

@@ -48,13 +48,14 @@ __all__ = [
 # How many tensors, or values, are named before the rest is folded.
 _WORST = 5
 _LONGEST = 80
+_SOUGHT = ("config.json", "tokenizer.json")
 
 
 def plan_kind(item: Item) -> tuple[object, int, int]:
     """Return what makes two rows of a plan alike, their number, and the bytes of one."""
     info = item.info
-    kind = (info.shape, item.source.encoding.name, info.encoding.name, item.asked, item.line,
-            item.part)  # fmt: skip
+    kind = (info.shape, item.stored.encoding.name, info.encoding.name, item.asked, item.line,
+            item.part, item.steps)  # fmt: skip
     return kind, 1, info.nbytes
 
 
@@ -69,15 +70,17 @@ def plan_row(line: Line[Item]) -> Sequence[Cell]:
             return label, Cell(""), Cell("tied", "cyan")
         count = counted(line.tensors, line.times)
         return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
-    arrow = Cell("" if item.is_copy else "->", "dim")
-    changed = Cell("" if item.is_copy else item.info.encoding.name, "cyan")
-    shape, before = described(item.info.shape, item.source.encoding.name, times=line.times)
+    stays = item.stored.encoding == item.info.encoding
+    arrow = Cell("" if stays else "->", "dim")
+    changed = Cell("" if stays else item.info.encoding.name, "cyan")
+    shape, before = described(item.info.shape, item.stored.encoding.name, times=line.times)
     return label, shape, before._replace(style=""), arrow, changed, size, _reason(item)
 
 
 def _reason(item: Item) -> Cell:
     """Return why a tensor becomes what it does, where something speaks of it."""
     line = "" if item.line == OTHERWISE else item.line
+    line = ", ".join(filter(None, (*item.steps, line)))
     if not item.asked:
         return Cell(line, "yellow", short="")
     by = f" ({line})" if line else ""
@@ -108,11 +111,15 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     if plan.format == "gguf" and "general.architecture" not in plan.metadata:
         yield (
             "names and metadata stay as they are: without GGUF's own (`general.architecture` and "
-            "more) llama.cpp does not load the output"
+            "more) llama.cpp does not load the output; a config.json of a known family beside the "
+            "input gives them, unless --names keep"
         )
     files = plan.source.header.files
-    if where.file_name is not None and not companions(files):
-        yield "no config.json stands beside the input, so transformers does not load the output"
+    if where.file_name is not None and not plan.documents and not companions(files):
+        why = "no config.json stands beside the input"
+        if "general.architecture" in plan.metadata:
+            why = "with GGUF's names and metadata kept there is no config.json"
+        yield f"{why}, so transformers does not load the output"
 
 
 def _holds_no_nan(item: Item) -> bool:
@@ -127,7 +134,7 @@ def summary(
     path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> list[list[Cell]]:
     """Return the lines that tell of a conversion; `saved` is None where none took place."""
-    before = sum(item.source.nbytes for item in plan.items)
+    before = _stored_bytes(plan)
     after = sum(item.info.nbytes for item in plan.items)
     ratio = f" ({100 * after / before:.1f} %)" if before else ""
     sizes = f"{format_size(before)} -> {format_size(after)}{ratio}"
@@ -136,6 +143,8 @@ def summary(
     lines = [
         [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
         [Cell(f"{count} {noun}, {sizes}; {_files(outcome)}")],
+        *([Cell(text)] for text in _beside(outcome)),
+        *([Cell(text)] for text in filter(None, [plan.translation])),
         *([Cell(text)] for text in _changes(plan)),
         *([Cell(text)] for text in _recipe(plan)),
         *([Cell(text, "yellow")] for text in _substitutes(plan)),
@@ -144,6 +153,12 @@ def summary(
         return [*lines, [Cell("nothing was written")]]
     rate = format_size(int(saved.nbytes / max(saved.seconds, 1e-3)))
     return [*lines, *_losses(plan, saved), [Cell(f"{saved.seconds:.1f} s, {rate}/s")]]
+
+
+def _stored_bytes(plan: Plan) -> int:
+    """Return the bytes of the tensors that go into a plan, each counted once."""
+    sources = {source for item in plan.items for source in item.sources}
+    return sum(source.nbytes for source in sources)
 
 
 def _place(where: Target, outcome: Outcome) -> str:
@@ -160,10 +175,19 @@ def _files(outcome: Outcome) -> str:
     return f"{what} {format_size(outcome.nbytes)}"
 
 
+def _beside(outcome: Outcome) -> Iterator[str]:
+    """Yield what tells of the documents; of many the first in the order that people look for."""
+    beside = {*outcome.documents, *outcome.carried} if outcome.documents else set[str]()
+    names = sorted(beside, key=lambda name: (name not in _SOUGHT, name))
+    if names:
+        rest = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        yield f"with {', '.join(names[:2])}{rest} beside"
+
+
 def _changes(plan: Plan) -> Iterator[str]:
     counts: dict[tuple[str, str], int] = {}
     for item in plan.items:
-        key = (item.source.encoding.name, item.info.encoding.name)
+        key = (item.stored.encoding.name, item.info.encoding.name)
         counts[key] = counts.get(key, 0) + 1
     for (before, after), count in counts.items():
         yield f"{count} x {before} kept" if before == after else f"{count} x {before} -> {after}"
@@ -279,9 +303,13 @@ def document(
             *({"name": name, "bytes": layout.nbytes} for name, layout in outcome.parts.items()),
             *index,
         ],
+        "documents": [
+            {"name": name, "bytes": len(content)} for name, content in outcome.documents.items()
+        ],
+        "translation": plan.translation or None,
         "bytes": outcome.nbytes,
         "tensor_bytes": {
-            "before": sum(item.source.nbytes for item in plan.items),
+            "before": _stored_bytes(plan),
             "after": sum(item.info.nbytes for item in plan.items),
         },
         "written": saved is not None,
@@ -298,9 +326,10 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
     loss = saved.losses.get(item.info.name) if saved else None
     return {
         "name": item.info.name,
-        "source": item.source.name,
+        "sources": [source.name for source in item.sources],
+        "steps": list(item.steps),
         "shape": list(item.info.shape),
-        "from": item.source.encoding.name,
+        "from": item.stored.encoding.name,
         "to": item.info.encoding.name,
         "instead_of": item.asked,
         "chosen_by": item.line or None,

@@ -7,17 +7,30 @@ import os
 import shutil
 from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
+from weightctl.errors import FormatError
 from weightctl.untyped import is_object
+from weightctl.weights.json_file import read_json
+from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["carry", "companions", "config", "file_name"]
+__all__ = [
+    "CONFIG",
+    "carry",
+    "companions",
+    "config",
+    "file_name",
+    "is_licence",
+    "json_document",
+    "write_beside",
+]
+
+CONFIG = "config.json"
 
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_SIZE = 100_000_000
-_CONFIG = "config.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -28,7 +41,7 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
     carried from it.
     """
     directory = os.path.dirname(files[0]) if files else ""
-    configs = (os.path.join(directory, name) for name in (_CONFIG, _ADAPTER_CONFIG))
+    configs = (os.path.join(directory, name) for name in (CONFIG, _ADAPTER_CONFIG))
     if not files or not any(map(os.path.isfile, configs)):
         return {}
     return {
@@ -37,15 +50,20 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
         if entry.is_file()
         and entry.stat().st_size <= _MAX_SIZE
         and not entry.name.endswith(".index.json")
-        and (entry.name.endswith(_SUFFIXES) or entry.name.startswith(_NAMES))
+        and (entry.name.endswith(_SUFFIXES) or is_licence(entry.name))
     }
+
+
+def is_licence(name: str) -> bool:
+    """Whether a file says under which terms a model may be used, by its name."""
+    return name.startswith(_NAMES)
 
 
 def file_name(files: Sequence[str], usual: str) -> str:
     """Return what the file in a model's directory is called, `adapter_model` where it is PEFT's."""
     directory = os.path.dirname(files[0]) if files else ""
     is_adapter = files and os.path.isfile(os.path.join(directory, _ADAPTER_CONFIG))
-    if not is_adapter or os.path.isfile(os.path.join(directory, _CONFIG)):
+    if not is_adapter or os.path.isfile(os.path.join(directory, CONFIG)):
         return usual
     return "adapter_model" + os.path.splitext(usual)[1]
 
@@ -58,20 +76,58 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
     for name, path in companions.items():
         copy = os.path.join(directory, name)
         document: Mapping[str, Any] = {}
-        if name == _CONFIG and dtype is not None:
+        if name == CONFIG and dtype is not None:
             document = _document(path)
-        if not _states_dtype(document):
-            with open(path, "rb") as source, open(copy, "xb") as target:
+        made = _stating(document, dtype)
+        if made is None:
+            with _opened(path) as source, open(copy, "xb") as target:
                 shutil.copyfileobj(source, target)
                 _sync(target)
             continue
-        with open(copy, "x", encoding="utf-8") as stream:
-            json.dump(_with_dtype(document, dtype), stream, indent=2)
-            stream.write("\n")
+        with open(copy, "xb") as stream:
+            stream.write(made)
             _sync(stream)
 
 
+def _opened(path: str) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        # Or it would be the output that cannot be written.
+        reason = error.strerror or str(error)
+        raise FormatError(
+            path, None, reason, hint="may you read it? it goes beside the output"
+        ) from error
+
+
+def write_beside(documents: Mapping[str, bytes], directory: str, dtype: str | None) -> None:
+    """Write documents into a directory; the config gets to know the dtype as in `carry`.
+
+    Raises `OSError`.
+    """
+    for name, content in documents.items():
+        made = None
+        if name == CONFIG and dtype is not None:
+            made = _stating(json.loads(content), dtype)
+        with open(os.path.join(directory, name), "xb") as stream:
+            stream.write(content if made is None else made)
+            _sync(stream)
+
+
+def json_document(content: Mapping[str, Any]) -> bytes:
+    """Return a JSON object as transformers writes its configs: indented, and in ASCII alone."""
+    return (json.dumps(content, indent=2) + "\n").encode("ascii")
+
+
 _DTYPES = ("torch_dtype", "dtype")
+
+
+def _stating(document: Mapping[str, Any], dtype: str | None) -> bytes | None:
+    """Return a config with another dtype, None where it states none or is nested too deeply."""
+    try:
+        return json_document(_with_dtype(document, dtype)) if _states_dtype(document) else None
+    except RecursionError:
+        return None
 
 
 def _states_dtype(document: Mapping[str, Any]) -> bool:
@@ -101,7 +157,7 @@ def _sync(stream: IO[Any]) -> None:
     os.fsync(stream.fileno())
 
 
-def config(files: Sequence[str], name: str = _CONFIG) -> Mapping[str, Any]:
+def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
     """Return the config.json beside a checkpoint; empty where there is none that is JSON.
 
     `name` is that of another such file, as `adapter_config.json`.
@@ -111,10 +167,7 @@ def config(files: Sequence[str], name: str = _CONFIG) -> Mapping[str, Any]:
 
 def _document(path: str) -> Mapping[str, Any]:
     try:
-        if os.path.getsize(path) > _MAX_SIZE:
-            return {}
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
-    except (OSError, ValueError, RecursionError):
+        document = read_json(MappedFile(path), _MAX_SIZE)
+    except FormatError:
         return {}
     return document if is_object(document) else {}

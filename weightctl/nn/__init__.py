@@ -9,6 +9,7 @@ from weightctl.registry import loaded_on_use
 if TYPE_CHECKING:
     from weightctl.nn.attention import Attention
     from weightctl.nn.embedding import Embedding
+    from weightctl.nn.experts import MixtureOfExperts
     from weightctl.nn.hooks import add_layer_hook, clear_hooks
     from weightctl.nn.layer import Layer, recursive_named_layers
     from weightctl.nn.layer_list import LayerList
@@ -30,6 +31,7 @@ __all__ = [
     "LayerNorm",
     "LayerV2",
     "Linear",
+    "MixtureOfExperts",
     "Module",
     "RMSNorm",
     "RopeScaling",
@@ -50,6 +52,7 @@ _NAMES = {
     "LayerV2": "weightctl.nn.module:LayerV2",
     "Linear": "weightctl.nn.linear:Linear",
     "MLP": "weightctl.nn.mlp:MLP",
+    "MixtureOfExperts": "weightctl.nn.experts:MixtureOfExperts",
     "Module": "weightctl.nn.module:Module",
     "RMSNorm": "weightctl.nn.norm:RMSNorm",
     "RopeScaling": "weightctl.nn.rope_scaling:RopeScaling",

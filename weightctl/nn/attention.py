@@ -28,10 +28,10 @@ class Attention(Module):
     `features / heads`. `bias` is that of the projections in, `output_bias` (else the same) that of
     the one out. `window` is how many positions back, itself included, a position sees; `softcap`
     bounds the scores; `scale` multiplies them, `head_dim ** -0.5` where not given.
-    `norm_epsilon` gives queries and keys an RMSNorm over each head. `fused` has one projection
-    `qkv` in the place of `q`, `k` and `v`; `transposed` is that of `Linear`. `interleaved` rotates
-    neighbouring numbers as pairs, not each half's with the other's. Raises `GraphError` for numbers
-    of heads that do not go together.
+    `norm_epsilon` gives queries and keys an RMSNorm over each head, whose offset is `norm_offset`.
+    `fused` has one projection `qkv` in the place of `q`, `k` and `v`; `transposed` is that of
+    `Linear`. `interleaved` rotates neighbouring numbers as pairs, not each half's with the other's.
+    Raises `GraphError` for numbers of heads that do not go together.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Attention(Module):
         softcap: float | None = None,
         scale: float | None = None,
         norm_epsilon: float | None = None,
+        norm_offset: float = 0.0,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -91,8 +92,9 @@ class Attention(Module):
             self.k = projection(features, shared, bias=bias)
             self.v = projection(features, shared, bias=bias)
         if norm_epsilon is not None:
-            self.q_norm = RMSNorm(self.head_dim, norm_epsilon, dtype=dtype, device=device)
-            self.k_norm = RMSNorm(self.head_dim, norm_epsilon, dtype=dtype, device=device)
+            norm = partial(RMSNorm, offset=norm_offset, dtype=dtype, device=device)
+            self.q_norm = norm(self.head_dim, norm_epsilon)
+            self.k_norm = norm(self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
         self.o = projection(width, features, bias=bias if output_bias is None else output_bias)
 

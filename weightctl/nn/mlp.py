@@ -72,7 +72,8 @@ class MLP(Module):
 class GatedMLP(Module):
     """`down(activation(gate(x)) * up(x))`.
 
-    Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
+    `fused` has one projection `gate_up` in the place of `gate` and `up`, whose rows stand in this
+    order. Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class GatedMLP(Module):
         activation: str,
         *,
         bias: bool = False,
+        fused: bool = False,
         dtype: DType = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -94,13 +96,24 @@ class GatedMLP(Module):
             device=device,
             quantization_encoding=quantization_encoding,
         )
-        self.gate = linear(features, intermediate)
-        self.up = linear(features, intermediate)
+        self.intermediate = intermediate
+        self.fused = fused
+        if fused:
+            self.gate_up = linear(features, 2 * intermediate)
+        else:
+            self.gate = linear(features, intermediate)
+            self.up = linear(features, intermediate)
         self.down = linear(intermediate, features)
 
     def __call__(self, x: Value) -> Value:
         """Return outputs in the shape of the inputs, `(..., features)`."""
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        gate, up = self._projections(x)
+        return self.down(ACTIVATIONS[self.activation](gate) * up)
+
+    def _projections(self, x: Value) -> tuple[Value, ...]:
+        if self.fused:
+            return tuple(ops.split(self.gate_up(x), [self.intermediate] * 2, axis=-1))
+        return self.gate(x), self.up(x)
 
 
 def _known(activation: str) -> str:

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.value import Value
 
-__all__ = ["FrequencyFactors", "RotaryEmbedding"]
+__all__ = ["FrequencyFactors", "RotaryEmbedding", "by_length"]
 
 
 class RotaryEmbedding(Module):
     """The cosines and sines of the angles that positions turn pairs of numbers by.
 
     `dimensions` is how many numbers of a head are rotated. Unless `scaling` stretches them, pair
-    `i` turns by `base ** (-2 * i / dimensions)` radians per position.
+    `i` turns by `base ** (-2 * i / dimensions)` radians per position. Where longrope does, the
+    largest position decides between its factors for all.
     """
 
     def __init__(
@@ -38,11 +39,7 @@ class RotaryEmbedding(Module):
 
         `factors`, float32[dimensions / 2], divide the frequencies, as GGUF's `rope_freqs` do.
         """
-        frequencies = ops.constant(
-            inverse_frequencies(self.dimensions, self.base, self.scaling),
-            DType.float32,
-            positions.device,
-        )
+        frequencies = self._frequencies(positions)
         if factors is not None:
             frequencies = frequencies / factors
         angles = ops.unsqueeze(positions.cast(DType.float32), -1) * frequencies
@@ -50,6 +47,16 @@ class RotaryEmbedding(Module):
         if self.scaling is not None and self.scaling.amplitude != 1:
             cos, sin = cos * self.scaling.amplitude, sin * self.scaling.amplitude
         return cos, sin
+
+    def _frequencies(self, positions: Value) -> Value:
+        def of(length: int) -> Value:
+            numbers = inverse_frequencies(self.dimensions, self.base, self.scaling, length)
+            return ops.constant(numbers, DType.float32, positions.device)
+
+        if self.scaling is None or not self.scaling.long_factors:
+            return of(0)
+        context = self.scaling.original_context
+        return by_length(positions, context, of(context), of(context + 1))
 
 
 class FrequencyFactors(Module):
@@ -61,3 +68,8 @@ class FrequencyFactors(Module):
     def __call__(self) -> Value:
         """Return the factors, float32[pairs]."""
         return weight_as(self.weight, DType.float32)
+
+
+def by_length(positions: Value, original_context: int, short: Value, long: Value) -> Value:
+    """Return `long` where a position lies beyond a context, and `short` where none does."""
+    return ops.where(ops.max(positions) >= original_context, long, short)

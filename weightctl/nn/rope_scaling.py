@@ -20,16 +20,19 @@ __all__ = ["RopeScaling", "inverse_frequencies"]
 class RopeScaling:
     """How the rotations of a model are stretched to a context `factor` times as long.
 
-    `kind` is `linear` (all alike), `llama3` (slow ones only) or `yarn` (by a ramp between fast and
-    slow ones). All other fields belong to one of them. `original_context` is the length trained on
+    `kind` is `linear` (all alike), `llama3` (slow ones only), `yarn` (by a ramp between fast and
+    slow ones) or `longrope` (each by a number of its own). All other fields belong to one of them.
+    `original_context` is the length trained on
     first. llama3 keeps what turns `high_frequency_factor` times or more within it, and stretches in
     full what turns `low_frequency_factor` times or less. yarn's ramp runs from `beta_fast` turns to
     `beta_slow`, between whole pairs where `truncate` is set. Its cosines and sines are multiplied
     by `attention_factor`; None is the value its paper advises, by the ratio that `mscale` and
-    `mscale_all_dim` give where both are set.
+    `mscale_all_dim` give where both are set. longrope divides the speed of each pair by its one of
+    the `short_factors` up to the original context, and of the `long_factors` beyond it; without
+    any a checkpoint has them as tensors. Its `attention_factor` is LongRoPE's where it is None.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     original_context: int = 0
     low_frequency_factor: float = 1.0
@@ -40,12 +43,15 @@ class RopeScaling:
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in _STRETCHED:
+        known = (*_STRETCHED, "longrope")
+        if self.kind not in known:
             raise GraphError(
                 f"`{self.kind}` is no scaling of rotary embeddings that weightctl knows",
-                hint=f"known are {', '.join(_STRETCHED)}",
+                hint=f"known are {', '.join(known)}",
             )
         if not self.factor > 0:
             raise GraphError(f"a context cannot be {self.factor:g} times as long")
@@ -57,11 +63,19 @@ class RopeScaling:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by; 1 for all but yarn."""
-        if self.kind != "yarn":
+        """What cosines and sines are multiplied by; 1 for all but yarn and longrope."""
+        if self.kind not in {"yarn", "longrope"}:
             return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
+        return self.advised_amplitude if self.attention_factor is None else self.attention_factor
+
+    @property
+    def advised_amplitude(self) -> float:
+        """What the papers of yarn (2309.00071) and longrope (2402.13753) advise for that."""
+        if self.kind == "longrope":
+            # Of a context of 1 the logarithm is 0.
+            is_longer = self.factor > 1 and self.original_context > 1
+            ratio = math.log(self.factor) / math.log(self.original_context) if is_longer else 0
+            return math.sqrt(1 + ratio)
         if self.mscale and self.mscale_all_dim:
             return self._temperature(self.mscale) / self._temperature(self.mscale_all_dim)
         return self._temperature(1.0)
@@ -71,10 +85,11 @@ class RopeScaling:
 
 
 def inverse_frequencies(
-    dimensions: int, base: float, scaling: RopeScaling | None = None
+    dimensions: int, base: float, scaling: RopeScaling | None = None, length: int = 0
 ) -> NDArray[Any]:
     """Radians per position of each pair of `dimensions` rotated numbers, float32[dimensions / 2].
 
+    `length` is how many positions there are, by which longrope chooses its factors.
     Computed in float32 in the order of transformers' `ROPE_INIT_FUNCTIONS`, so that long contexts
     turn by the angles that a model was trained on.
     """
@@ -84,7 +99,22 @@ def inverse_frequencies(
     periods = np.float32(base) ** exponents
     if scaling is None:
         return np.float32(1) / periods
+    if scaling.kind == "longrope":
+        is_long = length > scaling.original_context
+        factors = scaling.long_factors if is_long else scaling.short_factors
+        return _longrope(periods, factors)
     return _STRETCHED[scaling.kind](periods, base, scaling)
+
+
+def _longrope(periods: NDArray[Any], factors: tuple[float, ...]) -> NDArray[Any]:
+    """LongRoPE (arXiv 2402.13753): what was searched for, pair by pair."""
+    import numpy as np
+
+    if factors and len(factors) != len(periods):
+        raise GraphError(f"longrope has {len(factors)} factors for {len(periods)} pairs")
+    found = np.array(factors or (1.0,), np.float32)
+    divided: NDArray[Any] = np.float32(1) / (found * periods)
+    return divided
 
 
 def _linear(periods: NDArray[Any], _base: float, scaling: RopeScaling) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +11,8 @@ from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS
 from weightctl.logical import is_buffer, parts
+from weightctl.plan import Described
+from weightctl.transforms.file_types import file_type
 from weightctl.transforms.recipes import Recipe, choose, goes_by_role, unmatched
 from weightctl.weights.metadata import Value
 
@@ -33,14 +34,6 @@ _FALLBACK = {
     "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ2_XXS": "IQ4_NL", "IQ2_XS": "IQ4_NL",
     "IQ2_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL",
 }  # fmt: skip
-
-# llama.cpp's `general.file_type` for a file that is mostly of one type (llama.h, `llama_ftype`).
-_FILE_TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
-    "Q3_K": 12, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
-    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39,
-}  # fmt: skip
-_GUESSED = 1024
 
 # What the `line` of an item begins with whose encoding a rule has chosen, and no recipe.
 BY_RULE = "--tensor-type "
@@ -96,7 +89,7 @@ def cast(
                 f"no tensor's name matches `{rule.pattern.pattern}`",
                 hint=f"`{tied}` is tied to `{plan.tied[tied]}`, which may get a type"
                 if tied
-                else "`weightctl ls --flat` lists the names",
+                else plan.names_hint,
             )
     asked = target.encodings if isinstance(target, Recipe) else [target]
     _refuse_unheld(plan, [*asked, *(rule.encoding for rule in rules)])
@@ -118,7 +111,9 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     """Return what a recipe means for these names, and the plan that says so."""
     infos = _whole(plan)
     is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
-    if is_no_type or goes_by_role(recipe, infos, plan.metadata):
+    names, metadata = _known_by(plan)
+    called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
+    if is_no_type or goes_by_role(recipe, called, metadata):
         told = list(unmatched(recipe, infos))
         if recipe.wants_importance and not weighted:
             told.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
@@ -138,7 +133,13 @@ def _chosen(
     """Return what a recipe gives to the matrices; None where there is no recipe."""
     if not isinstance(target, Recipe):
         return None
-    return choose(target, _whole(plan), plan.metadata, weighted=weighted)
+    names, metadata = _known_by(plan)
+    return choose(target, _whole(plan), metadata, weighted=weighted, names=names)
+
+
+def _known_by(plan: Plan) -> Described:
+    """Return the names and metadata by which recipes know the model."""
+    return plan.described or Described({}, plan.metadata)
 
 
 def _whole(plan: Plan) -> list[TensorInfo]:
@@ -277,16 +278,8 @@ def _described(
         number = target.file_type if isinstance(target, Recipe) else None
         if number is None:
             default = _default(target)
-            name = default.name if default else _most_common(items)
-            number = _FILE_TYPES.get(name, _GUESSED)
+            number = file_type([item.info for item in items], default)
         metadata["general.file_type"] = Value("u32", number)
         if any(item.info.encoding.quantization for item in items):
             metadata["general.quantization_version"] = Value("u32", 2)
     return metadata
-
-
-def _most_common(items: Sequence[Item]) -> str:
-    sizes: Counter[str] = Counter()
-    for item in items:
-        sizes[item.info.encoding.name] += item.info.size
-    return sizes.most_common(1)[0][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
@@ -11,6 +10,7 @@ from weightctl.errors import ConversionError
 from weightctl.patterns import regular_expression
 from weightctl.transforms.mixtures import MIXTURES
 from weightctl.transforms.recipes import Line, Recipe
+from weightctl.transforms.toml_file import read_toml
 from weightctl.transforms.type_names import spelled, type_named
 from weightctl.untyped import is_object
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read_recipe"]
 
-_MOST_BYTES = 1 << 20
 _FORM = "base = 'Q4_K_M' or default = 'Q4_K', then [types] with lines like 'ffn_down' = 'Q6_K'"
 
 
@@ -29,7 +28,12 @@ def read_recipe(path: str) -> Recipe:
     The first pattern that is found in a name decides; `keep` leaves a tensor what it is. `base` is
     a recipe of llama.cpp's, `default` a type. Raises `ConversionError` for a file that is none.
     """
-    content = _read(path)
+    content = read_toml(
+        path,
+        "recipe",
+        form=_FORM,
+        otherwise="--quant takes a type, a recipe's name, or a TOML file",
+    )
     unknown = content.keys() - {"base", "default", "types"}
     if unknown or not content:
         what = f"`{min(unknown)}` means nothing in a recipe" if unknown else "the recipe is empty"
@@ -46,23 +50,6 @@ def read_recipe(path: str) -> Recipe:
         return Recipe(name, base.otherwise, (*lines, *base.lines), base.file_type, path)
     default = _type(path, "default", content["default"]) if "default" in content else None
     return Recipe(name, default, lines, None, path)
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConversionError(
-            f"cannot read the recipe {path}: {error.strerror}",
-            hint="--quant takes a type, a recipe's name, or a TOML file",
-        ) from error
-    if len(raw) > _MOST_BYTES:
-        raise ConversionError(f"{path} is too large for a recipe", hint=_FORM)
-    try:
-        return tomllib.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{path} is no TOML: {error}", hint=_FORM) from error
 
 
 def _lines(path: str, types: dict[str, Any]) -> Iterator[Line]:

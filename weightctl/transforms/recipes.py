@@ -150,31 +150,38 @@ def choose(
     metadata: Mapping[str, Value],
     *,
     weighted: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Chosen]:
     """Return what a recipe gives to each matrix of a model, by its name; to nothing else.
 
-    It takes all tensors of the model, since how many there are decides too. Raises
-    `ConversionError` where it goes by roles and these cannot be told.
+    It takes all tensors of the model, since how many there are decides too. `names` are GGUF's for
+    those that are called otherwise; patterns are found in their own. Raises `ConversionError` where
+    it goes by roles and these cannot be told.
     """
-    if not goes_by_role(recipe, tensors, metadata):
+    known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
+    if not goes_by_role(recipe, [_called(info, known) for info in tensors], metadata):
         remedy = (
             "a `default` instead of a `base` needs neither"
             if recipe.path
-            else f"--quant {recipe.otherwise} is one type throughout; --tensor-type or a TOML file "
-            "mixes types"
+            else "with the config.json of a known family beside it a model gets them; --quant "
+            f"{recipe.otherwise} is one type throughout, --tensor-type or a TOML file mixes types"
         )
         raise ConversionError(
             f"{recipe.name} goes by GGUF's names and metadata, which this model does not have",
             hint=remedy,
         )
     if ARCHITECTURE in metadata:
-        model = Model.of(metadata, (info.name for info in tensors))
+        model = Model.of(metadata, known.values())
     else:
         model = Model("", 0, 0, 0, is_70b=False)
     return {
         place.info.name: _choice(recipe, place)
-        for place in _places(tensors, model, weighted=weighted)
+        for place in _places(tensors, known, model, weighted=weighted)
     }
+
+
+def _called(info: TensorInfo, known: Mapping[str, str]) -> TensorInfo:
+    return info._replace(name=known[info.name])
 
 
 def _choice(recipe: Recipe, place: Place) -> Chosen:
@@ -195,20 +202,22 @@ def _is_for(line: Line, place: Place) -> bool:
     )
 
 
-def _places(tensors: Sequence[TensorInfo], model: Model, *, weighted: bool) -> Iterator[Place]:
+def _places(
+    tensors: Sequence[TensorInfo], known: Mapping[str, str], model: Model, *, weighted: bool
+) -> Iterator[Place]:
     """Yield the matrices with their roles and layers, as llama.cpp counts these.
 
     It goes through a model by layer and name. Value projections have the number of those before
     them, of as many as there are. So have parts of the feed-forward, of as many as the model has
     layers; in a mixture of experts these have the number in their name.
     """
-    ordered = sorted(tensors, key=lambda info: (_layer(info.name), info.name))
-    roles = {info.name: role(info.name) or "" for info in tensors}
+    ordered = sorted(tensors, key=lambda info: (_layer(known[info.name]), known[info.name]))
+    roles = {info.name: role(known[info.name]) or "" for info in tensors}
     values = sum(each == "attn_v" for each in roles.values())
     has_output = "output" in roles.values()
     seen: dict[str, int] = {}
     for info in ordered:
-        if not is_matrix_weight(info):
+        if not is_matrix_weight(_called(info, known)):
             continue
         mine = roles[info.name]
         if mine == "token_embd" and not has_output:
@@ -216,7 +225,7 @@ def _places(tensors: Sequence[TensorInfo], model: Model, *, weighted: bool) -> I
         number = seen.get(mine, 0)
         seen[mine] = number + 1
         if mine.startswith("ffn_") and model.experts > 1:
-            number = _layer(info.name)
+            number = _layer(known[info.name])
         layers = values if mine == "attn_v" else model.layers
         yield Place(info, mine, model, number, layers, weighted)
 

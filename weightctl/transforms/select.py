@@ -32,7 +32,7 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
                 f"no tensor matches `{pattern}`",
                 hint=f"`*{pattern}` does; a pattern is for the whole name"
                 if chosen(names, [f"*{pattern}"])
-                else "`weightctl ls --flat` lists the names; `*` stands for anything",
+                else f"{plan.names_hint}; `*` stands for anything",
             )
     kept = set(chosen(names, include, exclude))
     if not kept & tensors:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.metadata import Value
 
-__all__ = ["Extent", "Header", "Leaf", "TensorInfo"]
+__all__ = ["Extent", "Header", "Leaf", "Origin", "TensorInfo"]
 
 
 class TensorInfo(NamedTuple):
@@ -63,6 +63,13 @@ class Leaf(NamedTuple):
     look: str = ""
 
 
+class Origin(NamedTuple):
+    """The stored tensors that one is made of, and the steps through which, as people read them."""
+
+    sources: tuple[TensorInfo, ...]
+    steps: tuple[str, ...]
+
+
 # Nobody changes a header's mappings; a dataclass, which could make each anew, is slow to import.
 _NOTHING: Mapping[str, Any] = {}
 
@@ -75,6 +82,7 @@ class Header(NamedTuple):
     are plain values are also metadata of that name. `metadata` keeps the types the file gives its
     values. `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the
     file that lists the parts. `notes` are what a person should be told of how it was opened.
+    `origins` say what tensors are made of that no file has; there are none of what a file has.
     """
 
     format: str
@@ -88,3 +96,4 @@ class Header(NamedTuple):
     big_endian: bool = False
     listing: str | None = None
     notes: tuple[str, ...] = ()
+    origins: Mapping[str, Origin] = _NOTHING

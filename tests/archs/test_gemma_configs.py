@@ -1,0 +1,301 @@
+"""Configs and names of Gemma 2 and 3: in both dialects, against those of transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneration
+
+import small_models
+from arrays import weights_of
+from weightctl.archs import ARCHS, recognize
+from weightctl.archs.configs import from_gguf, from_hugging_face
+from weightctl.archs.windowed_layers import WORDS
+from weightctl.archs.written import to_gguf, to_hugging_face
+from weightctl.errors import ArchitectureError
+from weightctl.nn.rope_scaling import RopeScaling
+from weightctl.registry import load
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl.archs.arch import Arch
+    from weightctl.archs.configs import Read
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+GEMMA_3_4B = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+        "num_hidden_layers": 34, "rope_scaling": LINEAR, "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152},
+}  # fmt: skip
+DOCUMENTS: list[dict[str, Any]] = [
+    {"model_type": "gemma2"},
+    {"model_type": "gemma2", "hidden_size": 4608, "num_hidden_layers": 46, "head_dim": 128,
+     "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 144,
+     "intermediate_size": 36864, "hidden_act": "gelu_pytorch_tanh", "rope_theta": 20000.0},
+    {"model_type": "gemma3_text"},
+    {"model_type": "gemma3_text", "num_hidden_layers": 3, "vocab_size": 262144,
+     "sliding_window": 512, "sliding_window_pattern": 6, "rope_scaling": None,
+     "attn_logit_softcapping": None, "final_logit_softcapping": 12.0, "rope_theta": 1000000,
+     "rope_local_base_freq": 10000, "max_position_embeddings": 32768},
+    {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window_pattern": 3,
+     "rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR},
+    {"model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 1,
+     "rope_parameters": {"full_attention": LINEAR | {"rope_theta": 3e5}}},
+    GEMMA_3_4B,
+]  # fmt: skip
+FIELDS = {
+    "vocabulary": "vocab_size", "context": "max_position_embeddings", "hidden": "hidden_size",
+    "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "tied": "tie_word_embeddings",
+    "intermediate": "intermediate_size", "norm_epsilon": "rms_norm_eps",
+    "query_scalar": "query_pre_attn_scalar", "attention_softcap": "attn_logit_softcapping",
+    "softcap": "final_logit_softcapping", "sliding_window": "sliding_window",
+}  # fmt: skip
+
+
+def family(document: dict[str, Any]) -> Arch:
+    arch: Arch = load(ARCHS[document["model_type"].removesuffix("_text")])
+    return arch
+
+
+def read(document: dict[str, Any]) -> Read:
+    return from_hugging_face(family(document), document, "config.json")
+
+
+def known(document: dict[str, Any]) -> Any:
+    return AutoConfig.for_model(**json.loads(json.dumps(document))).get_text_config()
+
+
+def metadata(name: str, **changes: Any) -> dict[str, Value]:
+    """Return what a small model's GGUF says at least."""
+    keys = {
+        "block_count": 3, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96,
+        "attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-6, "vocab_size": 96,
+        "attention.key_length": 32,
+    } | changes  # fmt: skip
+    return {
+        "general.architecture": Value("string", name),
+        **{
+            f"{name}.{key}": Value("f32" if isinstance(value, float) else "u32", value)
+            for key, value in keys.items()
+        },
+    }
+
+
+def from_metadata(name: str, **changes: Any) -> Any:
+    return from_gguf(load(ARCHS[name]), metadata(name, **changes), {}, "here").config
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
+    document: dict[str, Any],
+) -> None:
+    made: Any = read(document).config
+    expected = known(document)
+    kinds = expected.layer_types
+    for ours, theirs in FIELDS.items():
+        if ours != "sliding_window" or "sliding_attention" in kinds:
+            assert getattr(made, ours) == getattr(expected, theirs), ours
+    assert made.activation == "gelu_tanh"
+    assert made.windowed_layers == tuple(kind == "sliding_attention" for kind in kinds)
+    rope = expected.rope_parameters
+    everywhere = rope.get("full_attention", rope)
+    assert made.rope_base == everywhere["rope_theta"]
+    if "full_attention" in rope:
+        assert made.local_rope_base == rope["sliding_attention"]["rope_theta"]
+    is_linear = everywhere["rope_type"] == "linear"
+    assert made.rope_scaling == (RopeScaling(kind="linear", factor=8.0) if is_linear else None)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_what_transformers_writes_is_read_as_what_it_read(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    AutoConfig.for_model(**json.loads(json.dumps(document))).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert read(written).config == read(document).config
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_a_config_goes_to_either_dialect_and_comes_back(document: dict[str, Any]) -> None:
+    arch, found = family(document), read(document)
+    made: Any = found.config
+    if document is DOCUMENTS[1] or made.query_scalar == made.head_dim:
+        name = {"general.architecture": Value("string", arch.name)}
+        again: Any = from_gguf(arch, name | to_gguf(arch, found.fields), {}, "here").config
+        assert again.norm_offset == 0
+        for field in made.__dataclass_fields__:
+            if field != "norm_offset":
+                assert getattr(again, field) == getattr(made, field), field
+    kind = next(iter(arch.model_types))
+    written = to_hugging_face(arch, found.fields, kind)
+    assert written["architectures"] == [arch.model_types[kind].class_name]
+    assert from_hugging_face(arch, written, "here").config == made
+    ours, theirs = known(written).to_dict(), known(document).to_dict()
+    for rope in ours["rope_parameters"].values():
+        if isinstance(rope, dict):
+            # That of layers that are not there is not filled in.
+            rope.setdefault("rope_type", "default")
+    alike = {"sliding_window", "sliding_window_pattern", "_sliding_window_pattern"}
+    alike |= {"architectures", "use_bidirectional_attention", "hidden_act", "model_type"}
+    for key in theirs.keys() - alike:
+        assert ours.get(key) == theirs[key], key
+
+
+def test_what_gguf_leaves_out_is_as_llama_cpp_takes_it() -> None:
+    made = from_metadata("gemma2")
+    assert (made.attention_softcap, made.softcap, made.sliding_window) == (50.0, 30.0, 4096)
+    assert made.windowed_layers == (True, False, True)
+    assert (made.query_scalar, made.norm_offset, made.tied) == (32, 0.0, True)
+    assert made.kv_heads == 4
+    made = from_metadata("gemma3")
+    assert (made.attention_softcap, made.softcap) == (None, None)
+    assert made.windowed_layers == (False, False, False)
+    made = from_metadata("gemma3", **{"attention.sliding_window": 512, "block_count": 7})
+    assert (made.sliding_window, made.local_rope_base) == (512, 10000.0)
+    assert made.windowed_layers == (*5 * (True,), False, True)
+    made = from_metadata("gemma3", **{"attention.sliding_window": 0})
+    assert not any(made.windowed_layers)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_of_a_family_scales_queries_by_its_width(name: str, layers: int) -> None:
+    assert from_metadata(name, block_count=layers).query_scalar == 16
+    assert from_metadata(name, block_count=layers - 1).query_scalar == 32
+
+
+@pytest.mark.parametrize("layers", range(1, 9))
+@pytest.mark.parametrize("period", range(1, 9))
+def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -> None:
+    windowed = [(number + 1) % period != 0 for number in range(layers)]
+    document: dict[str, Any] = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": layers,
+        "layer_types": WORDS.write(windowed),
+    }
+    arch, found = family(document), read(document)
+    name = {"general.architecture": Value("string", arch.name)}
+    again: Any = from_gguf(arch, name | to_gguf(arch, found.fields), {}, "here").config
+    assert list(again.windowed_layers) == windowed
+
+
+IRREGULAR = [*2 * ["full_attention"], "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"model_type": "gemma2", "final_logit_softcapping": None}, "softcap"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": None}, "attention_softcap"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 200}, "query_scalar"),
+        ({"model_type": "gemma2", "tie_word_embeddings": False}, "tied"),
+        ({"model_type": "gemma3_text", "query_pre_attn_scalar": 200}, "query_scalar"),
+        ({"model_type": "gemma3_text", "hidden_activation": "silu"}, "activation"),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 3, "layer_types": IRREGULAR},
+         "windowed_layers"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: str) -> None:
+    with pytest.raises(ArchitectureError, match=f"cannot say .*`{field}`"):
+        to_gguf(family(document), read(document).fields)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"model_type": "gemma2", "attention_bias": True}, "biases"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "later tokens"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "soft caps"),
+        ({"model_type": "gemma3_text", "layer_types": IRREGULAR}, "26 layers, and 3"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "no whole number"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": LINEAR}},
+         "stretched"),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+         "beside layers with a window"),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
+         "none of"),
+        ({"model_type": "gemma3", "text_config": 3}, "no object"),
+        ({"model_type": "gemma2", "num_key_value_heads": 3}, "cannot share"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_built_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchitectureError, match=message):
+        read(document)
+
+
+def test_rotations_of_layers_with_a_window_are_gemma_3s_alone() -> None:
+    with pytest.raises(ArchitectureError, match="rotations of their own"):
+        from_metadata("gemma2", **{"rope.freq_base_swa": 500.0})
+
+
+def multimodal() -> Any:
+    """Return a random Gemma 3 that sees."""
+    text = small_models.gemma3(num_hidden_layers=1, vocab_size=104).config.to_dict()
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 8,
+        "num_attention_heads": 2, "patch_size": 2,
+    }  # fmt: skip
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return Gemma3ForConditionalGeneration(config)
+
+
+def test_the_text_of_a_multimodal_model_is_known_as_transformers_saves_it(tmp_path: Path) -> None:
+    from weightctl import open_weights
+
+    model = multimodal()
+    model.save_pretrained(tmp_path)
+    found = recognize(open_weights(tmp_path))
+    assert (found.missing, found.unexpected) == ([], [])
+    assert (found.arch.name, found.config.vocabulary) == ("gemma3", 104)
+    assert set(found.weights) == set(found.module().raw_state_dict()) - {"output.weight"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "head"),
+    [
+        ("language_model.model.", "language_model.lm_head."),
+        ("model.language_model.", "lm_head."),
+        ("language_model.", "lm_head."),
+        ("model.", "lm_head."),
+    ],
+)
+@pytest.mark.parametrize("seeing", ["", "model."])
+def test_the_text_of_a_multimodal_model_is_known_by_all_its_names(
+    layers: str, head: str, seeing: str
+) -> None:
+    model = small_models.gemma3(num_hidden_layers=1, tie_word_embeddings=False)
+    arrays = {
+        f"{seeing}vision_tower.vision_model.head.probe": np.ones(3, np.float32),
+        f"{seeing}multi_modal_projector.mm_input_projection_weight": np.ones((3, 3), np.float32),
+    }
+    for name, array in small_models.arrays(model).items():
+        is_head = name.startswith("lm_head.")
+        was, now = ("lm_head.", head) if is_head else ("model.", layers)
+        arrays[now + name.removeprefix(was)] = array
+    document = {
+        "model_type": "gemma3",
+        "text_config": model.config.to_dict(),
+        "tie_word_embeddings": False,
+    }
+    found = recognize(weights_of(arrays), document)
+    assert (found.missing, found.unexpected) == ([], [])
+    assert found.weights["output.weight"].name == f"{head}weight"
+
+
+def test_older_transformers_is_told_of_both_rotations_in_its_own_words() -> None:
+    found = read(DOCUMENTS[4])
+    written = to_hugging_face(family(DOCUMENTS[4]), found.fields, "gemma3_text")
+    assert (written["rope_theta"], written["rope_local_base_freq"]) == (5e5, 2e4)
+    assert written["rope_scaling"] == LINEAR
+    del written["rope_parameters"]
+    assert read(written).config == found.config

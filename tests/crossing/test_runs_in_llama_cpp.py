@@ -1,0 +1,82 @@
+"""What transformers saved and weightctl made a GGUF file of is the same model to llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+import families
+from family_tokenizers import WHOLE
+from likelihoods import cosines, log_softmax
+from llama_cpp import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NO_POOLING = 0
+
+
+@pytest.mark.parametrize("name", families.CAUSAL)
+def test_llama_cpp_says_what_transformers_says(
+    name: str, family: Callable[[str], families.Made], said: Callable[[str], families.Said]
+) -> None:
+    made, found = family(name), said(name)
+    assert found.follows == made.follows
+    difference = np.abs(log_softmax(found.numbers) - made.expected)
+    chosen = np.arange(families.PROMPT, len(made.tokens)) - 1, made.follows
+    assert difference[chosen].max() < 2e-2
+    # And of all that is likely at all, wherever; llama.cpp takes GELU from a table in float16.
+    assert difference[made.expected > np.log(1e-3)].max() < 5e-2
+
+
+def test_llama_cpp_makes_the_embeddings_that_transformers_makes(
+    family: Callable[[str], families.Made], said: Callable[[str], families.Said]
+) -> None:
+    assert cosines(said("bert").numbers, family("bert").expected).min() > 0.9999
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_llama_cpp_cuts_text_into_the_tokens_of_the_checkpoints_own_tokenizer(
+    name: str, family: Callable[[str], families.Made], said: Callable[[str], families.Said]
+) -> None:
+    tokenizer, found = AutoTokenizer.from_pretrained(family(name).path), said(name)
+    text = families.FAMILIES[name].text
+    assert found.tokens == tokenizer(text)["input_ids"]
+    assert found.plain_tokens == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def minilm_directory(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MiniLM with what its package has in a directory inside: how tokens become one vector."""
+    directory = tmp_path_factory.mktemp("minilm") / "all-MiniLM-L6-v2"
+    shutil.copytree(minilm, directory)
+    (directory / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return directory
+
+
+@pytest.mark.real
+def test_minilm_makes_the_embeddings_in_llama_cpp_that_it_makes_in_transformers(
+    minilm_directory: Path, converted: Callable[..., Path]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(minilm_directory)
+    tokens = tokenizer(WHOLE)["input_ids"]
+    model = AutoModel.from_pretrained(minilm_directory)
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).last_hidden_state[0].numpy()
+    made = converted(minilm_directory, "minilm.gguf")
+    found, of_llama = ask(made, ("embeddings", tokens), ("tokenize", WHOLE), pooling=NO_POOLING)
+    assert of_llama == tokens
+    assert cosines(found, expected).min() > 0.9999
+    # The file says itself how the embeddings of tokens become one.
+    (pooled,) = ask(made, ("embeddings", tokens))
+    assert pooled.shape == (384,)
+    assert cosines(pooled, expected.mean(0)) > 0.9999

@@ -1,0 +1,224 @@
+"""Small tokenizers of every kind that the families have, trained here and built as theirs are."""
+# ruff: noqa: RUF001 - letters of other scripts are what is tested
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Accents, CJK, emoji, code, runs of whitespace, digits, right-to-left, what no vocabulary has.
+TEXT = """The naïve café owner's résumé — “déjà vu”, coûte que coûte; Ærøskøbing, Łódź, İstanbul.
+北京的天气很好，我们去公园。 東京タワーはとても高いです。 한국어 문장도 있습니다.
+Привет, мир! Γειά σου Κόσμε. שלום עולם. مرحبا بالعالم. हिन्दी भाषा.
+👋🏽 🎉🎉 👩‍👩‍👧 ❤️ ∑∫√≠ ½ ™ 𝔘𝔫𝔦
+def f(x):\n    if x >= 10:\n\t\treturn x ** 2  # it's 100% "fine"\n\n\n      y = {'a': [1, 22, 333]}
+  two   three     five          ten\tone\t\ttwo\r\n
+I'm you're WE'VE HE'LL don't 12345.678 3,000,000 1e-05 http://a.b/c?d=e <tag/> e\u0301 \u00a0\u200b|
+"""
+# llama.cpp composes no letters, and takes apart no syllables as BERT's normalizer does.
+COMPOSED = unicodedata.normalize("NFC", TEXT)
+WHOLE = re.sub("[가-힣\u0900-\u097f]+", "", COMPOSED)
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_HELD_OUT = Path(__file__).parent.parent / "fixtures" / "tiny-llama" / "held-out.txt"
+_SIZE = 640
+
+
+def _corpus() -> list[str]:
+    return [*(TEXT * 3).splitlines(keepends=True), *_HELD_OUT.read_text()[:8000].splitlines()]
+
+
+def _control(*texts: str, **options: bool) -> list[AddedToken]:
+    return [AddedToken(text, special=True, normalized=False, **options) for text in texts]
+
+
+def _begins_with(token: str, tokenizer: Tokenizer) -> Any:
+    return processors.TemplateProcessing(
+        single=f"{token} $A",
+        pair=f"{token} $A {token}:1 $B:1",
+        special_tokens=[(token, tokenizer.token_to_id(token))],
+    )
+
+
+def byte_level(
+    rule: str | None, *controls: str, first: str | None = None, nfc: bool = False
+) -> Tokenizer:
+    """Return a byte-level BPE; `rule` cuts words, None where GPT-2's own does."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=rule == LLAMA3))
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule is None)
+    tokenizer.pre_tokenizer = (
+        by_bytes
+        if rule is None
+        else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(rule), "isolated"), by_bytes])
+    )
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_SIZE - len(controls),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.add_special_tokens(_control(*controls))
+    by_bytes_after = processors.ByteLevel(trim_offsets=False)
+    tokenizer.post_processor = (
+        processors.Sequence([by_bytes_after, _begins_with(first, tokenizer)])
+        if first
+        else by_bytes_after
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pieces(controls: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return a vocabulary and merges as SentencePiece's become in tokenizer.json."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    size = _SIZE - len(controls) - 256
+    trained.train_from_iterator(
+        _corpus(), trainers.BpeTrainer(vocab_size=size, limit_alphabet=200, show_progress=False)
+    )
+    ranks = json.loads(trained.to_str())["model"]["vocab"]
+    made = sorted((piece for piece in ranks if len(piece) > 1), key=ranks.__getitem__)
+    letters = sorted((piece for piece in ranks if len(piece) == 1), key=ranks.__getitem__)
+    pieces = [*controls, *(f"<0x{byte:02X}>" for byte in range(256)), *made, *letters]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    # Whatever two pieces make a third, as SentencePiece merges them: the likeliest first.
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in made
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+    return vocabulary, merges
+
+
+def sentence_pieces(*controls: str, first: str, prefix: bool = True) -> Tokenizer:
+    """Return what transformers makes of a SentencePiece BPE that falls back to bytes."""
+    vocabulary, merges = _pieces(controls)
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    spaces = normalizers.Replace(" ", "▁")
+    text = decoders.Replace("▁", " ")
+    steps = [text, decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = spaces
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(_control(*controls))
+    tokenizer.post_processor = _begins_with(first, tokenizer)
+    return tokenizer
+
+
+def word_pieces() -> Tokenizer:
+    """Return a WordPiece tokenizer as BERT's, for text in lower case."""
+    controls = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=_SIZE, special_tokens=_control(*controls), show_progress=False
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(text, tokenizer.token_to_id(text)) for text in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer
+
+
+CHAT = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% endfor %}"
+)
+
+
+def llama3() -> PreTrainedTokenizerFast:
+    made = byte_level(
+        LLAMA3,
+        *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|reserved_special_token_0|>"),
+        first="<|begin_of_text|>",
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
+        chat_template=CHAT,
+    )  # fmt: skip
+
+
+def qwen() -> PreTrainedTokenizerFast:
+    made = byte_level(QWEN2, "<|endoftext|>", "<|im_start|>", "<|im_end|>", nfc=True)
+    made.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        chat_template=CHAT,
+    )  # fmt: skip
+
+
+def gpt2() -> PreTrainedTokenizerFast:
+    end = "<|endoftext|>"
+    made = byte_level(None, end)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=end, eos_token=end, unk_token=end
+    )
+
+
+def llama2() -> PreTrainedTokenizerFast:
+    made = sentence_pieces("<unk>", "<s>", "</s>", first="<s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def phi3() -> PreTrainedTokenizerFast:
+    made = sentence_pieces("<unk>", "<s>", "</s>", first="<s>")
+    made.add_special_tokens(_control("<|endoftext|>"))
+    made.add_special_tokens(_control("<|assistant|>", "<|user|>", "<|end|>", rstrip=True))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="<|endoftext|>", unk_token="<unk>",
+        pad_token="<|endoftext|>", chat_template=CHAT,
+    )  # fmt: skip
+
+
+def gemma() -> PreTrainedTokenizerFast:
+    made = sentence_pieces("<pad>", "<eos>", "<bos>", "<unk>", first="<bos>", prefix=False)
+    made.add_special_tokens(_control("<start_of_turn>", "<end_of_turn>"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
+        pad_token="<pad>", chat_template=CHAT,
+    )  # fmt: skip
+
+
+def bert() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=word_pieces(), unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
+        sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip

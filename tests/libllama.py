@@ -1,0 +1,211 @@
+"""libllama's C functions, called through the shared object of the `xllamacpp` wheel.
+
+Run in a process of its own, by `llama_cpp.ask`: llama.cpp writes to the terminal, and aborts on
+files that it does not like. Keys and values are kept in float32, and attention is not fused, so
+that what differs from another runtime is the model and not the rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Records that are passed by value as the last argument may be longer than they are in C.
+_Params = ctypes.c_int32 * 256
+_CONTEXT, _BATCH, _MICRO_BATCH, _THREADS = 0, 1, 2, (7, 8)
+_POOLING, _FLASH, _KEY_TYPE, _VALUE_TYPE = 11, 13, 26, 27
+# What the version that these places are of has there before it is told otherwise.
+_DEFAULTS = {0: 512, 1: 2048, 2: 512, 7: 4, 8: 4, 11: -1, 13: -1, 26: 1, 27: 1}
+_F32 = 0
+_ONLY_VOCABULARY = 18
+
+
+class _Record(ctypes.Structure):
+    _fields_ = (("words", _Params),)
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embedding", ctypes.c_void_p),
+        ("position", ctypes.POINTER(ctypes.c_int32)),
+        ("sequences", ctypes.POINTER(ctypes.c_int32)),
+        ("sequence", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("wanted", ctypes.POINTER(ctypes.c_int8)),
+        ("_rest", ctypes.c_uint64 * 8),
+    )
+
+
+def _library() -> Any:
+    spec = find_spec("xllamacpp")
+    assert spec is not None
+    assert spec.origin is not None
+    library = ctypes.CDLL(str(Path(spec.origin).with_name("xllamacpp.abi3.so")))
+    pointer, floats = ctypes.c_void_p, ctypes.POINTER(ctypes.c_float)
+    for name, result, *arguments in (
+        ("model_default_params", _Record),
+        ("context_default_params", _Record),
+        ("model_load_from_file", pointer, ctypes.c_char_p, _Record),
+        ("init_from_model", pointer, pointer, _Record),
+        ("model_get_vocab", pointer, pointer),
+        ("model_n_embd", ctypes.c_int32, pointer),
+        ("vocab_n_tokens", ctypes.c_int32, pointer),
+        ("vocab_bos", ctypes.c_int32, pointer),
+        ("get_memory", pointer, pointer),
+        ("pooling_type", ctypes.c_int32, pointer),
+        ("memory_clear", None, pointer, ctypes.c_bool),
+        ("batch_init", _Batch, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
+        ("decode", ctypes.c_int32, pointer, _Batch),
+        ("encode", ctypes.c_int32, pointer, _Batch),
+        ("set_embeddings", None, pointer, ctypes.c_bool),
+        ("get_logits_ith", floats, pointer, ctypes.c_int32),
+        ("get_embeddings_ith", floats, pointer, ctypes.c_int32),
+        ("get_embeddings_seq", floats, pointer, ctypes.c_int32),
+        (
+            *("tokenize", ctypes.c_int32, pointer, ctypes.c_char_p, ctypes.c_int32),
+            *(ctypes.POINTER(ctypes.c_int32), ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
+        ),
+        (
+            *("detokenize", ctypes.c_int32, pointer, ctypes.POINTER(ctypes.c_int32)),
+            *(ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
+        ),
+    ):
+        function = getattr(library, f"llama_{name}")
+        function.restype, function.argtypes = result, arguments
+    library.llama_backend_init()
+    return library
+
+
+class Model:
+    """A GGUF file as llama.cpp has it; `pooling` is llama.cpp's number of a way to pool.
+
+    With `only_vocabulary` it needs no tensors, and only speaks of tokens.
+    """
+
+    def __init__(
+        self, path: str, context: int = 512, pooling: int = -1, only_vocabulary: bool = False
+    ) -> None:
+        self._lib = _library()
+        params = self._lib.llama_model_default_params()
+        params.words[_ONLY_VOCABULARY] |= only_vocabulary  # the lowest byte is the flag
+        self._model = self._lib.llama_model_load_from_file(path.encode(), params)
+        assert self._model, f"llama.cpp does not load {path}"
+        self._vocabulary = self._lib.llama_model_get_vocab(self._model)
+        self._size = context
+        self._pooling = pooling
+        self._made: Any = None
+
+    @property
+    def _context(self) -> Any:
+        if self._made is None:
+            params = self._lib.llama_context_default_params()
+            found = {place: params.words[place] for place in _DEFAULTS}
+            assert found == _DEFAULTS, "the record of a context has another layout"
+            for place in (_CONTEXT, _BATCH, _MICRO_BATCH):
+                params.words[place] = self._size
+            for place in _THREADS:
+                params.words[place] = 1  # threads of ggml wait busily for each other
+            params.words[_POOLING], params.words[_FLASH] = self._pooling, 0
+            params.words[_KEY_TYPE] = params.words[_VALUE_TYPE] = _F32
+            self._made = self._lib.llama_init_from_model(self._model, params)
+            assert self._made, "llama.cpp makes no context"
+        return self._made
+
+    def tokenize(self, text: str, special: bool = True, parse: bool = True) -> list[int]:
+        """Return the tokens of a text, with those that the model wants around it."""
+        raw = text.encode()
+        room = (ctypes.c_int32 * (2 * len(raw) + 16))()
+        count = self._lib.llama_tokenize(
+            self._vocabulary, raw, len(raw), room, len(room), special, parse
+        )
+        assert count >= 0
+        return list(room[:count])
+
+    def detokenize(self, tokens: list[int], remove: bool = False, show: bool = True) -> str:
+        """Return the text of tokens; `show` with those that are special."""
+        raw = ctypes.create_string_buffer(64 * len(tokens) + 64)
+        given = (ctypes.c_int32 * len(tokens))(*tokens)
+        count = self._lib.llama_detokenize(
+            self._vocabulary, given, len(tokens), raw, len(raw), remove, show
+        )
+        assert count >= 0
+        return raw.raw[:count].decode("utf-8", "replace")
+
+    def logits(self, tokens: list[int]) -> np.ndarray[Any, Any]:
+        """Return what the model says after each token, [tokens, vocabulary]."""
+        self._forget()
+        return self._fed(tokens, 0, every=True)
+
+    def generate(self, tokens: list[int], count: int) -> list[int]:
+        """Return the tokens that follow, each the likeliest."""
+        self._forget()
+        made: list[int] = []
+        fed = tokens
+        while len(made) < count:
+            place = len(tokens) + len(made) - len(fed)
+            made.append(int(self._fed(fed, place, every=False)[-1].argmax()))
+            fed = made[-1:]
+        return made
+
+    def embeddings(self, tokens: list[int]) -> np.ndarray[Any, Any]:
+        """Return the embedding of each token, [tokens, hidden]; of them all where it pools."""
+        self._lib.llama_set_embeddings(self._context, True)
+        hidden = self._lib.llama_model_n_embd(self._model)
+        assert self._lib.llama_encode(self._context, self._batch(tokens, 0, every=True)) == 0
+        if self._lib.llama_pooling_type(self._context) > 0:
+            found = self._lib.llama_get_embeddings_seq(self._context, 0)
+            return np.ctypeslib.as_array(found, (hidden,)).copy()
+        return np.stack(
+            [
+                np.ctypeslib.as_array(
+                    self._lib.llama_get_embeddings_ith(self._context, place), (hidden,)
+                ).copy()
+                for place in range(len(tokens))
+            ]
+        )
+
+    def _forget(self) -> None:
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+
+    def _fed(self, tokens: list[int], start: int, *, every: bool) -> np.ndarray[Any, Any]:
+        width = self._lib.llama_vocab_n_tokens(self._vocabulary)
+        assert self._lib.llama_decode(self._context, self._batch(tokens, start, every=every)) == 0
+        return np.stack(
+            [
+                np.ctypeslib.as_array(
+                    self._lib.llama_get_logits_ith(self._context, place), (width,)
+                ).copy()
+                for place in (range(len(tokens)) if every else [len(tokens) - 1])
+            ]
+        )
+
+    def _batch(self, tokens: list[int], start: int, *, every: bool) -> _Batch:
+        batch = self._lib.llama_batch_init(len(tokens), 0, 1)
+        batch.count = len(tokens)
+        for place, token in enumerate(tokens):
+            batch.token[place] = token
+            batch.position[place] = start + place
+            batch.sequences[place] = 1
+            batch.sequence[place][0] = 0
+            batch.wanted[place] = every or place == len(tokens) - 1
+        return batch
+
+
+def main() -> None:
+    """Answer the questions in the file that is named, in a file beside it."""
+    with Path(sys.argv[1]).open("rb") as file:
+        path, options, questions = pickle.load(file)
+    model = Model(path, **options)
+    answers = [getattr(model, name)(*arguments) for name, *arguments in questions]
+    Path(sys.argv[2]).write_bytes(pickle.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The keys of GGUF's metadata that say what a tokenizer is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightctl.errors import TokenizerError
+from weightctl.tokenizer import Tokenizer, from_metadata, to_documents, to_metadata
+from weightctl.weights.metadata import Value, is_type
+
+FULL = Tokenizer(
+    model="t5",
+    pre="default",
+    tokens=("a", "b", "<s>"),
+    types=(1, 1, 3),
+    scores=(0.0, -1.0, 0.0),
+    merges=("a b",),
+    special={"bos": 2, "eot": 1},
+    flags={"add_bos_token": True, "add_space_prefix": False},
+    chat_templates={"": "one", "rag": "two"},
+    token_type_count=2,
+    charsmap=b"\x00\xff",
+    remainder="{}",
+)
+LEAST = {
+    "tokenizer.ggml.model": Value("string", "gpt2"),
+    "tokenizer.ggml.tokens": Value("array[string]", ["a", "b"]),
+}
+
+
+def test_what_is_written_is_read_again() -> None:
+    metadata = to_metadata(FULL)
+    assert from_metadata(metadata, "model.gguf") == FULL
+    assert all(is_type(value.type) for value in metadata.values())
+    assert metadata["tokenizer.chat_templates"].content == ["rag"]
+
+
+def test_a_file_without_a_tokenizer_has_none() -> None:
+    assert from_metadata({"general.name": Value("string", "x")}, "model.gguf") is None
+    assert from_metadata({"tokenizer.ggml.model": Value("string", "none")}, "model.gguf") is None
+
+
+@pytest.mark.parametrize("none", [0xFFFFFFFF, -1])
+def test_an_id_that_means_none_is_none(none: int) -> None:
+    metadata = {**LEAST, "tokenizer.ggml.bos_token_id": Value("i64", none)}
+    tokenizer = from_metadata(metadata, "model.gguf")
+    assert tokenizer is not None
+    assert tokenizer.special == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokenizer.ggml.bos_token_id", Value("u32", 2)),
+        ("tokenizer.ggml.bos_token_id", Value("string", "0")),
+        ("tokenizer.ggml.tokens", Value("string", "ab")),
+        ("tokenizer.ggml.tokens", Value("array[string]", [])),
+        ("tokenizer.ggml.tokens", Value("array[u8]", [1, 2])),
+        ("tokenizer.ggml.token_type", Value("array[i32]", [1])),
+        ("tokenizer.ggml.token_type", Value("array[i32]", [1, 9])),
+        ("tokenizer.ggml.token_type", Value("array[string]", ["1", "1"])),
+        ("tokenizer.ggml.scores", Value("array[f32]", [1.0])),
+        ("tokenizer.ggml.scores", Value("array[string]", ["a", "b"])),
+        ("tokenizer.ggml.merges", Value("array[u8]", [1])),
+        ("tokenizer.ggml.merges", Value("bool", True)),
+        ("tokenizer.ggml.model", Value("u8", 1)),
+        ("tokenizer.ggml.pre", Value("u8", 1)),
+        ("tokenizer.ggml.precompiled_charsmap", Value("array[string]", ["a"])),
+    ],
+)
+def test_values_that_contradict_each_other_name_the_file(key: str, value: Value) -> None:
+    with pytest.raises(TokenizerError, match=r"^model\.gguf: "):
+        from_metadata({**LEAST, key: value}, "model.gguf")
+
+
+def test_a_model_that_tokenizer_json_has_no_form_for_is_named() -> None:
+    tokenizer = Tokenizer(model="rwkv", tokens=("a",), types=(1,))
+    with pytest.raises(TokenizerError, match="`rwkv`"):
+        to_documents(tokenizer, "rwkv", {})
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*to_metadata(FULL)]), st.builds(lambda content: Value("any", content), ANY)
+    )
+)
+def test_no_metadata_is_met_with_any_other_error(metadata: dict[str, Any]) -> None:
+    try:
+        tokenizer = from_metadata({**LEAST, **metadata}, "model.gguf")
+        assert tokenizer is not None
+        to_documents(tokenizer, "llama", {})
+    except TokenizerError as error:
+        assert error.hint  # noqa: PT017

@@ -1,0 +1,129 @@
+"""Models' directories in which something is no file, lies elsewhere, or is nested too deeply."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import small_models
+from weightctl import open_weights, save
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ArchitectureError, ConversionError, FormatError
+from weightctl.formats.huggingface import carry
+from weightctl.steps.rows import Entry
+from weightctl.transforms.cast import cast
+from weightctl.translation.plans import Names, plan_of
+from weightctl.translation.pooling import pooling_keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 609\n"
+
+
+@pytest.fixture
+def model(tiny_llama: Path, tmp_path: Path) -> Path:
+    """Return a model's directory that can be changed."""
+    made = tmp_path / "model"
+    shutil.copytree(tiny_llama, made)
+    return made
+
+
+@pytest.mark.parametrize("content", [POINTER, "<!DOCTYPE html>", "", "[]", None])
+def test_a_config_that_is_none_is_told_before_names_are_kept(
+    model: Path, content: str | None
+) -> None:
+    path = model / "config.json"
+    path.unlink()
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    with pytest.raises(ArchitectureError, match=r"config\.json: ") as caught:
+        plan_of(open_weights(model), "gguf")
+    assert "--names keep" in caught.value.hint
+    assert plan_of(open_weights(model), "gguf", names=Names.KEEP).items
+
+
+@pytest.mark.parametrize("path", ["../outside", "/", "x/../../outside", "..\\outside", None, 5])
+def test_a_pooling_outside_the_directory_is_refused(tmp_path: Path, path: object) -> None:
+    inside = tmp_path / "model"
+    for place in (inside, tmp_path / "outside"):
+        place.mkdir()
+        (place / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": path}]
+    (inside / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ArchitectureError, match=r"modules\.json: the pooling's path"):
+        pooling_keys(str(inside), "bert", print)
+
+
+def test_a_config_nested_too_deeply_to_be_written_again_is_copied(
+    model: Path, tmp_path: Path
+) -> None:
+    text = '{"dtype": "float32", "a_config": ' + '{"a_config": ' * 900 + "{}" + "}" * 901
+    (model / "config.json").write_text(text)
+    plan = plan_of(open_weights(model), "safetensors", names=Names.KEEP, is_model=True)
+    save(plan, tmp_path / "copy")
+    assert (tmp_path / "copy" / "config.json").read_text() == text
+
+
+def test_a_file_that_cannot_be_carried_along_is_named(model: Path, tmp_path: Path) -> None:
+    secret = model / "NOTICE"
+    secret.symlink_to(secret)
+    with pytest.raises(FormatError, match="NOTICE"):
+        carry({"NOTICE": str(secret)}, str(tmp_path), None)
+    assert not (tmp_path / "NOTICE").exists()
+
+
+def test_what_experts_of_a_stack_go_through_reads_alike_so_that_plans_fold_them() -> None:
+    assert str(Entry(0)) == str(Entry(127))
+
+
+def test_a_pooling_whose_config_is_missing_is_told(tmp_path: Path) -> None:
+    module = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    told: list[str] = []
+    assert pooling_keys(str(tmp_path), "bert", told.append) == {}
+    assert "1_Pooling" in told[0]
+    assert "--set bert.pooling_type:u32=1" in told[0]
+
+
+def test_eight_bit_floats_whose_scales_are_missing_are_refused(model: Path, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    narrow = tmp_path / "narrow"
+    plan = plan_of(open_weights(model), "safetensors", is_model=True, is_cast=True)
+    save(cast(plan, ENCODINGS["F8_E4M3"]), narrow)
+    assert plan_of(open_weights(narrow), "gguf").items
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (narrow / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConversionError, match="its scales are missing"):
+        plan_of(open_weights(narrow), "gguf")
+
+
+def test_heads_for_training_that_are_left_out_are_named(tmp_path: Path) -> None:
+    network = small_models.bert()
+    network.save_pretrained(tmp_path)
+    notes = plan_of(open_weights(tmp_path), "gguf").notes
+    assert any("pooler.dense.weight" in note and "left out" in note for note in notes)
+
+
+def test_rows_of_an_embedding_that_are_of_no_token_are_left_out_and_told(tmp_path: Path) -> None:
+    network = small_models.llama(vocab_size=96, tie_word_embeddings=False)
+    network.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 90}))
+    plan = plan_of(open_weights(tmp_path), "gguf")
+    save(plan, tmp_path / "out.gguf")
+    made = open_weights(tmp_path / "out.gguf")
+    assert any("the last 6 rows of model.embed_tokens.weight" in note for note in plan.notes)
+    for name, parameter in [
+        ("token_embd", network.model.embed_tokens.weight),
+        ("output", network.lm_head.weight),
+    ]:
+        found = made[f"{name}.weight"].data().to_numpy()
+        assert (found == parameter.detach().numpy()[:90]).all()
+    assert made.metadata["llama.vocab_size"].content == 90

@@ -1,0 +1,44 @@
+"""The Module of gemma3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightctl.archs.gemma2_model import Gemma2Config, GemmaNetwork
+from weightctl.dtype import DType
+from weightctl.graph import ops
+from weightctl.nn.rope import RotaryEmbedding
+
+if TYPE_CHECKING:
+    from weightctl.graph.value import Value
+
+__all__ = ["Gemma3", "Gemma3Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    """The sizes of a gemma3, and which of its variations it has.
+
+    Layers with a window rotate by `local_rope_base`, and `rope_scaling` is none of theirs.
+    """
+
+    local_rope_base: float = 10000.0
+
+
+class Gemma3(GemmaNetwork):
+    """A gemma3: from token ids, int64[batch, seq], to logits [batch, seq, vocabulary]."""
+
+    def __init__(self, config: Gemma3Config, dtype: DType = DType.float32) -> None:
+        super().__init__(config, dtype, has_head_norms=True)
+        self.local_rope = RotaryEmbedding(config.rope_dimensions, config.local_rope_base)
+
+    def __call__(self, tokens: Value) -> Value:
+        """Return the logits of what follows each token."""
+        x = self.embedded(tokens)
+        positions = ops.range(tokens.shape[1], device=tokens.device)
+        everywhere, nearby = self.rope(positions), self.local_rope(positions)
+        for layer in self.layers:
+            cos, sin = nearby if layer.is_local else everywhere
+            x = layer(x, cos, sin)
+        return self.logits(x)

@@ -1,0 +1,88 @@
+"""Sparse mixtures: of many MLPs each position takes the few that a router gives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph import ops
+from weightctl.nn.layer_list import LayerList
+from weightctl.nn.linear import Linear
+from weightctl.nn.mlp import GatedMLP
+from weightctl.nn.module import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.value import Value
+
+__all__ = ["MixtureOfExperts"]
+
+
+class MixtureOfExperts(Module):
+    """The sum of the `used` likeliest of `count` gated MLPs, each times its share.
+
+    The shares are the softmax of the router's numbers for all experts; `is_normalized` divides
+    those of the experts that are used by their sum. `intermediate` is the width of one expert.
+    Raises `GraphError` where more experts are used than there are, or none, or for an activation
+    that is not in `ACTIVATIONS`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        intermediate: int,
+        activation: str,
+        *,
+        count: int,
+        used: int,
+        is_normalized: bool = True,
+        dtype: DType = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        if not 0 < used <= count:
+            raise GraphError(
+                f"{used} of {count} experts cannot be used for each position",
+                hint="`used` is 1 at least, and `count` at most",
+            )
+        self.used = used
+        self.is_normalized = is_normalized
+        self.router = Linear(features, count, dtype=dtype, device=device)
+        self.experts = LayerList(
+            [
+                GatedMLP(
+                    features,
+                    intermediate,
+                    activation,
+                    dtype=dtype,
+                    device=device,
+                    quantization_encoding=quantization_encoding,
+                )
+                for _ in range(count)
+            ]
+        )
+
+    def __call__(self, x: Value) -> Value:
+        """Return outputs in the shape of the inputs, `(..., features)`."""
+        # Every expert sees every position, with a share of 0 where it was not chosen: which ones
+        # choose it is known only in the run. So the weights of one expert are held at a time.
+        (first, share), *others = zip(self.experts, self._shares(x), strict=True)
+        y = first(x) * share
+        for expert, share in others:
+            y = y + expert(x) * share
+        return y
+
+    def _shares(self, x: Value) -> Sequence[Value]:
+        """Return for each expert what share each position gives it, `(..., 1)`."""
+        shares, chosen = ops.top_k(ops.softmax(self.router(x).cast(DType.float32)), self.used)
+        if self.is_normalized:
+            shares = shares / ops.sum(shares, -1, keepdims=True)
+        numbers = ops.range(len(self.experts), device=x.device)
+        is_given = ops.equal(ops.unsqueeze(chosen, -1), numbers)
+        given = ops.sum(ops.where(is_given, ops.unsqueeze(shares, -1), 0.0), -2)
+        return ops.split(given.cast(x.dtype), [1] * len(self.experts), axis=-1)

@@ -1,0 +1,117 @@
+"""Numbers as float32, whatever they were stored in, and sums with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["AsFloat32", "Constant", "Plus", "numbers_of"]
+
+# So many numbers are taken apart at a time.
+_RUN = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AsFloat32:
+    """The same numbers, in float32; blocks are dequantized."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        (info,) = inputs
+        dtype = info.encoding.dtype
+        is_number = info.encoding.quantization is not None or (dtype is not None and dtype.is_float)
+        if not is_number:
+            raise ConversionError(
+                f"`{info.name}` is {info.encoding}, and no numbers with fractions"
+            )
+        return info.shape, ENCODINGS["F32"]
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Decode the run."""
+        import numpy as np
+
+        made = np.frombuffer(buffer, np.float32)
+        for first in range(0, len(made), _RUN):
+            piece = made[first : first + _RUN]
+            piece[:] = _floats(inputs[0], start // 4 + first, len(piece))
+
+    def __str__(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plus:
+    """Each number plus `value`, in float32."""
+
+    value: float
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Decode the run, and add."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        np.frombuffer(buffer, np.float32)[:] += np.float32(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.value:+g}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """Numbers that no checkpoint has, float32; `text` says where they are from."""
+
+    numbers: NDArray[np.float32]
+    text: str
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the numbers' shape, and F32."""
+        del inputs
+        return self.numbers.shape, ENCODINGS["F32"]
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Copy them."""
+        del inputs
+        raw = memoryview(self.numbers.astype("<f4").tobytes())
+        buffer[:] = raw[start : start + len(buffer)]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def numbers_of(tensor: Tensor) -> NDArray[np.float32]:
+    """Return all numbers of a small tensor, in float32 and in its shape."""
+    return _floats(tensor, 0, tensor.info.size).reshape(tensor.info.shape)
+
+
+def _floats(tensor: Tensor, first: int, count: int) -> NDArray[np.float32]:
+    """Return some of a tensor's numbers, from whole blocks around them."""
+    import numpy as np
+
+    from weightctl.codecs import transcode
+
+    encoding = tensor.info.encoding
+    block, size = encoding.block, encoding.size
+    begin, end = first // block, -(-(first + count) // block)
+    raw = bytearray((end - begin) * size)
+    tensor.read_into(begin * size, memoryview(raw))
+    blocks = np.frombuffer(raw, np.uint8).reshape(1, -1)
+    numbers = transcode(blocks, encoding, ENCODINGS["F32"]).raw.reshape(-1).view(np.float32)
+    skipped = first - begin * block
+    return numbers[skipped : skipped + count]

@@ -1,0 +1,117 @@
+"""Whole rows that change places, or of which some are taken: numbers and blocks stay as they are.
+
+What counts as a row here is all that one index of the first dimension is of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Entry", "RowOrder", "Rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """Rows in another order: each is the one whose number `order` has in its place.
+
+    Rows that are near one another should come from near one another: what lies between is read too.
+    """
+
+    order: tuple[int, ...]
+    text: str = field(default="rows in another order", compare=False)
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return shape and encoding of the input."""
+        (info,) = inputs
+        if not info.shape or info.shape[0] != len(self.order):
+            raise ConversionError(
+                f"`{info.name}` is of shape {list(info.shape)}, and {len(self.order)} rows belong "
+                "there",
+                hint="is the config that of this checkpoint?",
+            )
+        return info.shape, info.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read the rows' neighbourhood, and pick them from it."""
+        import numpy as np
+
+        (tensor,) = inputs
+        row = _row_bytes(tensor.info)
+        first, last = start // row, -(-(start + len(buffer)) // row)
+        wanted = self.order[first:last]
+        lowest, highest = min(wanted), max(wanted)
+        near = bytearray((highest - lowest + 1) * row)
+        tensor.read_into(lowest * row, memoryview(near))
+        rows = np.frombuffer(near, np.uint8).reshape(-1, row)
+        picked = rows[np.asarray(wanted) - lowest].reshape(-1)
+        begin = start - first * row
+        np.frombuffer(buffer, np.uint8)[:] = picked[begin : begin + len(buffer)]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows from `start` to behind the last, `stop`."""
+
+    start: int
+    stop: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape with fewer rows."""
+        (info,) = inputs
+        if not info.shape or not 0 <= self.start <= self.stop <= info.shape[0]:
+            raise ConversionError(
+                f"`{info.name}` is of shape {list(info.shape)}, and has no rows {self.start} to "
+                f"{self.stop}",
+                hint="is the config that of this checkpoint?",
+            )
+        return (self.stop - self.start, *info.shape[1:]), info.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read those rows."""
+        (tensor,) = inputs
+        tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
+
+    def __str__(self) -> str:
+        return f"rows {self.start} to {self.stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of the tensors that are stacked along the first dimension."""
+
+    index: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape without the first dimension."""
+        (info,) = inputs
+        if len(info.shape) < 2 or not 0 <= self.index < info.shape[0]:
+            raise ConversionError(
+                f"`{info.name}` is of shape {list(info.shape)}, and has no part {self.index}",
+                hint="is the config that of this checkpoint?",
+            )
+        return info.shape[1:], info.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read that one."""
+        (tensor,) = inputs
+        tensor.read_into(self.index * _row_bytes(tensor.info) + start, buffer)
+
+    def __str__(self) -> str:
+        return "taken out of a stack"
+
+
+def _row_bytes(info: TensorInfo) -> int:
+    return info.nbytes // info.shape[0] or 1

@@ -1,0 +1,63 @@
+"""Tensors on top of one another in one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Stacked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Tensors of one shape along a new first dimension; `what` they are is for people."""
+
+    what: str = "tensors"
+    count: int = 0
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape with another dimension in front."""
+        first = _alike(inputs)
+        for info in inputs:
+            if info.shape != first.shape:
+                raise ConversionError(
+                    f"`{info.name}` is of shape {list(info.shape)}, and `{first.name}` of "
+                    f"{list(first.shape)}, which cannot be stacked"
+                )
+        return (len(inputs), *first.shape), first.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read them one after the other."""
+        done = position = 0
+        for tensor in inputs:
+            nbytes = tensor.info.nbytes
+            if start + done < position + nbytes and done < len(buffer):
+                offset = start + done - position
+                count = min(nbytes - offset, len(buffer) - done)
+                tensor.read_into(offset, buffer[done : done + count])
+                done += count
+            position += nbytes
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.what} stacked" if self.count else f"{self.what} stacked"
+
+
+def _alike(inputs: Sequence[TensorInfo]) -> TensorInfo:
+    first = inputs[0]
+    for info in inputs:
+        if info.encoding != first.encoding:
+            raise ConversionError(
+                f"`{info.name}` is {info.encoding}, and `{first.name}` {first.encoding}, which "
+                "cannot stand in one tensor",
+                hint="--dtype bf16 first, into a checkpoint of the same names (--names keep)",
+            )
+    return first

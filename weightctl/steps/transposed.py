@@ -1,0 +1,65 @@
+"""Rows as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Transposed"]
+
+# Where this much of a row is wanted, reading all of it is quicker than looking for the part.
+_SHARE = 8
+# Bytes of rows that are read at a time.
+_BAND = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A matrix whose rows are the columns of another, of plain numbers: blocks are of rows."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape turned around."""
+        (info,) = inputs
+        if len(info.shape) != 2 or info.encoding.block != 1:
+            raise ConversionError(
+                f"`{info.name}`, {info.encoding} of shape {list(info.shape)}, cannot be transposed"
+            )
+        return info.shape[::-1], info.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read the part of each row that the columns are in, and turn it."""
+        import numpy as np
+
+        (tensor,) = inputs
+        rows, columns = tensor.info.shape
+        width = tensor.info.encoding.size
+        first, last = start // (rows * width), -(-(start + len(buffer)) // (rows * width))
+        turned = np.empty((last - first, rows, width), np.uint8)
+        if (last - first) * _SHARE >= columns:
+            step = max(1, _BAND // (columns * width))
+            for top in range(0, rows, step):
+                count = min(step, rows - top)
+                band = bytearray(count * columns * width)
+                tensor.read_into(top * columns * width, memoryview(band))
+                whole = np.frombuffer(band, np.uint8).reshape(count, columns, width)
+                turned[:, top : top + count] = whole[:, first:last].swapaxes(0, 1)
+        else:
+            part = bytearray((last - first) * width)
+            for row in range(rows):
+                tensor.read_into((row * columns + first) * width, memoryview(part))
+                turned[:, row] = np.frombuffer(part, np.uint8).reshape(-1, width)
+        begin = start - first * rows * width
+        flat = turned.reshape(-1)
+        np.frombuffer(buffer, np.uint8)[:] = flat[begin : begin + len(buffer)]
+
+    def __str__(self) -> str:
+        return "transposed"

@@ -1,0 +1,164 @@
+"""The few fields of a SentencePiece model file that a tokenizer is made of.
+
+The file is a protobuf message, `ModelProto` of sentencepiece's `sentencepiece_model.proto`; what
+its other fields hold is skipped. Lengths are checked before anything is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from weightctl.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["BPE", "UNIGRAM", "Piece", "SentencePieceModel", "parse_sentencepiece"]
+
+UNIGRAM: Final = 1
+BPE: Final = 2
+
+# Wire types: how the bytes of a field are laid out.
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# The largest known vocabularies have 300,000.
+_MAX_PIECES = 1 << 20
+_HINT = "fetch tokenizer.model again from where the checkpoint is from"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token; `type` is one of GGUF's `TokenType`, whose numbers are sentencepiece's."""
+
+    text: str
+    score: float
+    type: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceModel:
+    """What a SentencePiece model file says; ids are -1 where there is no such token."""
+
+    pieces: tuple[Piece, ...]
+    algorithm: int = UNIGRAM
+    unknown: int = 0
+    bos: int = 1
+    eos: int = 2
+    padding: int = -1
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    charsmap: bytes = b""
+
+
+def parse_sentencepiece(data: bytes, path: str) -> SentencePieceModel:
+    """Return what a SentencePiece model file holds.
+
+    Raises `TokenizerError`, with the path and the byte offset, where it is none.
+    """
+    return _Reader(data, path).model()
+
+
+class _Reader:
+    def __init__(self, data: bytes, path: str) -> None:
+        self._data = data
+        self._path = path
+
+    def model(self) -> SentencePieceModel:
+        pieces: list[Piece] = []
+        numbers: dict[int, int] = {}
+        flags: dict[int, int] = {}
+        charsmap = b""
+        for number, wire, start, value in self._fields(0, len(self._data)):
+            if wire != _BYTES:
+                continue
+            if number == 1:
+                if len(pieces) == _MAX_PIECES:
+                    raise self._error(start, f"it holds more than {_MAX_PIECES} pieces")
+                pieces.append(self._piece(start, value))
+            elif number == 2:
+                numbers |= self._numbers(start, value)
+            elif number == 3:
+                flags |= self._numbers(start, value)
+                charsmap = self._bytes_of(2, start, value) or charsmap
+        if not pieces:
+            raise self._error(0, "it holds no pieces")
+        return SentencePieceModel(
+            pieces=tuple(pieces),
+            algorithm=numbers.get(3, UNIGRAM),
+            unknown=_signed(numbers.get(40, 0)),
+            bos=_signed(numbers.get(41, 1)),
+            eos=_signed(numbers.get(42, 2)),
+            padding=_signed(numbers.get(43, -1)),
+            add_dummy_prefix=bool(flags.get(3, 1)),
+            remove_extra_whitespaces=bool(flags.get(4, 1)),
+            charsmap=charsmap,
+        )
+
+    def _piece(self, start: int, stop: int) -> Piece:
+        text, score, kind = "", 0.0, 1
+        for number, wire, at, value in self._fields(start, stop):
+            if number == 1 and wire == _BYTES:
+                try:
+                    text = str(self._data[at:value], "utf-8")
+                except ValueError:
+                    raise self._error(at, "a piece is no UTF-8") from None
+            elif number == 2 and wire == _FIXED32:
+                (score,) = struct.unpack_from("<f", self._data, at)
+            elif number == 3 and wire == _VARINT:
+                kind = value
+        if not 1 <= kind <= 6:
+            raise self._error(start, f"a piece is of type {kind}, which is none")
+        return Piece(text, score, kind)
+
+    def _numbers(self, start: int, stop: int) -> dict[int, int]:
+        return {
+            number: value for number, wire, _, value in self._fields(start, stop) if wire == _VARINT
+        }
+
+    def _bytes_of(self, wanted: int, start: int, stop: int) -> bytes:
+        found = b""
+        for number, wire, at, value in self._fields(start, stop):
+            if number == wanted and wire == _BYTES:
+                found = self._data[at:value]
+        return found
+
+    def _fields(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield number, wire type, where the content begins, and where it ends or the varint."""
+        at = start
+        while at < stop:
+            key, content = self._varint(at, stop)
+            wire = key & 7
+            if wire == _VARINT:
+                value, after = self._varint(content, stop)
+            elif wire == _BYTES:
+                length, content = self._varint(content, stop)
+                value = after = content + length
+            elif wire in {_FIXED32, _FIXED64}:
+                value = after = content + (4 if wire == _FIXED32 else 8)
+            else:
+                raise self._error(at, f"a field is of wire type {wire}, which protobuf has not")
+            if after > stop:
+                raise self._error(at, f"a field ends {after - stop} bytes past what holds it")
+            yield key >> 3, wire, content, value
+            at = after
+
+    def _varint(self, at: int, stop: int) -> tuple[int, int]:
+        value = shift = 0
+        for position in range(at, min(stop, at + 10)):
+            byte = self._data[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position + 1
+            shift += 7
+        raise self._error(at, "a number does not end")
+
+    def _error(self, offset: int, message: str) -> TokenizerError:
+        return TokenizerError(
+            f"{self._path}, byte {offset}: this is no SentencePiece model: {message}", hint=_HINT
+        )
+
+
+def _signed(value: int) -> int:
+    # An int32 below zero is written as the 64 bits of an int64.
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,77 @@
+"""The vocabulary in a SentencePiece tokenizer's tokenizer.json, as tokens with scores and types."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import TokenizerError
+from weightctl.tokenizer.files import KEEP_HINT
+from weightctl.tokenizer.record import TokenType
+from weightctl.tokenizer.sentencepiece_added import Entry
+from weightctl.tokenizer.sentencepiece_merges import ranked
+from weightctl.untyped import is_list, is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.tokenizer.sentencepiece_added import Vocabulary
+
+__all__ = ["put_bpe", "put_unigram"]
+
+_MAX_SCORE = 3.4e38  # of float32, in which GGUF keeps them
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+def put_unigram(vocabulary: Vocabulary, model: Mapping[str, Any], path: str) -> None:
+    """Put the tokens of a unigram model into a vocabulary; raises `TokenizerError`."""
+    unknown = model.get("unk_id")
+    for index, entry in enumerate(model["vocab"]):
+        match entry:
+            case [str(text), int() | float() as score] if abs(score) < _MAX_SCORE:
+                is_unknown = index == unknown
+                vocabulary.put(index, _entry(text, float(score), model, is_unknown=is_unknown))
+            case _:
+                raise TokenizerError(
+                    f"{path}: the vocabulary holds {entry!r:.200}, no token and score",
+                    hint=KEEP_HINT,
+                )
+
+
+def put_bpe(vocabulary: Vocabulary, model: Mapping[str, Any], path: str, added: set[str]) -> None:
+    """Put the tokens of a BPE into a vocabulary, with scores in the order of its merges.
+
+    Tokens that merges make come first, in their order, then the others in the order of their ids,
+    each with a score less by one than the one before, as in SentencePiece's own files. The tokens
+    that are `added` take no place. Raises `TokenizerError`.
+    """
+    tokens = model.get("vocab")
+    if not is_object(tokens) or not all(isinstance(index, int) for index in tokens.values()):
+        raise TokenizerError(f"{path}: its vocabulary is no object of ids", hint=KEEP_HINT)
+    if len({*tokens.values()}) != len(tokens):
+        raise TokenizerError(f"{path}: two tokens have the same id", hint=KEEP_HINT)
+    places = ranked(_pairs(model.get("merges"), path))
+    unknown = model.get("unk_token")
+    score = 0.0
+    for text in sorted(tokens, key=lambda text: (places.get(text, len(places)), tokens[text])):
+        entry = _entry(text, score, model, is_unknown=text == unknown)
+        vocabulary.put(tokens[text], entry)
+        if entry.type == TokenType.NORMAL and text not in added:
+            score -= 1.0
+
+
+def _entry(text: str, score: float, model: Mapping[str, Any], *, is_unknown: bool) -> Entry:
+    if is_unknown:
+        return Entry(text, 0.0, TokenType.UNKNOWN)
+    if model.get("byte_fallback") is True and _BYTE.fullmatch(text):
+        return Entry(text, 0.0, TokenType.BYTE)
+    return Entry(text, score, TokenType.NORMAL)
+
+
+def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
+    for merge in written if is_list(written) else ():
+        match merge.split(" ") if isinstance(merge, str) else merge:
+            case [str(left), str(right)]:
+                yield left, right
+            case _:
+                raise TokenizerError(f"{path}: a merge is {merge!r:.200}", hint=KEEP_HINT)

@@ -1,0 +1,32 @@
+"""TOML files in which people say how to convert."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from weightctl.errors import ConversionError
+
+__all__ = ["read_toml"]
+
+_MOST_BYTES = 1 << 20
+
+
+def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises `ConversionError` for one that is no `what`, whose hint is its `form`, and for one that
+    cannot be read, where it is `otherwise` if that is given.
+    """
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        message = f"cannot read the {what} {path}: {error.strerror}"
+        raise ConversionError(message, hint=otherwise or form) from error
+    if len(raw) > _MOST_BYTES:
+        raise ConversionError(f"{path} is too large for a {what}", hint=form)
+    try:
+        return tomllib.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConversionError(f"{path} is no TOML: {error}", hint=form) from error

@@ -1,0 +1,193 @@
+"""Tensors that are made of a source's: through steps, a run of their bytes at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from weightctl.weights.deferred import Deferred
+from weightctl.weights.info import Extent, Header, Origin, TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.buffer import Buffer
+    from weightctl.weights.data import WeightData
+    from weightctl.weights.metadata import Value
+    from weightctl.weights.source import Source, Span
+
+__all__ = ["Derived", "Made", "Step", "StoredTensor", "Tensor", "tensor_of"]
+
+
+class Tensor(Protocol):
+    """Something whose bytes can be had, in an encoding."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its name, logical shape and encoding."""
+        ...
+
+    @property
+    def origin(self) -> Origin:
+        """The stored tensors that it is made of, and how."""
+        ...
+
+    def read_into(self, start: int, buffer: memoryview, /) -> None:
+        """Fill `buffer` with its bytes from `start` on; both on block boundaries."""
+        ...
+
+    def span(self) -> Span | None:
+        """Where a file has its bytes just as `read_into` gives them; None where none has."""
+        ...
+
+
+class Step(Protocol):
+    """How a tensor is made of others.
+
+    It reads what the run that is asked for needs, and not much beyond; several threads ask at once,
+    for any runs that begin and end on block boundaries. Its text is for people, `transposed`; there
+    is none where the encodings tell it all.
+    """
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape and encoding of what it makes; `ConversionError` where it cannot."""
+        ...
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Fill `buffer` with the bytes of what it makes, from `start` on."""
+        ...
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a source, as it is stored there."""
+
+    source: Source
+    name: str
+
+    @property
+    def info(self) -> TensorInfo:
+        """What the source says of it."""
+        return self.source.header.tensors[self.name]
+
+    @property
+    def origin(self) -> Origin:
+        """What the source says of that; itself, where it is in a file."""
+        return self.source.header.origins.get(self.name, Origin((self.info,), ()))
+
+    def read_into(self, start: int, buffer: memoryview, /) -> None:
+        """Read its bytes."""
+        self.source.read_into(self.name, start, buffer)
+
+    def span(self) -> Span | None:
+        """Return where they are."""
+        return self.source.span(self.name)
+
+
+class Made:
+    """A tensor that a step makes of others.
+
+    Raises `ConversionError` where the step cannot make one of these.
+    """
+
+    __slots__ = ("_info", "_inputs", "_step")
+
+    def __init__(self, name: str, step: Step, inputs: Sequence[Tensor]) -> None:
+        self._step = step
+        self._inputs = tuple(inputs)
+        self._info = TensorInfo(name, *step.infer([each.info for each in self._inputs]))
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its name, and what the step says of it."""
+        return self._info
+
+    @property
+    def origin(self) -> Origin:
+        """What all its inputs are made of, and the steps up to this one, each once."""
+        below = [each.origin for each in self._inputs]
+        sources = dict.fromkeys(info for origin in below for info in origin.sources)
+        steps = dict.fromkeys(step for origin in below for step in origin.steps)
+        return Origin(tuple(sources), (*steps, *filter(None, [str(self._step)])))
+
+    def read_into(self, start: int, buffer: memoryview, /) -> None:
+        """Make a run of its bytes."""
+        if buffer.nbytes:
+            self._step.read_into(self._inputs, start, buffer)
+
+    def span(self) -> None:
+        """Return None: no file has it."""
+
+
+class Derived:
+    """A source whose tensors are another's, or made of them; all else but metadata is the other's.
+
+    `tensors` are by the names that they have here, and `aliases` further names of these; `notes`
+    come after the other's.
+    """
+
+    def __init__(
+        self,
+        base: Source,
+        tensors: Mapping[str, Tensor],
+        metadata: Mapping[str, Value],
+        aliases: Mapping[str, str] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self._base = base
+        self._tensors = tensors
+        infos = {name: each.info._replace(name=name) for name, each in tensors.items()}
+        self._header = base.header._replace(
+            tensors=infos,
+            extents={name: Extent(0, 0, info.nbytes) for name, info in infos.items()},
+            metadata=metadata,
+            aliases=dict(aliases or {}),
+            alignment=1,
+            big_endian=False,
+            notes=(*base.header.notes, *notes),
+            origins={name: each.origin for name, each in tensors.items()},
+        )
+
+    @property
+    def header(self) -> Header:
+        """What there is, with the files that it is made of."""
+        return self._header
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data, made when it is touched."""
+        from weightctl.weights.data import WeightData
+
+        return WeightData.of(self._header.tensors[name], _Making(self, name))
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Make a run of a tensor's bytes."""
+        self._tensors[name].read_into(start, buffer)
+
+    def span(self, name: str, /) -> Span | None:
+        """Return the range of a file that is the tensor; None where it is made."""
+        return self._tensors[name].span()
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where a file has been written to since it was opened."""
+        self._base.refuse_change()
+
+
+class _Making(Deferred):
+    """The bytes of a derived tensor, made when they are first taken."""
+
+    __slots__ = ()
+
+    def __init__(self, source: Derived, name: str) -> None:
+        super().__init__(source, name, source.header.tensors[name].encoding)
+
+    def _made(self) -> Buffer:
+        from weightctl.weights.data import WeightData
+
+        info = self._source.header.tensors[self._name]
+        memory = memoryview(bytearray(info.nbytes))
+        self._source.read_into(self._name, 0, memory)
+        return WeightData.stored(info, memory).to_buffer()
+
+
+def tensor_of(source: Source, name: str) -> Tensor:
+    """Return a tensor of a source; `name` may also be a tied one."""
+    return StoredTensor(source, source.header.aliases.get(name, name))
