@@ -16,7 +16,12 @@ from real_files import fetch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytest_plugins = ["crossing_fixtures"]
+# Side by side, tests have all processors: threads of torch's own would wait for each other. The
+# processes that tests start inherit it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+pytest_plugins = ["crossing_fixtures", "healthy_models"]
 
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile(

@@ -27,10 +27,12 @@ LAYERS = (
     (
         "errors",
         "sizes",
+        "wording",
         "registry",
         "untyped",
         "patterns",
         "temporary",
+        "threads",
         "interrupts",
         "dim",
         "shape",
@@ -52,6 +54,7 @@ LAYERS = (
     ("translation",),
     ("output_file", "pieces"),
     ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
+    ("verify",),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

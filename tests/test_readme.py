@@ -65,14 +65,14 @@ def without_times(text: str) -> str:
 
 def test_the_session_is_what_the_commands_print(tmp_path: Path) -> None:
     sessions = CONSOLE.findall(README.read_text())
-    assert len(sessions) == 8
+    assert len(sessions) == 9
     for session in sessions:
         assert without_times(played(session, tmp_path)) == without_times(session)
 
 
 def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
     examples = PYTHON.findall(README.read_text())
-    assert len(examples) == 4
+    assert len(examples) == 5
     for program, output in examples:
         assert printed(program, tmp_path) == output
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Lock, local
+from threading import Lock
 from typing import TYPE_CHECKING
+
+from weightctl.threads import Memory, shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from threading import Event
 
     from weightctl.weights.source import Source
 
 __all__ = ["digests"]
 
 _PIECE = 4 << 20
-_MOST_THREADS = 16
 
 
 def digests(
@@ -34,9 +34,9 @@ def digests(
     """
     header = source.header
     wanted = list(header.tensors if names is None else names)
-    ended, one_at_a_time, own = Event(), Lock(), local()
+    one_at_a_time, memory = Lock(), Memory()
 
-    def digest(name: str) -> str:
+    def digest(name: str, ended: Event) -> str:
         encoding, nbytes = header.tensors[name].encoding, header.extents[name].nbytes
         # A change of byte order needs whole blocks; where blocks are unknown there is none.
         block = encoding.size if encoding.is_known else 1
@@ -45,7 +45,7 @@ def digests(
         for start in range(0, nbytes, step):
             if ended.is_set():
                 break
-            piece = _room(own, min(step, nbytes - start))
+            piece = memory.room("piece", min(step, nbytes - start))
             source.read_into(name, start, piece)
             found.update(piece)
             if progress is not None:
@@ -53,20 +53,8 @@ def digests(
                     progress(len(piece))
         return found.hexdigest()
 
-    with ThreadPoolExecutor(threads or min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
-        try:
-            # In the order of the files, which disks like best.
-            in_order = sorted(wanted, key=lambda name: header.extents[name])
-            found = dict(zip(in_order, pool.map(digest, in_order), strict=True))
-        finally:
-            # What still runs after an error, or Ctrl-C, is for nobody.
-            ended.set()
+    # In the order of the files, which disks like best.
+    in_order = sorted(wanted, key=lambda name: header.extents[name])
+    with shared_out(digest, in_order, threads=threads) as made:
+        found = dict(zip(in_order, made, strict=True))
     return {name: found[name] for name in wanted}
-
-
-def _room(own: local, nbytes: int) -> memoryview:
-    """Return so many bytes of a buffer that a thread keeps for all its pieces."""
-    kept: bytearray | None = getattr(own, "buffer", None)
-    if kept is None or len(kept) < nbytes:
-        kept = own.buffer = bytearray(nbytes)
-    return memoryview(kept)[:nbytes]

@@ -155,6 +155,11 @@ class Encoding(NamedTuple):
         return _QUANTIZATIONS.get(self.name)
 
     @property
+    def is_real(self) -> bool:
+        """Whether it is of real numbers with fractions, each by itself or in blocks."""
+        return self.quantization is not None or (self.dtype is not None and self.dtype.is_float)
+
+    @property
     def called(self) -> str:
         """What messages call it: its dtype, such as `float32`, or the block type."""
         return self.name if self.dtype is None else self.dtype.value

@@ -30,6 +30,11 @@ class WeightctlError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
+    @property
+    def headline(self) -> str:
+        """The first line of the message, without those that list what it is about."""
+        return self.message.partition("\n")[0].removesuffix(":")
+
 
 class FormatError(WeightctlError, ValueError):
     """A file is not what it should be; names the path and, where there is one, the byte offset.

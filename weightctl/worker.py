@@ -7,11 +7,12 @@ from math import isfinite
 from queue import Empty, SimpleQueue
 from re import escape
 from shlex import quote
-from threading import Thread, local
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, NonFiniteError
 from weightctl.pieces import pieces_of, spans_of
+from weightctl.threads import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ class Work:
         self._measure = measure
         # Memory that is new is slow: each thread keeps what it reads into, and what is written
         # goes around.
-        self._own = local()
+        self._memory = Memory()
         self._spare: list[bytearray] = []
 
     def cut(
@@ -86,7 +87,7 @@ class Work:
 
         from weightctl.codecs import transcode
 
-        item, raw = piece.item, _room(self._own, piece.stop - piece.start)
+        item, raw = piece.item, self._memory.room("piece", piece.stop - piece.start)
         self._plan.source.read_into(item.source.name, piece.start, raw)
         rows = np.frombuffer(raw, np.uint8).reshape(-1, piece.row)
         try:
@@ -178,14 +179,6 @@ class Workers:
             self._begun.put(None)
         for thread in self._threads:
             thread.join()
-
-
-def _room(own: local, nbytes: int) -> memoryview:
-    """Return so many bytes of a buffer that a thread keeps for all its pieces."""
-    kept: bytearray | None = getattr(own, "buffer", None)
-    if kept is None or len(kept) < nbytes:
-        kept = own.buffer = bytearray(nbytes)
-    return memoryview(kept)[:nbytes]
 
 
 def _refusal(piece: Piece, error: NonFiniteError) -> ConversionError:

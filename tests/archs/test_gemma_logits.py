@@ -163,7 +163,7 @@ def test_embeddings_are_scaled_by_a_number_of_the_activations_dtype(name: str) -
     module: Any = checkpoint.module(DType.bfloat16)
     module.name_weights()
     with Graph("embedded", module.input_types()) as graph:
-        graph.output(module.embedded(*graph.inputs))
+        graph.output(module.begin(*graph.inputs)[0])
     (found,) = executed(graph, TOKENS, weights=checkpoint.weights)
     with torch.inference_mode():
         expected = model.model.embed_tokens(torch.from_numpy(TOKENS)).float().numpy()

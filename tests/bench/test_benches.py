@@ -47,6 +47,12 @@ def test_the_kernel_bench_runs_and_finds_the_same_bytes() -> None:
     assert len(re.findall(r"\(target [\d.]+", done.stdout)) == 29
 
 
+def test_the_bench_of_the_check_finite_runs() -> None:
+    done = run("verify_finite.py", "--rows", "16", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\(target [\d.]+\)", done.stdout)) == 10
+
+
 def test_the_pipeline_bench_runs(tmp_path: Path) -> None:
     arguments = ("--size", "5MB", "--repeats", "1", "--seconds", "0", "--folder", str(tmp_path))
     done = run("pipeline.py", *arguments)
@@ -92,6 +98,16 @@ def test_the_crossing_bench_runs(tmp_path: Path) -> None:
     done = run("crossing.py", "--size", "5MB", "--folder", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"\(target \d+\)", done.stdout)) == 2
+
+
+@pytest.mark.long
+def test_the_verify_bench_runs(tmp_path: Path) -> None:
+    model = BENCH.parents[1] / "fixtures" / "tiny-llama"
+    arguments = ("--model", str(model), "--tokens", "64", "--rounds", "1", "--warm-up", "0")
+    done = run("verify.py", *arguments, "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\(target [\d.]+\)", done.stdout)) >= 2, done.stderr
+    assert "(target 1%)" in done.stdout
 
 
 def test_the_memory_bench_tells_when_a_peak_is_over_the_target() -> None:

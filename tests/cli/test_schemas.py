@@ -54,6 +54,10 @@ ASKED = {
         "training.pt training.safetensors --dtype bf16",
         "small blocks.gguf --quant q4_k --include *proj* --names keep",
     ),
+    "verify": (
+        "tiny-llama --against tiny-llama --tokens 1,42,7",
+        "awq --skip forward --skip structure",
+    ),
 }
 
 

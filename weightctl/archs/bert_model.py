@@ -16,6 +16,7 @@ from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm
 
 if TYPE_CHECKING:
+    from weightctl.archs.network import Beside
     from weightctl.graph.value import Value
 
 __all__ = ["Bert", "BertConfig", "BertLayer"]
@@ -70,8 +71,13 @@ class Bert(Network):
         self.embedding_norm = LayerNorm(config.hidden, config.norm_epsilon, dtype=dtype)
         self.layers = LayerList([BertLayer(config, dtype) for _ in range(config.layers)])
 
-    def __call__(self, tokens: Value, mask: Value, token_types: Value | None = None) -> Value:
-        """Return the last layer's states; all tokens are of type 0 unless `token_types` tells."""
+    def begin(
+        self, tokens: Value, mask: Value, token_types: Value | None = None
+    ) -> tuple[Value, Beside]:
+        """Return the normed vectors, and which positions hold tokens.
+
+        All tokens are of type 0 unless `token_types` tells.
+        """
         if token_types is None:
             token_types = ops.constant([[0]], DType.int64, tokens.device)
         positions = ops.range(tokens.shape[1], device=tokens.device)
@@ -80,7 +86,8 @@ class Bert(Network):
         x = x + self.position_embedding(positions, self.dtype)
         x = self.embedding_norm(x)
         batch, seq = tokens.shape
-        is_token = (mask != 0).reshape((batch, 1, 1, seq))
-        for layer in self.layers:
-            x = layer(x, is_token)
+        return x, ((mask != 0).reshape((batch, 1, 1, seq)),)
+
+    def end(self, x: Value) -> Value:
+        """Return the last layer's states, as they are."""
         return x

@@ -156,7 +156,6 @@ def _wrong(tensor: Tensor, shape: Shape) -> str:
     name = ", ".join(source.name for source in tensor.origin.sources)
     if shape != info.shape:
         return f"`{name}` is of shape {list(info.shape)}, where {shape.text} belongs"
-    dtype = info.encoding.dtype
-    if info.encoding.quantization is None and (dtype is None or not dtype.is_float):
+    if not info.encoding.is_real:
         return f"`{name}` is of {info.encoding}, which is no encoding of a model's weights"
     return ""

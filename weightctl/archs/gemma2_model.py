@@ -19,6 +19,7 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
+    from weightctl.archs.network import Beside
     from weightctl.graph.value import Value
     from weightctl.nn.rope_scaling import RopeScaling
 
@@ -119,25 +120,18 @@ class GemmaNetwork(Network):
         if config.tied:
             self.output.set_shared_weight("weight", self.embedding.weight)
 
-    def embedded(self, tokens: Value) -> Value:
-        """Return what goes into the first layer."""
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the tokens' scaled vectors, and by how much each position is rotated."""
         x = self.embedding(tokens, self.dtype)
         # The factor is rounded to the dtype of activations, as models were trained with it.
-        return x * ops.constant(self.config.hidden**0.5, self.dtype, tokens.device)
+        x = x * ops.constant(self.config.hidden**0.5, self.dtype, tokens.device)
+        return x, self.rope(ops.range(tokens.shape[1], device=tokens.device))
 
-    def logits(self, x: Value) -> Value:
-        """Return what the last layer's outputs say of the next token."""
+    def end(self, x: Value) -> Value:
+        """Return the logits of what follows each token."""
         logits, cap = self.output(self.norm(x)), self.config.softcap
         return logits if cap is None else ops.tanh(logits / cap) * cap
 
 
 class Gemma2(GemmaNetwork):
     """A gemma2: from token ids, int64[batch, seq], to logits [batch, seq, vocabulary]."""
-
-    def __call__(self, tokens: Value) -> Value:
-        """Return the logits of what follows each token."""
-        x = self.embedded(tokens)
-        cos, sin = self.rope(ops.range(tokens.shape[1], device=tokens.device))
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.logits(x)

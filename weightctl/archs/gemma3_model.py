@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.archs.gemma2_model import Gemma2Config, GemmaNetwork
 from weightctl.dtype import DType
@@ -11,6 +11,7 @@ from weightctl.graph import ops
 from weightctl.nn.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
+    from weightctl.archs.network import Beside
     from weightctl.graph.value import Value
 
 __all__ = ["Gemma3", "Gemma3Config"]
@@ -33,12 +34,13 @@ class Gemma3(GemmaNetwork):
         super().__init__(config, dtype, has_head_norms=True)
         self.local_rope = RotaryEmbedding(config.rope_dimensions, config.local_rope_base)
 
-    def __call__(self, tokens: Value) -> Value:
-        """Return the logits of what follows each token."""
-        x = self.embedded(tokens)
-        positions = ops.range(tokens.shape[1], device=tokens.device)
-        everywhere, nearby = self.rope(positions), self.local_rope(positions)
-        for layer in self.layers:
-            cos, sin = nearby if layer.is_local else everywhere
-            x = layer(x, cos, sin)
-        return self.logits(x)
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the tokens' scaled vectors, and the rotations of either kind of layers."""
+        x, everywhere = super().begin(tokens)
+        nearby = self.local_rope(ops.range(tokens.shape[1], device=tokens.device))
+        return x, (*everywhere, *nearby)
+
+    def through(self, layer: Any, x: Value, beside: Beside) -> Value:
+        """Return what a layer makes of what goes into it; those with a window rotate otherwise."""
+        everywhere, nearby = beside[:2], beside[2:]
+        return super().through(layer, x, nearby if layer.is_local else everywhere)

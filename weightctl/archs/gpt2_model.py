@@ -17,6 +17,7 @@ from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm
 
 if TYPE_CHECKING:
+    from weightctl.archs.network import Beside
     from weightctl.graph.value import Value
 
 __all__ = ["Gpt2", "Gpt2Config", "Gpt2Layer"]
@@ -87,10 +88,12 @@ class Gpt2(Network):
         if config.tied:
             self.output.set_shared_weight("weight", self.embedding.weight)
 
-    def __call__(self, tokens: Value) -> Value:
-        """Return the logits of what follows each token."""
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the vectors of tokens and positions, and nothing beside them."""
         positions = ops.range(tokens.shape[1], device=tokens.device)
         x = self.embedding(tokens, self.dtype) + self.position_embedding(positions, self.dtype)
-        for layer in self.layers:
-            x = layer(x)
+        return x, ()
+
+    def end(self, x: Value) -> Value:
+        """Return the logits of what follows each token."""
         return self.output(self.norm(x))

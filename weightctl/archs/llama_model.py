@@ -18,6 +18,7 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
 
 if TYPE_CHECKING:
+    from weightctl.archs.network import Beside
     from weightctl.graph.value import Value
     from weightctl.nn.experts import MixtureOfExperts
     from weightctl.nn.rope_scaling import RopeScaling
@@ -116,12 +117,13 @@ class Llama(Network):
         if config.tied:
             self.output.set_shared_weight("weight", self.embedding.weight)
 
-    def __call__(self, tokens: Value) -> Value:
-        """Return the logits of what follows each token."""
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the tokens' vectors, and by how much each position is rotated."""
         x = self.embedding(tokens, self.dtype)
         positions = ops.range(tokens.shape[1], device=tokens.device)
         factors = self.rope_factors() if self.config.has_rope_factors else None
-        cos, sin = self.rope(positions, factors)
-        for layer in self.layers:
-            x = layer(x, cos, sin)
+        return x, self.rope(positions, factors)
+
+    def end(self, x: Value) -> Value:
+        """Return the logits of what follows each token."""
         return self.output(self.norm(x))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Tensor
     from weightctl.weights.tree import Weights
 
-__all__ = ["Match", "match"]
+__all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
 
 # What has a row for each token, and in some checkpoints more, for the speed of the training.
-_OF_TOKENS = ("embedding.weight", "output.weight")
+OF_TOKENS = EMBEDDING_WEIGHT, OUTPUT_WEIGHT = ("embedding.weight", "output.weight")
 
 
 class Match(NamedTuple):
@@ -82,7 +82,7 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
 def _without_padding(names: TensorNames, tensor: Tensor, config: Config) -> Tensor:
     """Return a tensor without the rows behind those of the vocabulary's tokens."""
     shape = tensor.info.shape
-    if names.module not in _OF_TOKENS or len(shape) != 2 or shape[0] <= config.vocabulary:
+    if names.module not in OF_TOKENS or len(shape) != 2 or shape[0] <= config.vocabulary:
         return tensor
     return Made(names.module, Rows(0, config.vocabulary), [tensor])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_matrix_weight", "layer", "role"]
+__all__ = ["is_matrix_weight", "layer", "numbered", "role"]
 
 _WHOLE = {
     "output.weight": "output",
@@ -34,6 +34,7 @@ _PARTS = (
     ("ffn_down", "ffn_down"),
 )
 _LAYER = re.compile(r"blk\.(\d{1,9})(?!\d)")
+_NUMBERED = re.compile(r"(?:^|(?<=\.))([0-9]{1,9})\.")
 
 # Matrices that llama.cpp never quantizes (src/llama-quant.cpp, `tensor_allows_quantization`):
 # norms, routers, positions, token types, convolutions and the small ones of recurrent models, as
@@ -65,6 +66,15 @@ def layer(name: str) -> int | None:
     """The number of the layer that a name of GGUF's begins with, None where it begins otherwise."""
     found = _LAYER.match(name)
     return int(found[1]) if found else None
+
+
+def numbered(name: str) -> tuple[int | None, str]:
+    """Return the first number between the dots of a name of any dialect, and what is behind it.
+
+    Where a family is unknown that is the layer, and the part of it; None and the name without one.
+    """
+    found = _NUMBERED.search(name)
+    return (None, name) if found is None else (int(found[1]), name[found.end() :])
 
 
 def is_matrix_weight(info: TensorInfo) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.dtype import DType
 from weightctl.graph.graph import Graph
@@ -11,9 +11,13 @@ from weightctl.graph.types import TensorType
 from weightctl.nn.module import Module
 
 if TYPE_CHECKING:
+    from weightctl.graph.value import Value
     from weightctl.nn.embedding import Embedding
+    from weightctl.nn.layer_list import LayerList
 
-__all__ = ["Network"]
+__all__ = ["Beside", "Network"]
+
+Beside: TypeAlias = "tuple[Value, ...]"
 
 
 class Network(Module):
@@ -26,11 +30,31 @@ class Network(Module):
     INPUTS: tuple[str, ...] = ("tokens",)
 
     embedding: Embedding
+    layers: LayerList[Any]
     dtype: DType
 
     @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs, in `dtype`."""
+    def begin(self, *args: Any, **kwargs: Any) -> tuple[Value, Beside]:
+        """Return what goes into the first layer, and what every layer is given beside it.
+
+        It takes the inputs; the first of what it gives is [batch, seq, hidden].
+        """
+
+    def through(self, layer: Any, x: Value, beside: Beside) -> Value:
+        """Return what a layer of this model makes of what goes into it, in the shape of `x`."""
+        value: Value = layer(x, *beside)
+        return value
+
+    @abstractmethod
+    def end(self, x: Value) -> Value:
+        """Return the model's output, made of what comes out of the last layer."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Value:
+        """Return what the model makes of its inputs, in `dtype`."""
+        x, beside = self.begin(*args, **kwargs)
+        for layer in self.layers:
+            x = self.through(layer, x, beside)
+        return self.end(x)
 
     def input_types(self) -> list[TensorType]:
         """Return the types of the inputs, on the device of the model's first weight."""

@@ -18,6 +18,7 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding, by_length
 
 if TYPE_CHECKING:
+    from weightctl.archs.network import Beside
     from weightctl.graph.value import Value
     from weightctl.nn.rope_scaling import RopeScaling
 
@@ -94,13 +95,14 @@ class Phi3(Network):
         if config.tied:
             self.output.set_shared_weight("weight", self.embedding.weight)
 
-    def __call__(self, tokens: Value) -> Value:
-        """Return the logits of what follows each token."""
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the tokens' vectors, and by how much each position is rotated."""
         x = self.embedding(tokens, self.dtype)
         positions = ops.range(tokens.shape[1], device=tokens.device)
-        cos, sin = self.rope(positions, self._rope_factors(positions))
-        for layer in self.layers:
-            x = layer(x, cos, sin)
+        return x, self.rope(positions, self._rope_factors(positions))
+
+    def end(self, x: Value) -> Value:
+        """Return the logits of what follows each token."""
         return self.output(self.norm(x))
 
     def _rope_factors(self, positions: Value) -> Value | None:

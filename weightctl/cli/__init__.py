@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "ls": "weightctl.cli.ls:app",
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
+    "verify": "weightctl.cli.verify:app",
 }
 
 
@@ -95,7 +96,7 @@ def _weightctl(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
     ] = False,
 ) -> None:
-    """Open, list, compare and convert model checkpoints: GGUF, safetensors, PyTorch.
+    """Open, list, compare, convert and verify model checkpoints: GGUF, safetensors, PyTorch.
 
     A path alone is listed: `weightctl PATH` is `weightctl ls PATH`.
     """

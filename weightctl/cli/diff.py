@@ -12,18 +12,11 @@ from weightctl.cli.contents import Contents, label
 from weightctl.cli.listing import hashed
 from weightctl.cli.options import Exclude, Include, Json, Quiet, examples
 from weightctl.cli.outline import counted, outline
-from weightctl.cli.render import (
-    Cell,
-    note,
-    printable,
-    shape_text,
-    show_lines,
-    show_table,
-    show_text,
-)
+from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
 from weightctl.store import open_weights
 from weightctl.weights.nodes import planted
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -18,9 +18,10 @@ from weightctl.cli.options import (
     Sort,
     examples,
 )
-from weightctl.cli.render import Cell, complain, note, printable, show_lines, show_table, show_text
+from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.store import open_weights
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

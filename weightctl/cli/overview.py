@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from weightctl.cli.contents import kind, label
 from weightctl.cli.outline import counted, outline
-from weightctl.cli.render import Cell, described, printable, shortened
+from weightctl.cli.render import Cell, described, shortened
 from weightctl.sizes import format_count, format_size
 from weightctl.weights.info import Leaf, TensorInfo
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

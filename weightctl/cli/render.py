@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,9 +17,9 @@ __all__ = [
     "columns",
     "complain",
     "described",
+    "in_columns",
     "is_terminal",
     "note",
-    "printable",
     "shape_text",
     "shortened",
     "shortened_name",
@@ -59,16 +60,6 @@ def described(
     return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
 
 
-def printable(text: str) -> str:
-    """Return text in which nothing can move the cursor or change the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
-        for char in text
-    )
-
-
 def width(text: str) -> int:
     """Return how many columns of a terminal a printable text takes."""
     if text.isascii():
@@ -82,18 +73,23 @@ def width(text: str) -> int:
 
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
     """Print rows in columns; on a terminal the first column gives way so that lines fit."""
+    show_lines(in_columns(rows, columns() if is_terminal() else None))
+
+
+def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Cell]]:
+    """Return rows in columns; the first gives way so that lines fit into `room`, if that is."""
     table = [
         [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
         for row in rows
     ]
     widths = _widths(table)
-    if widths and is_terminal():
-        if _total(widths) > columns():
+    if widths and room is not None:
+        if _total(widths) > room:
             table = [[_brief(cell) for cell in row] for row in table]
             widths = _widths(table)
         others = _total(widths) - widths[0]
-        widths[0] = min(widths[0], max(columns() - others, _LEAST))
-    show_lines(_aligned(row, widths) for row in table)
+        widths[0] = min(widths[0], max(room - others, _LEAST))
+    return [_aligned(row, widths) for row in table]
 
 
 def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.outline import counted
-from weightctl.cli.render import Cell, described, printable
+from weightctl.cli.render import Cell, described
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import companions
 from weightctl.outcome import input_files
@@ -22,6 +22,7 @@ from weightctl.targets import (
 )
 from weightctl.transforms.cast import BY_RULE, is_unfit_for_llama_cpp
 from weightctl.transforms.recipes import OTHERWISE
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightctl.cli.render import Cell, printable, show_lines, show_table, show_text
+from weightctl.cli.render import Cell, show_lines, show_table, show_text
 from weightctl.errors import FormatError
 from weightctl.formats import format_by_index
 from weightctl.formats.index import read_index
@@ -14,6 +14,7 @@ from weightctl.formats.pytorch.scan import Scanned, scanned, unread
 from weightctl.formats.sets import part_of, set_of
 from weightctl.temporary import is_temporary
 from weightctl.weights.mapping import MappedFile
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

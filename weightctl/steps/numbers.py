@@ -67,7 +67,8 @@ class Plus:
         import numpy as np
 
         AsFloat32().read_into(inputs, start, buffer)
-        np.frombuffer(buffer, np.float32)[:] += np.float32(self.value)
+        with np.errstate(all="ignore"):  # NaN and infinity go through
+            np.frombuffer(buffer, np.float32)[:] += np.float32(self.value)
 
     def __str__(self) -> str:
         return f"{self.value:+g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.archs.matching import EMBEDDING_WEIGHT
 from weightctl.errors import ArchitectureError
 from weightctl.steps.numbers import AsFloat32
 from weightctl.weights.derived import Made, tensor_of
@@ -12,9 +13,8 @@ if TYPE_CHECKING:
     from weightctl.archs import Checkpoint
     from weightctl.weights.derived import Tensor
 
-__all__ = ["check_copies"]
+__all__ = ["check_copies", "is_same"]
 
-_EMBEDDING = "embedding.weight"
 # So many blocks of both are read at a time.
 _RUN = 1 << 18
 
@@ -25,7 +25,7 @@ def check_copies(checkpoint: Checkpoint) -> None:
     Where the config ties them, some programs take the one and some the other. Both are read as far
     as they are the same.
     """
-    arch, original = checkpoint.arch, checkpoint.tensors[_EMBEDDING]
+    arch, original = checkpoint.arch, checkpoint.tensors[EMBEDDING_WEIGHT]
     copies = {
         arch.plain(name)
         for tensor in arch.copies(checkpoint.config)
@@ -34,7 +34,7 @@ def check_copies(checkpoint: Checkpoint) -> None:
     for name in checkpoint.tree.header.tensors:
         if arch.plain(name) in copies:
             copy = tensor_of(checkpoint.tree.source, name)
-            if not _is_same(copy, original):
+            if not is_same(copy, original):
                 raise ArchitectureError(
                     f"`{name}` is stored and differs from the embedding, which {checkpoint.where} "
                     "says to be the output too: programs do not agree on which of them is",
@@ -43,7 +43,8 @@ def check_copies(checkpoint: Checkpoint) -> None:
                 )
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers; both are read as far as they do."""
     if one.info.shape != other.info.shape:
         return False
     span = one.span()

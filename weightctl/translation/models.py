@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl import card, tokenizer
+from weightctl.archs.matching import EMBEDDING_WEIGHT
 from weightctl.archs.model import ARCHITECTURE
 from weightctl.archs.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.errors import ArchitectureError
@@ -84,7 +85,7 @@ def _left_out(checkpoint: Checkpoint, dialect: Dialect) -> Iterator[str]:
         shown = ", ".join(beside[:_MOST_NAMED])
         more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
         yield f"left out, for want of a place in {_SAID[dialect]}'s model: {shown}{more}"
-    embedding = checkpoint.tensors["embedding.weight"].origin.sources[0]
+    embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
     if padding > 0 and embedding.name in checkpoint.tree.header.tensors:
         yield (

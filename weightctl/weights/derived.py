@@ -102,6 +102,11 @@ class Made:
         return self._info
 
     @property
+    def step(self) -> Step:
+        """What makes it."""
+        return self._step
+
+    @property
     def origin(self) -> Origin:
         """What all its inputs are made of, and the steps up to this one, each once."""
         below = [each.origin for each in self._inputs]

@@ -1,0 +1,175 @@
+"""Verifying a real model against its source: the time and the memory, beside transformers'.
+
+Run with `python tests/bench/verify.py`. SmolLM2 in bf16 is the reference, and its Q8_0 GGUF file is
+verified: values and forward, on 256 tokens. On the other side transformers loads both in float32,
+runs them on the same tokens and computes the divergence: once it reads the second model from a
+directory and, where accelerate is installed, once from the GGUF file. Every run is a process of its
+own; they take turns, the first round is not counted, and medians are printed. Peaks are those of
+the processes. Both sides have their bytecode on the disk, as installed packages have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_TIMES, MOST_PEAK, TOKENS = 2.0, 700_000_000, 256
+TESTS = Path(__file__).parents[1]
+REFERENCE, QUANTIZED, NUMBERS = "reference", "model.gguf", "numbers"
+WEIGHTCTL = (sys.executable, "-m", "weightctl")
+# Both sides' divergences are of the same numbers in float32.
+WITHIN = 0.01
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+
+
+class Run(NamedTuple):
+    """What a process took: seconds, peak in bytes; and the mean divergence that it found."""
+
+    seconds: float
+    peak: int
+    divergence: float
+
+
+def prepare(source: Path, folder: Path, text: str, count: int) -> str:
+    """Make what is compared; return the tokens, as the command takes them."""
+    for original, name, *options in (
+        (source, REFERENCE, "--dtype", "bf16"),
+        (folder / REFERENCE, QUANTIZED, "--quant", "Q8_0"),
+        (folder / QUANTIZED, NUMBERS, "--dtype", "f32"),
+    ):
+        subprocess.run([*WEIGHTCTL, "convert", "-q", original, folder / name, *options], check=True)
+    # In a process of its own: the peak of a new process is at first that of this one.
+    tokenizer = folder / REFERENCE / "tokenizer.json"
+    code = """import sys, tokenizers
+given, text = sys.argv[1:]
+print(*tokenizers.Tokenizer.from_file(given).encode(text).ids, sep=",")"""
+    command = [sys.executable, "-c", code, tokenizer, text]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    ids = said.stdout.strip().split(",")
+    assert len(ids) >= count, "the text is too short"
+    return ",".join(ids[:count])
+
+
+def transformers(folder: Path, other: str, tokens: str) -> None:
+    """Load both, run them and print the divergence of the other, as `verify --json` would."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([[int(token) for token in tokens.split(",")]])
+    is_file = other.endswith(".gguf")
+    second = (folder, {"gguf_file": other}) if is_file else (folder / other, {})
+    said: list[torch.Tensor] = []
+    for path, options in ((folder / REFERENCE, {}), second):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
+        with torch.inference_mode():
+            logits = model.eval()(ids, use_cache=False).logits[0]
+        said.append(logits.double().log_softmax(-1))
+    right, found = said
+    mean = float((right.exp() * (right - found)).sum(-1).mean())
+    print(json.dumps({"checks": {"forward": {"figures": {"divergence": {"mean": mean}}}}}))
+
+
+def measure(command: Sequence[str | Path]) -> Run:
+    """Run a command that prints JSON."""
+    environment = {name: given for name, given in os.environ.items() if name != NO_BYTECODE}
+    words = list(map(str, command))
+    start = time.perf_counter()
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
+    ):
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        assert not process.returncode, printed + errors.read()
+    seconds = time.perf_counter() - start
+    figures = json.loads(printed)["checks"]["forward"]["figures"]
+    return Run(seconds, usage.ru_maxrss * 1024, figures["divergence"]["mean"])
+
+
+def main() -> None:
+    """Measure and print; exit with 1 where a peak is over the target or numbers differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a checkpoint (SmolLM2 otherwise)")
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds that are not counted")
+    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
+    parser.add_argument("--as-transformers", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.as_transformers:
+        folder, other, tokens = arguments.as_transformers
+        transformers(Path(folder), other, tokens)
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        folder = Path(temporary)
+        text = (TESTS.parent / "fixtures" / "tiny-llama" / "held-out.txt").read_text()[:4000]
+        source = arguments.model or _smollm2()
+        tokens = prepare(source, folder, text, arguments.tokens)
+        same = [sys.executable, __file__, "--as-transformers", folder]
+        commands: dict[str, list[str | Path]] = {
+            "verify": [
+                *(*WEIGHTCTL, "verify", folder / QUANTIZED, "--against", folder / REFERENCE),
+                *("--check", "values", "--check", "forward", "--tokens", tokens, "--json"),
+            ],
+            "transformers, directories": [*same, NUMBERS, tokens],
+        }
+        if find_spec("accelerate"):
+            commands["transformers, GGUF"] = [*same, QUANTIZED, tokens]
+        is_wrong = _compare(commands, arguments.rounds, arguments.warm_up)
+    sys.exit(is_wrong)
+
+
+def _smollm2() -> Path:
+    sys.path.insert(0, str(TESTS))
+    from real_files import fetch
+
+    return fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _compare(commands: dict[str, list[str | Path]], rounds: int, warm_up: int) -> bool:
+    """Run the commands in turns; print; return whether the first one's peak or number is wrong."""
+    runs: dict[str, list[Run]] = {name: [] for name in commands}
+    for turn in range(warm_up + rounds):
+        for name, command in commands.items():
+            run = measure(command)
+            if turn >= warm_up:
+                runs[name].append(run)
+    medians = {name: statistics.median(run.seconds for run in each) for name, each in runs.items()}
+    peaks = {name: max(run.peak for run in each) for name, each in runs.items()}
+    for name, each in runs.items():
+        taken = ", ".join(f"{run.seconds:.2f}" for run in each)
+        print(
+            f"{name}: {medians[name]:.2f} s ({taken}), peak {peaks[name] / 1e6:.0f} MB, "
+            f"divergence {each[0].divergence:.6g}"
+        )
+    ours, *others = commands
+    print(f"peak {peaks[ours] / 1e6:.0f} MB (target {MOST_PEAK / 1e6:.0f})")
+    is_wrong = peaks[ours] > MOST_PEAK
+    for name in others:
+        times = medians[ours] / medians[name]
+        apart = abs(runs[ours][0].divergence / runs[name][0].divergence - 1)
+        print(
+            f"{times:.2f} times {name} (target {MOST_TIMES}), divergences {apart:.3%} apart "
+            f"(target {WITHIN:.0%})"
+        )
+        is_wrong |= not apart <= WITHIN
+    return is_wrong
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The check `finite` against reading and decoding alone, on one thread.
+
+Run with `python tests/bench/verify_finite.py`. The file is one matrix of each encoding, in the page
+cache. Both take turns; medians of processor time are printed, and how fast the check is beside
+decoding, with the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl import Plan, WeightData, Weights, open_weights
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS
+from weightctl.kernels import active
+from weightctl.store import save
+from weightctl.threads import Memory
+from weightctl.verify.survey.numbers import decoded, runs_of
+from weightctl.verify.survey.side_by_side import surveys
+from weightctl.weights.derived import tensor_of
+from weightctl.weights.info import TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAMES = ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q2_K", "IQ4_XS", "MXFP4")
+COLUMNS = 4096
+TARGET = 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args()
+    print(f"kernels: {active()}; one matrix of {options.rows} x {COLUMNS}, one thread")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in NAMES:
+            compare(Path(folder) / f"{name}.gguf", name, options.rows, options.repeats)
+
+
+def compare(path: Path, name: str, rows: int, repeats: int) -> None:
+    """Print how long the survey of a matrix takes, and reading and decoding it."""
+    encoding = ENCODINGS[name]
+    random = np.random.default_rng(8)
+    numbers = random.standard_normal((rows, COLUMNS), np.float32) * np.float32(0.02)
+    raw = transcode(numbers.view(np.uint8), ENCODINGS["F32"], encoding).raw
+    info = TensorInfo("matrix.weight", (rows, COLUMNS), encoding)
+    tree = Weights.from_data({info.name: WeightData.stored(info, raw.reshape(-1).data)})
+    save(Plan.copy(tree, "gguf"), path)
+    source = open_weights(path).source
+    tensor = tensor_of(source, info.name)
+
+    def decode() -> None:
+        memory = Memory()
+        for run in runs_of(tensor, 0, info.size, memory):
+            decoded(run.raw, encoding, memory)
+
+    def survey() -> None:
+        surveys(source, [tensor.info], lambda _: None, threads=1)
+
+    times: dict[Callable[[], None], list[float]] = {decode: [], survey: []}
+    for turn in range(repeats + 1):
+        for work, taken in times.items():
+            started = time.process_time()
+            work()
+            if turn:
+                taken.append(time.process_time() - started)
+    alone, checked = (statistics.median(taken) for taken in times.values())
+    print(
+        f"{name:8} decode {info.size / alone / 1e9:5.2f} G/s, check "
+        f"{info.size / checked / 1e9:5.2f} G/s: {alone / checked:.2f} of it (target {TARGET})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Whatever a check says to be the cause, a person is told what to do about it."""
+
+from __future__ import annotations
+
+import ast
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.remedies import remedies
+from weightctl.verify.report import Report, Result
+
+SOURCES = sorted(Path(str(files("weightctl.verify"))).rglob("*.py"))
+
+
+def causes() -> list[str]:
+    """Return the names of all causes that are made in the checks."""
+    found = {
+        node.args[0].value
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "Cause"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    return sorted(map(str, found))
+
+
+def test_the_causes_are_found_in_the_sources() -> None:
+    assert {"rope_rows", "config", "zeroed", "scale"} <= {*causes()}
+
+
+@pytest.mark.parametrize("name", causes())
+def test_there_is_something_to_do_about_every_cause(name: str) -> None:
+    problem = Problem(check="values", where="a", text="is wrong", cause=Cause(name, "so"))
+    report = Report(
+        path="a",
+        reference="b",
+        description="a model",
+        results={"values": Result(problems=(problem,))},
+        seconds={"values": 0.0},
+    )
+    assert len(remedies(report)) == 1

@@ -1,0 +1,66 @@
+"""What `verify` says of a checkpoint, and whether it names what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.verify import Request, Subject, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from faults import Injected
+    from weightctl.verify import Problem, Report
+
+ALONE = ("finite", "names", "forward")
+AGAINST = (*ALONE, "values")
+
+
+# Enough for attention to be felt; the default one takes ten times as long to run.
+SHORT = "The harbour lay quiet under a thin fog, and the boats knocked against the old stone steps."
+
+
+def report_on(
+    path: Path, reference: Path | None = None, checks: Sequence[str] | None = None, **more: Any
+) -> Report:
+    """Return what is said of a checkpoint; all but the structure of its files is looked at.
+
+    The text is a short one where neither one is given nor a bar that is for a longer one.
+    """
+    given = {"text": SHORT} if not more.keys() & {"text", "tokens", "max_perplexity"} else {}
+    request = Request(
+        subject=Subject(path),
+        reference=None if reference is None else Subject(reference),
+        **given,
+        **more,
+    )
+    return verify(request, checks or (ALONE if reference is None else AGAINST))
+
+
+def told(report: Report) -> str:
+    """Return all that a report says, for a failed test."""
+    skipped = [f"{name}: {each.skipped}" for name, each in report.results.items() if each.skipped]
+    problems = [f"{each.check}: {each} {each.cause}" for each in report.problems]
+    return "\n".join(["", *problems, *skipped, *report.notes]) or "nothing"
+
+
+def names(problem: Problem, where: Sequence[str]) -> bool:
+    """Whether a problem names one of these tensors, keys or blocks."""
+    said = f"{problem.where} {problem.text} {problem.cause.text if problem.cause else ''}"
+    return any(each in said for each in where)
+
+
+def assert_named(report: Report, injected: Injected, *, cause: bool = True) -> None:
+    """Fail where no problem names what was changed, with its cause where one is to be told."""
+    found = [each for each in report.problems if names(each, injected.where)]
+    assert found, told(report)
+    if cause and injected.cause:
+        causes = {each.cause.name for each in found if each.cause}
+        assert injected.cause in causes, told(report)
+
+
+def assert_healthy(report: Report) -> None:
+    """Fail where something is said to be wrong, or was not looked at."""
+    assert not report.problems, told(report)
+    assert not any(result.skipped for result in report.results.values()), told(report)

@@ -1,0 +1,87 @@
+"""What cannot be done as asked is the caller's to change, and no fault of the checkpoint's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from subjects import forward, saved
+
+import family_tokenizers
+import small_models
+from weightctl.errors import ConversionError
+from weightctl.verify import Request, Subject, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def without_tokenizer(tmp_path: Path) -> Subject:
+    (directory := tmp_path / "without").mkdir()
+    model = small_models.llama(vocab_size=700, max_position_embeddings=512, num_hidden_layers=1)
+    return saved(directory, model)
+
+
+@pytest.fixture
+def with_tokenizer(tmp_path: Path) -> Subject:
+    (directory := tmp_path / "with").mkdir()
+    model = small_models.llama(vocab_size=700, max_position_embeddings=512, num_hidden_layers=1)
+    return saved(directory, model, family_tokenizers.llama2())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tokens": (1, 700)}, "the tokens 700 are none of the model's"),
+        ({"tokens": ()}, "no tokens"),
+        ({"text": "hello"}, "no tokenizer to cut the text with"),
+    ],
+)
+def test_what_the_model_cannot_run_on_is_refused_before_anything_is_checked(
+    asked: dict[str, Any], said: str, without_tokenizer: Subject
+) -> None:
+    done: list[str] = []
+    request = Request(
+        subject=without_tokenizer, progress=lambda doing, _: done.append(doing), **asked
+    )
+    with pytest.raises(ConversionError, match=said):
+        verify(request)
+    assert not done
+
+
+def test_a_text_of_half_a_character_is_refused(with_tokenizer: Subject) -> None:
+    with pytest.raises(ConversionError, match="from character 6 on"):
+        verify(Request(subject=with_tokenizer, text="hello \ud800"), ["forward"])
+
+
+def test_what_nothing_runs_on_is_not_looked_at(without_tokenizer: Subject) -> None:
+    assert not verify(Request(subject=without_tokenizer, tokens=(700,)), ["names"]).problems
+
+
+def test_a_text_is_cut_by_the_tokenizer_of_the_only_one_that_has_one(
+    with_tokenizer: Subject, without_tokenizer: Subject
+) -> None:
+    result, figures = forward(with_tokenizer, reference=without_tokenizer, text="hello")
+    assert not result.problems
+    assert figures.source == "the text"
+
+
+def test_plain_english_makes_sense_to_a_model_that_works(with_tokenizer: Subject) -> None:
+    (alone, figures), (given, _) = forward(with_tokenizer), forward(with_tokenizer, text="hello")
+    assert figures.perplexity is not None
+    # One that was drawn does not work.
+    assert "worse than guessing among 700 tokens" in alone.problems[0].text
+    assert not given.problems
+
+
+def test_a_damaged_tokenizer_is_the_checkpoint_s(with_tokenizer: Subject) -> None:
+    with open(f"{with_tokenizer.path}/tokenizer.json", "w") as file:
+        file.write("{}")
+    report = verify(Request(subject=with_tokenizer, text="hello"), ["forward"])
+    assert "refuses the tokenizer" in report.problems[0].text
+
+
+def test_skipping_all_that_was_asked_for_is_refused(without_tokenizer: Subject) -> None:
+    with pytest.raises(ConversionError, match="every check is skipped"):
+        verify(Request(subject=without_tokenizer), ["names"], ["names"])

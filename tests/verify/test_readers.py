@@ -1,0 +1,158 @@
+"""How other programs' readers are asked, and what becomes of what befalls them."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import build
+from weightctl import open_weights
+from weightctl.verify import Request, Subject
+from weightctl.verify.outside import reader_process
+from weightctl.verify.outside.pickled import pickled
+from weightctl.verify.outside.readers import asked
+from weightctl.verify.structure import check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl.weights.info import Header
+
+SHAPED = {"a": ("F32", (2, 3), bytes(24)), "b": ("BF16", (5,), bytes(10))}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.safetensors"
+    path.write_bytes(build.safetensors_of(SHAPED))
+    return path
+
+
+def header_of(path: Path) -> Header:
+    return open_weights(path).header
+
+
+def test_a_reader_that_sees_what_we_see_says_nothing(small: Path) -> None:
+    assert asked(header_of(small), check="structure") == ("safetensors", (), "")
+
+
+def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Path) -> None:
+    header = header_of(small)
+    other = small.with_name("other.safetensors")
+    other.write_bytes(
+        build.safetensors_of({"a": ("F32", (3, 2), bytes(24)), "c": ("F16", (5,), bytes(10))})
+    )
+    found = asked(header._replace(files=(str(other),)), check="structure")
+    assert [(each.where, each.text) for each in found.problems] == [
+        ("a", "`safetensors.safe_open` sees it as [3, 2], and we as [2, 3]"),
+        ("b", "`safetensors.safe_open` does not see it"),
+        ("c", "`safetensors.safe_open` sees it, and we do not"),
+    ]
+
+
+def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
+    header = header_of(small)
+    small.write_bytes(small.read_bytes().replace(b'"BF16"', b'"F16" '))
+    (problem,) = asked(header, check="structure").problems
+    assert (problem.where, problem.text) == (
+        "b",
+        "`safetensors.safe_open` sees it as F16, and we as BF16",
+    )
+
+
+def test_what_a_reader_refuses_is_a_problem_of_the_file(small: Path) -> None:
+    header = header_of(small)
+    small.write_bytes(small.read_bytes()[:-1])
+    (problem,) = asked(header, check="structure").problems
+    assert problem.where == str(small)
+    assert problem.text.startswith("`safetensors.safe_open` refuses it: ")
+
+
+def test_a_reader_that_takes_too_long_is_told_and_no_problem(small: Path) -> None:
+    found = asked(header_of(small), check="structure", seconds=0.001)
+    assert (found.problems, found.reason) == ((), "gave no answer within 0.001 seconds")
+    assert found.notes == [f"`safetensors.safe_open` was not heard: {found.reason}"]
+
+
+def test_a_reader_that_does_not_start_is_told_and_no_problem(small: Path) -> None:
+    found = asked(header_of(small), check="structure", memory=1 << 20)
+    assert (found.problems, found.reason.startswith("it does not start: ")) == ((), True)
+
+
+def test_what_a_reader_may_take_of_memory_is_bounded() -> None:
+    code = (
+        "import runpy, sys; program = runpy.run_path(sys.argv[1]);"
+        "program['bound'](1 << 28); bytearray(1 << 29)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, reader_process.__file__],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stderr.endswith("MemoryError\n")
+
+
+def test_an_old_gguf_that_a_reader_does_not_know_is_told_and_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "old.gguf"
+    path.write_bytes(build.Gguf(1).file([build.Tensor("a", (8,), build.F32, bytes(32))]))
+    result = check(Request(subject=Subject(path)))
+    assert result.problems == ()
+    assert "version 1 which we cannot handle" in result.notes[0]
+
+
+def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -> None:
+    (small.parent / "safetensors.py").write_text("raise SystemExit('taken')")
+    code = (
+        "from weightctl import open_weights; from weightctl.verify.outside.readers import asked;"
+        "print(asked(open_weights('small.safetensors').header, check='structure'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=small.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout.strip() == "Answer(reader='safetensors', problems=(), reason='')"
+
+
+def test_torch_sees_what_we_see_in_checkpoints_of_either_form(tmp_path: Path) -> None:
+    nested = OrderedDict(model={"w": torch.zeros(2, 3)}, steps=[torch.zeros(4).bfloat16()], n=1)
+    torch.save(nested, tmp_path / "model-00001-of-00002.bin")
+    flat = {"x": torch.zeros(3, 2).t(), "y": torch.zeros((), dtype=torch.int64)}
+    torch.save(flat, tmp_path / "model-00002-of-00002.bin", _use_new_zipfile_serialization=False)
+    header = header_of(tmp_path / "model-00001-of-00002.bin")
+    assert len(header.tensors) == 4
+    assert asked(header, check="structure") == ("torch", (), "")
+
+
+def test_what_torch_refuses_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "trained.pt"
+    torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
+    (problem,) = asked(header_of(path), check="structure").problems
+    assert problem.text == (
+        "`torch.load(weights_only=True)` refuses it: it also holds an `argparse.Namespace`; "
+        "`weightctl convert IN OUT.pt` keeps what can be loaded"
+    )
+
+
+def test_a_pickle_that_names_what_no_weights_need_is_a_problem_and_given_to_nobody(
+    tiny_llama: Path,
+) -> None:
+    attack = tiny_llama.parent / "attack.pt"
+    result = check(Request(subject=Subject(attack)))
+    (problem,) = result.problems
+    assert problem.where == str(attack)
+    assert "names `posix.system`, which no weights need" in problem.text
+
+
+def test_a_pickle_of_anything_else_is_not_given_to_torch(tmp_path: Path) -> None:
+    path = tmp_path / "plain.pkl"
+    path.write_bytes(pickle.dumps({"a": 1}, protocol=2))
+    found = pickled(header_of(path), "structure")
+    assert found == ((), "the file is a pickle, and none that `torch.save` writes today")

@@ -1,0 +1,114 @@
+"""A chart of bars, of the characters that terminals have for eighths of one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.cli.render import Cell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Bar", "chart"]
+
+_ROWS = 6
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_PLAIN = "  ..::###"
+_WIDEST = 4
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+
+class Bar(NamedTuple):
+    """A number and what it is of; `is_bad` where it should catch the eye.
+
+    What is not finite has a bar of exclamation marks, and what is 0 has none.
+    """
+
+    label: str
+    value: float
+    is_bad: bool = False
+
+
+def chart(bars: Sequence[Bar], room: int, *, plain: bool = False) -> list[list[Cell]]:
+    """Return the lines of a chart of bars side by side, logarithmic, with labels below.
+
+    Where there are more than columns in `room`, neighbours share one, as high as the highest of
+    them. `plain` is for terminals that have only ASCII.
+    """
+    high, low = _bounds([bar.value for bar in bars])
+    has_axis = any(math.isfinite(bar.value) and bar.value > 0 for bar in bars)
+    names = (f"{math.exp(high):.3g}", f"{math.exp(low):.3g}") if has_axis else ("", "")
+    margin = max(map(len, names)) + 2
+    share = max(math.ceil(len(bars) / max(room - margin - 1, 1)), 1)
+    groups = [bars[start : start + share] for start in range(0, len(bars), share)]
+    shown = [_tallest(group) for group in groups]
+    wide = min(max((room - margin - 1) // max(len(shown), 1), 1), _WIDEST)
+    heights = [_eighths(bar.value, low, high) for bar in shown]
+    axis = "|" if plain else "│"
+    lines: list[list[Cell]] = []
+    for row in reversed(range(_ROWS)):
+        name = {_ROWS - 1: names[0], 0: names[1]}.get(row, "")
+        cells = [Cell(f"{name:>{margin - 1}} {axis}", "dim")]
+        cells += [
+            _cell(bar, height - 8 * row, wide, plain=plain)
+            for bar, height in zip(shown, heights, strict=True)
+        ]
+        lines.append(cells)
+    if any(bar.is_bad for bar in shown):
+        mark = ("^" if plain else "▲") * max(wide - 1, 1)
+        marks = "".join((mark if bar.is_bad else "").ljust(wide) for bar in shown)
+        lines.append([Cell(" " * (margin + 1)), Cell(marks, "red")])
+    lines.append([Cell(" " * (margin + 1) + _labels(groups, wide), "dim")])
+    return lines
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the logarithms of the greatest and the least to show, a factor of 10 apart or more."""
+    known = [math.log(value) for value in values if math.isfinite(value) and value > 0]
+    high = max(known, default=0.0)
+    return high, min([*known, high - math.log(10)])
+
+
+def _eighths(value: float, low: float, high: float) -> int:
+    """Return how high a bar is; the least number has one eighth, the greatest all of them."""
+    if not math.isfinite(value):
+        return -1
+    if value <= 0:
+        return 0
+    return 1 + round((8 * _ROWS - 1) * (math.log(value) - low) / (high - low))
+
+
+def _tallest(bars: Sequence[Bar]) -> Bar:
+    highest = max(bars, key=lambda bar: (not math.isfinite(bar.value), bar.value))
+    is_bad = any(bar.is_bad for bar in bars)
+    return Bar(bars[0].label, highest.value, is_bad)
+
+
+def _cell(bar: Bar, eighths: int, wide: int, *, plain: bool) -> Cell:
+    style = "red" if bar.is_bad else "cyan"
+    if not math.isfinite(bar.value):
+        return Cell(_spaced("!", wide), "red")
+    signs = _PLAIN if plain else _EIGHTHS
+    return Cell(_spaced(signs[min(max(eighths, 0), 8)], wide), style)
+
+
+def _spaced(sign: str, wide: int) -> str:
+    return sign * wide if wide < 3 else sign * (wide - 1) + " "
+
+
+def _labels(groups: Sequence[Sequence[Bar]], wide: int) -> str:
+    """Return what stands below the bars: numbers at even steps, and words where there is room."""
+    numbers = [len(bar.label) for group in groups for bar in group if bar.label.isdecimal()]
+    room = (max(numbers, default=1) + 2) * len(groups[0]) if groups else 1
+    step = next((step for step in _STEPS if step * wide >= room), _STEPS[-1])
+    line = ""
+    for place, group in enumerate(groups):
+        text = next((bar.label for bar in group if _is_told(bar.label, step)), None)
+        if text is not None and (not line or place * wide > len(line)):
+            line = line.ljust(place * wide) + text
+    return line
+
+
+def _is_told(label: str, step: int) -> bool:
+    return not label.isdecimal() or int(label) % step == 0

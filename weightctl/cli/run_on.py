@@ -1,0 +1,80 @@
+"""What a model is run on, as people write it: a device, a text, tokens, layers."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from weightctl.device import CPU, DeviceRef
+from weightctl.errors import ConversionError, EngineError
+
+__all__ = ["device_named", "layers_named", "text_of", "tokens_listed"]
+
+# A text that is run has a few thousand tokens; of a longer file no more than this is read.
+_TEXT_BYTES = 1 << 20
+_STDIN = "-"
+
+
+def device_named(name: str) -> DeviceRef:
+    """Return the device that `cpu`, `cuda` or `cuda:1` means.
+
+    Raises `ConversionError` for another name, and where there is no such device.
+    """
+    match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d{1,4}))?", name.strip().lower(), re.ASCII)
+    if match is None or (match[1] == "cpu" and int(match[2] or 0)):
+        raise ConversionError(f"`{name}` is no device", hint="devices are cpu, cuda, cuda:1 ...")
+    if match[1] == "cpu":
+        return CPU
+    from weightctl.engine.devices import require_devices  # loads torch
+
+    device = DeviceRef.GPU(int(match[2] or 0))
+    try:
+        require_devices([device])
+    except EngineError as error:
+        message = error.message.replace(str(device), name.strip())
+        raise ConversionError(message, hint="--device cpu needs none") from error
+    return device
+
+
+def layers_named(written: str) -> range:
+    """Return the layers that `3` or `0-3` means, the last one too.
+
+    Raises `ConversionError` where it means none.
+    """
+    match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", written, re.ASCII)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise ConversionError(
+            f"`--layers {written}` names no layers", hint="write 0-3, or 5; they count from 0"
+        )
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def tokens_listed(written: str) -> tuple[int, ...]:
+    """Return the tokens that `1,2,3` lists; raises `ConversionError` where it lists none."""
+    numbers = [number for number in re.split(r"[,\s]+", written.strip()) if number]
+    if not numbers or not all(re.fullmatch(r"\d{1,9}", each, re.ASCII) for each in numbers):
+        raise ConversionError(
+            f"`--tokens {written}` lists no tokens", hint="write their numbers: --tokens 1,42,7"
+        )
+    return tuple(map(int, numbers))
+
+
+def text_of(path: str) -> str:
+    """Return the text in a file, `-` for stdin, or of a long one its first megabyte.
+
+    Raises `OSError` where there is no such file, and `ConversionError` where it is no text.
+    """
+    source = 0 if path == _STDIN else path
+    with open(source, "rb", closefd=source != 0) as file:
+        raw = file.read(_TEXT_BYTES)
+    try:
+        # A letter that the cut has gone through is left out.
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, len(raw) < _TEXT_BYTES)
+    except UnicodeDecodeError as error:
+        raise ConversionError(
+            f"{path}, byte {error.start}: this is no text in UTF-8",
+            hint="--text-file takes plain text, such as a page of a book",
+        ) from error
+    if not text.strip():
+        raise ConversionError(f"{path}: there is no text in it")
+    return text

@@ -1,0 +1,158 @@
+"""What is wrong with a checkpoint, or that nothing is, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from weightctl.cli.behaviour import behaviour
+from weightctl.cli.render import Cell, width
+from weightctl.cli.wrapping import hung
+from weightctl.verify.figures import ForwardFigures
+from weightctl.verify.findings import finding, is_partial
+from weightctl.verify.remedies import remedies
+from weightctl.wording import counted, number, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.verify.problem import Problem
+    from weightctl.verify.report import Report, Result
+
+__all__ = ["brief", "verdict"]
+
+Lines = list[list[Cell]]
+
+
+def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -> Lines:
+    """Return all lines: each check's verdict, what is wrong, why, how the model ran, what to do.
+
+    Charts are at most `columns` wide; sentences are cut there too where it `wraps`. `plain` is for
+    terminals that have only ASCII.
+    """
+    room = columns if wraps else None
+    title = Cell(printable(report.path), "bold")
+    lines = _under([Cell(""), title, Cell(": ")], report.description, room)
+    if not report.description:
+        lines = hung([Cell("")], report.path, room, "bold")
+    if report.reference is not None:
+        lines += hung([Cell("against ", "dim")], report.reference, room)
+    lines += [[], *_checks(report, room)]
+    for name, problems in groupby(report.problems, key=lambda problem: problem.check):
+        lines += [[], [Cell(name, "bold")], *_problems(list(problems), room)]
+    lines += [*behaviour(report, columns, room, plain=plain), [], *_last(report, room)]
+    for advice in remedies(report):
+        lines += hung([Cell("next: ", "cyan")], advice, room)
+    return lines
+
+
+def brief(report: Report, in_vain: Sequence[str] = ()) -> Lines:
+    """Return what is wrong, a line for problems alike, and each check asked for in vain."""
+    told: Lines = []
+    for check, found in groupby(report.problems, key=lambda problem: problem.check):
+        for (cause, text), alike in groupby(
+            found, key=lambda problem: (problem.cause, problem.said)
+        ):
+            places = ", ".join(problem.where for problem in alike if problem.where)
+            said = f"{places}: {text}" if places else text
+            why = f" ({cause.text})" if cause else ""
+            told.append([Cell(f"{check}: "), Cell(_one_line(said + why))])
+    return [
+        *told,
+        *([Cell(f"{name}: "), Cell(f"skipped: {_one_line(report.results[name].skipped)}")]
+          for name in in_vain),
+    ]  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+def _checks(report: Report, room: int | None) -> Lines:
+    lines: Lines = []
+    widest = max((len(name) for name in report.results), default=0)
+    said = {name: _said(result) for name, result in report.results.items()}
+    second = max((len(cell.text) for cell in said.values()), default=0)
+    for name, result in report.results.items():
+        heads = [
+            Cell(f"  {name:<{widest}}  "),
+            said[name]._replace(text=f"{said[name].text:<{second}}"),
+            Cell("  "),
+        ]
+        lines += hung(heads, result.skipped or finding(result.figures), room, "dim")
+    return lines
+
+
+def _said(result: Result) -> Cell:
+    if result.problems:
+        return Cell(counted(len(result.problems), "problem"), "red bold")
+    if result.skipped:
+        return Cell("skipped", "yellow")
+    return Cell("partly", "yellow") if is_partial(result.figures) else Cell("ok", "green")
+
+
+def _problems(problems: list[Problem], room: int | None) -> Lines:
+    """Return the lines of a check's problems; what neighbours share is told once."""
+    lines: Lines = []
+    for cause, caused in groupby(problems, key=lambda problem: problem.cause):
+        for (text, hint), alike in groupby(caused, key=lambda each: (each.said, each.hint)):
+            places = [printable(problem.where) for problem in alike if problem.where]
+            lines += _problem(", ".join(places), text, hint, room)
+        if cause is not None:
+            lines += hung([Cell("    probably: ", "yellow")], cause.text, room)
+    return lines
+
+
+def _problem(places: str, text: str, hint: str, room: int | None) -> Lines:
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    heads = [Cell("  "), *([Cell(places, "red"), Cell(": ")] if places else [])]
+    lines = _under(heads, first, room)
+    for line in rest:
+        lines += hung([Cell("    ")], line, room)
+    if hint:
+        lines += hung([Cell("    "), Cell("hint: ", "cyan")], hint, room)
+    return lines
+
+
+def _under(heads: list[Cell], text: str, room: int | None) -> Lines:
+    """Return a text behind heads where all fit on a line, else on lines of its own below them."""
+    if room is None or sum(width(head.text) for head in heads) + width(printable(text)) <= room:
+        return hung(heads, text, room)
+    first, *others = heads
+    head = "".join(other.text for other in others).rstrip()
+    above = hung([first], head, room, others[0].style) if others else []
+    return [*above, *hung([Cell("    ")], text, room)]
+
+
+def _doubt(report: Report) -> str:
+    """Return what cannot be told of a model that ran alone; empty of others."""
+    forward = report.figures(ForwardFigures)
+    if report.reference is not None or forward is None or not forward.activations:
+        return ""
+    ask = ""
+    if forward.perplexity is not None:
+        ask = f"; is perplexity {number(forward.perplexity)} what this model should have?"
+    return (
+        "exchanged or slightly wrong weights cannot be told from right ones without a reference: "
+        f"--against ORIGINAL{ask}"
+    )
+
+
+def _last(report: Report, room: int | None) -> Lines:
+    problems = report.problems
+    skipped = [name for name, result in report.results.items() if result.skipped]
+    without = f"; skipped: {', '.join(skipped)}" if skipped else ""
+    if not problems:
+        checked = len(report.results) - len(skipped)
+        if not checked:
+            return hung([Cell("nothing was checked", "yellow")], without, room)
+        text = f"no problems found in {counted(checked, 'check')}"
+        found = hung([Cell(text, "yellow" if skipped else "green bold")], without, room)
+        return [*found, *(hung([], doubt, room) if (doubt := _doubt(report)) else [])]
+    by_check = Counter(problem.check for problem in problems)
+    where = ", ".join(f"{count} in {name}" for name, count in by_check.items())
+    heads = [Cell(counted(len(problems), "problem"), "red bold")]
+    if len(by_check) == 1:
+        return hung([*heads, Cell(" in ")], next(iter(by_check)) + without, room)
+    return hung([*heads, Cell(": ")], where + without, room)

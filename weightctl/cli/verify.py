@@ -1,0 +1,288 @@
+"""`weightctl verify`: whether a checkpoint works, and which tensor is wrong where it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weightctl.cli.options import From, Json, examples
+from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
+from weightctl.cli.run_on import device_named, layers_named, text_of, tokens_listed
+from weightctl.cli.verdict import brief, verdict
+from weightctl.errors import ConversionError, FormatError
+from weightctl.formats import format_by_index, format_by_suffix
+from weightctl.formats.huggingface import companions
+from weightctl.verify import CHECKS
+from weightctl.verify.checking import verify as verified
+from weightctl.verify.documents import check_targets, write
+from weightctl.verify.documents.json_document import document
+from weightctl.verify.request import Request
+from weightctl.verify.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from weightctl.verify.report import Report
+
+__all__ = ["app"]
+
+_RUN = "How it runs"
+_LIMITS = "Limits"
+_CHECKS = ", ".join(CHECKS)
+_ABOUT = (f"  {name:<{max(map(len, CHECKS))}}  {check.about}" for name, check in CHECKS.items())
+_EXPLAINED = (
+    "\n".join(["Checks:", *_ABOUT])
+    + "\n\nExit codes: 0 no problems, 1 problems, 2 a mistake in what was asked.\n\n"
+)
+_TINY = "fixtures/tiny-llama"
+_SUCH_AS = {"--max-ppl": "20", "--max-kld": "0.05", "--max-rmse": "0.1"}
+_DRAWN = "▁█▲│"
+
+
+def _check_names() -> list[str]:
+    return list(CHECKS)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=_EXPLAINED
+    + examples(
+        [
+            "weightctl verify fixtures/tiny-llama --max-ppl 30",
+            "weightctl verify fixtures/tiny-llama --skip forward -q && echo fine",
+            f"weightctl verify {_TINY}/model.safetensors --against {_TINY} --skip forward",
+            "weightctl verify fixtures/tiny-llama --check names --report verified.html",
+        ]
+    ),
+)
+def verify(
+    *,
+    path: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, as `ls` takes it.")],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B", help="Compare with this one, which is known to be good, of any format."
+        ),
+    ] = None,
+    checks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--check",
+            metavar="NAME",
+            help=f"Only such checks, repeatable: {_CHECKS}.",
+            autocompletion=_check_names,
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="All but such checks, repeatable.", autocompletion=_check_names
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(metavar="DEVICE", help="Where: cpu, cuda, cuda:1.", rich_help_panel=_RUN),
+    ] = "cpu",
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="On this text, instead of the built-in one.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    text_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="On the text in a file, - for stdin.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IDS",
+            help="On these tokens, 1,42,7: no tokenizer is needed.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="N-M", help="Only these layers, 0-3.", rich_help_panel=_RUN),
+    ] = None,
+    max_perplexity: Annotated[
+        float | None,
+        typer.Option(
+            "--max-ppl",
+            metavar="X",
+            help="The highest perplexity that is fine.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    max_divergence: Annotated[
+        float | None,
+        typer.Option(
+            "--max-kld",
+            metavar="X",
+            help="The highest mean KL divergence from B that is fine, in nats.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    max_rmse: Annotated[
+        float | None,
+        typer.Option(
+            "--max-rmse",
+            metavar="X",
+            help="The highest relative RMSE of a tensor that is fine, 0.1 being 10 %; what its "
+            "encoding usually costs, otherwise.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    reports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Keep there what was found: a page with pictures as .html, or .md, .json; "
+            "repeatable.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace reports that are there.")
+    ] = False,
+    source: From = None,
+    as_json: Json = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print what is wrong, a line each, and no more.")
+    ] = False,
+) -> None:
+    """Say whether a checkpoint works; exit with 1 and name what is wrong where it does not.
+
+    The files are checked, every number, the names, and the model runs on a text; that needs torch.
+    With --against each tensor and each layer is compared too, across formats, names and encodings;
+    without it exchanged or slightly wrong weights cannot be told from right ones.
+    """
+    limits = {"--max-ppl": max_perplexity, "--max-kld": max_divergence, "--max-rmse": max_rmse}
+    _require_limits(limits)
+    _require_one({"--text": text, "--text-file": text_file, "--tokens": tokens})
+    request = Request(
+        subject=Subject(path, source),
+        reference=None if against is None else Subject(against),
+        device=device_named(device),
+        text=text if text_file is None else text_of(text_file),
+        tokens=None if tokens is None else tokens_listed(tokens),
+        layers=None if layers is None else layers_named(layers),
+        max_perplexity=max_perplexity,
+        max_divergence=max_divergence,
+        max_rmse=max_rmse,
+    )
+    _require_there(request.subject)
+    if reports:
+        check_targets(reports, _inputs(request), force=force)
+    with _progress(quiet=quiet) as progress:
+        report = verified(replace(request, progress=progress), checks or None, skip or ())
+    if reports:
+        write(reports, report, force=force)
+    _show(report, _in_vain(report, checks), as_json=as_json, quiet=quiet)
+    if report.problems or _in_vain(report, checks):
+        raise typer.Exit(1)
+
+
+def _require_limits(limits: Mapping[str, float | None]) -> None:
+    for option, limit in limits.items():
+        if limit is not None and (not isfinite(limit) or limit < 0):
+            raise ConversionError(
+                f"{option} {limit:g}: it must be 0 or more",
+                hint=f"such as {option} {_SUCH_AS[option]}",
+            )
+
+
+def _require_one(prompts: Mapping[str, str | None]) -> None:
+    given = [option for option, value in prompts.items() if value is not None]
+    if len(given) > 1:
+        raise ConversionError(
+            f"{' and '.join(given)} are both given", hint="a model is run on one of them"
+        )
+    if prompts["--text"] is not None and not prompts["--text"].strip():
+        raise ConversionError("--text is empty", hint="without it the built-in text is taken")
+
+
+def _require_there(subject: Subject) -> None:
+    """Raise where there is nothing to verify: where the path, or --from, is not what was meant."""
+    damage = subject.damage
+    if damage is None:
+        return
+    is_unread = damage.path == subject.path and isinstance(damage.__cause__, OSError)
+    if is_unread or _is_mistaken(subject, damage):
+        raise damage
+
+
+def _is_mistaken(subject: Subject, damage: FormatError) -> bool:
+    """Whether another path or format would do: nothing that is meant to be weights is damaged."""
+    path = subject.path
+    if subject.format_name is not None and Subject(path).damage is None:
+        return True
+    if not os.path.isdir(damage.path):
+        # The other JSON files of a model are beside its weights, and are none.
+        return damage.path == path and path.endswith(".json") and format_by_index(path) is None
+    named = [name for name in os.listdir(damage.path) if format_by_suffix(name)]
+    return all(Subject(os.path.join(damage.path, name)).damage is None for name in named)
+
+
+def _inputs(request: Request) -> list[str]:
+    """Return the files that are read, as far as they can be known."""
+    inputs: list[str] = []
+    for subject in filter(None, (request.subject, request.reference)):
+        try:
+            header = subject.stored.header
+        except FormatError:  # which the report will tell of
+            inputs += [subject.path] if os.path.isfile(subject.path) else []
+            continue
+        listing = [header.listing] if header.listing else []
+        inputs += [*header.files, *listing, *companions(header.files).values()]
+    return inputs
+
+
+def _progress(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:
+    """Return a bar on stderr, where that is a terminal and somebody wants to see it."""
+    if quiet or not sys.stderr or not sys.stderr.isatty():
+        return nullcontext()
+    from weightctl.cli.progress import stages_bar
+
+    return stages_bar()
+
+
+def _in_vain(report: Report, checks: Sequence[str] | None) -> list[str]:
+    """Return the checks that were asked for by name and could not be made."""
+    return [
+        name for name, result in report.results.items() if result.skipped and name in (checks or ())
+    ]
+
+
+def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        show_text(json.dumps(document(report)) + "\n")
+    elif quiet:
+        show_lines(brief(report, in_vain))
+    else:
+        # A pipe's lines may be as long as they like, unless somebody has said how long.
+        wraps = is_terminal() or "COLUMNS" in os.environ
+        show_lines(verdict(report, columns(), wraps=wraps, plain=not _can_draw()))
+    for text in () if quiet else report.notes:
+        note(text)
+
+
+def _can_draw() -> bool:
+    """Whether stdout has the characters that charts are drawn with."""
+    try:
+        _DRAWN.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

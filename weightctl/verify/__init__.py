@@ -1,0 +1,71 @@
+"""Proof that a checkpoint works, and the tensor where it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.registry import loaded_on_use
+
+if TYPE_CHECKING:
+    from weightctl.verify.checking import verify
+    from weightctl.verify.problem import Cause, Problem
+    from weightctl.verify.report import Report, Result
+    from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
+
+__all__ = [
+    "CHECKS",
+    "Cause",
+    "Check",
+    "Problem",
+    "Report",
+    "Request",
+    "Result",
+    "Subject",
+    "verify",
+]
+
+
+class Check(NamedTuple):
+    """A check: what runs it, `(request: Request) -> Result`, and what it looks at, for people.
+
+    One that `needs_reference` compares two checkpoints and does nothing else.
+    """
+
+    run: str
+    about: str
+    needs_reference: bool = False
+
+
+# In the order in which they run: each takes more for granted than the one before.
+CHECKS: dict[str, Check] = {
+    "structure": Check(
+        "weightctl.verify.structure:check", "the files are whole, and other readers take them"
+    ),
+    "finite": Check("weightctl.verify.finite:check", "no number or scale is lost, NaN or absurd"),
+    "names": Check(
+        "weightctl.verify.names:check", "the tensors are those that the config asks for"
+    ),
+    "values": Check(
+        "weightctl.verify.values:check",
+        "each tensor is the reference's, but for what its encoding costs",
+        needs_reference=True,
+    ),
+    "forward": Check("weightctl.verify.forward:check", "the model runs, and makes sense of a text"),
+}
+
+_NAMES = {
+    "Cause": "weightctl.verify.problem:Cause",
+    "Problem": "weightctl.verify.problem:Problem",
+    "Report": "weightctl.verify.report:Report",
+    "Request": "weightctl.verify.request:Request",
+    "Result": "weightctl.verify.report:Result",
+    "Subject": "weightctl.verify.subject:Subject",
+    "verify": "weightctl.verify.checking:verify",
+}
+
+__getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,124 @@
+"""The checks that were asked for, one after the other."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError, WeightctlError
+from weightctl.registry import load
+from weightctl.verify import CHECKS
+from weightctl.verify.contradictions import require_consistent
+from weightctl.verify.problem import Problem
+from weightctl.verify.report import Report, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Sequence
+
+    from weightctl.verify.request import Request
+
+__all__ = ["verify"]
+
+_STRUCTURE, _FORWARD = "structure", "forward"
+_REQUIRE_PROMPT = "weightctl.verify.forward:require_prompt"
+
+
+def verify(
+    request: Request, checks: Sequence[str] | None = None, skip: Sequence[str] = ()
+) -> Report:
+    """Verify a checkpoint, alone or against a reference.
+
+    All checks are made that the table has, or those of `checks`, but for those of `skip`. What is
+    wrong with the checkpoint is in the report. Raises `ConversionError` for a check that there is
+    not, one that lacks its reference, no checks at all, a bar that none of them applies, layers
+    that there are not, and tokens or a text that the model cannot run on, `OSError` where there is
+    no such file, and `FormatError` or `ConversionError` where the reference is damaged.
+    """
+    wanted = _wanted(request, checks, skip)
+    subject, reference = request.subject, request.reference
+    damage = subject.damage
+    if reference is not None:
+        _ = reference.weights
+    require_consistent(request, wanted)
+    if _FORWARD in wanted and damage is None:
+        load(_REQUIRE_PROMPT)(request)
+    results: dict[str, Result] = {}
+    seconds: dict[str, float] = {}
+    for name in wanted:
+        started = time.monotonic()
+        if damage is None:
+            told = {each.text for result in results.values() for each in result.problems}
+            results[name] = _result(name, request, told)
+        elif name == _STRUCTURE:
+            problem = Problem(check=name, where=damage.path, text=damage.message, hint=damage.hint)
+            results[name] = Result(problems=(problem,))
+        else:
+            results[name] = Result(skipped="the files cannot be opened")
+        seconds[name] = time.monotonic() - started
+    if damage is not None and _STRUCTURE not in wanted:
+        raise damage
+    return Report(
+        path=subject.path,
+        reference=None if reference is None else reference.path,
+        description="" if damage is not None else _described(request),
+        results=results,
+        seconds=seconds,
+    )
+
+
+def _result(name: str, request: Request, told: Container[str]) -> Result:
+    """Return what a check finds; what stops it is a problem, but for what was `told` before."""
+    import numpy as np
+
+    run: Callable[[Request], Result] = load(CHECKS[name].run)
+    try:
+        # Numbers that NumPy would warn of are what is looked for.
+        with np.errstate(all="ignore"):
+            return run(request)
+    except WeightctlError as error:
+        if error.message in told:
+            return Result(skipped=error.headline)
+        problem = Problem(check=name, where="", text=error.message, hint=error.hint)
+        return Result(problems=(problem,))
+
+
+def _wanted(request: Request, checks: Sequence[str] | None, skip: Sequence[str]) -> list[str]:
+    for name in (*(checks or ()), *skip):
+        if name not in CHECKS:
+            raise ConversionError(
+                f"there is no check `{name}`", hint=f"checks are {', '.join(CHECKS)}"
+            )
+    alone = request.reference is None
+    for name in checks or ():
+        if alone and CHECKS[name].needs_reference:
+            raise ConversionError(
+                f"the check `{name}` compares, and there is nothing to compare with",
+                hint="name a checkpoint that is known to be good: --against PATH",
+            )
+    chosen = [name for name in CHECKS if name in checks] if checks else list(CHECKS)
+    wanted = [
+        name for name in chosen if name not in skip and not (alone and CHECKS[name].needs_reference)
+    ]
+    if not wanted:
+        raise ConversionError(
+            "every check is skipped that was asked for", hint="skip fewer, or ask for others"
+        )
+    return wanted
+
+
+def _described(request: Request) -> str:
+    subject = request.subject
+    checkpoint = subject.checkpoint
+    header = subject.stored.header
+    try:
+        tensors = subject.weights.header.tensors
+    except WeightctlError:  # of weights in parts that do not fit: each part counts
+        tensors = header.tensors
+    weights = sum(info.size for info in tensors.values())
+    sizes: dict[str, int] = {}
+    for info in header.tensors.values():
+        sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
+    encodings = sorted(sizes, key=lambda name: -sizes[name])
+    family = "of no known family" if checkpoint is None else checkpoint.arch.name
+    more = f" and {len(encodings) - 3} more" if len(encodings) > 3 else ""
+    return f"{header.format}, {family}, {weights:,} weights, {' '.join(encodings[:3])}{more}"

@@ -1,0 +1,1 @@
+"""The tensors of two checkpoints, and how far they are from each other."""

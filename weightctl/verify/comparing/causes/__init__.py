@@ -1,0 +1,66 @@
+"""Why a tensor is not its reference: what, undone, makes it that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.verify.comparing.causes.damage import DAMAGES
+from weightctl.verify.comparing.causes.mistakes import MISTAKES
+from weightctl.verify.comparing.measuring import measured, sampled
+from weightctl.verify.comparing.tolerance import is_within, most_in_sample, run_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.archs.keys import Dialect
+    from weightctl.verify.comparing.distance import Measured
+    from weightctl.verify.comparing.pairs import Pair, Pairing
+    from weightctl.verify.problem import Cause
+
+__all__ = ["explain"]
+
+
+def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Cause | None:
+    """Return what probably made a tensor another than its reference; None where nothing is known.
+
+    `found` is how far they are apart, where that was measured. A mistake counts where the reference
+    with the same mistake is the tensor, within what the encodings cost.
+    """
+    if pair.tensor.info.shape == pair.reference.info.shape:
+        found = measured(pair, run_limit(pair)) if found is None else found
+        for damage in DAMAGES:
+            cause = damage(pair, found)
+            if cause is not None:
+                return cause
+    views = list(_views(pair, pairing))
+    for mistake in MISTAKES:
+        for view in views:
+            for made, cause in mistake(view, pairing):
+                if _is_so(made):
+                    return cause
+    return None
+
+
+def _views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
+    """Yield the pair as it is stored, and as a tensor of GGUF: rows are outputs there.
+
+    Mistakes are made in the dialect that a checkpoint is written in.
+    """
+    yield pair
+    own = pairing.checkpoint
+    dialects: list[Dialect] = [] if own is None else [own.dialect]
+    seen = {pair.tensor.origin.steps}
+    for dialect in (*dialects, "gguf"):
+        view = pairing.seen_in(dialect, pair)
+        if view is not None and view.tensor.origin.steps not in seen:
+            seen.add(view.tensor.origin.steps)
+            yield view
+
+
+def _is_so(pair: Pair) -> bool:
+    if pair.tensor.info.shape != pair.reference.info.shape or not pair.tensor.info.size:
+        return False
+    # Not a number is no match either.
+    if not sampled(pair) <= most_in_sample(pair):
+        return False
+    return is_within(pair, measured(pair, run_limit(pair)))

@@ -1,0 +1,57 @@
+"""Many problems of one kind told as one that people can read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from weightctl.verify.problem import MOST_NAMED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from weightctl.verify.comparing.pairs import Pair
+    from weightctl.verify.problem import Problem
+
+__all__ = ["folded"]
+
+# So many that are alike are told one by one.
+_FEW = 3
+
+
+def folded(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
+    """Yield problems, one for many with the same cause, and the first of many with none.
+
+    The order is that of the first of each.
+    """
+    alike: dict[object, list[tuple[Pair, Problem]]] = {}
+    for pair, problem in problems:
+        alike.setdefault(problem.cause, []).append((pair, problem))
+    for cause, group in alike.items():
+        shown = group if cause is None else _in_one(group)
+        for _, problem in shown[:MOST_NAMED]:
+            yield problem
+        more = len(shown) - MOST_NAMED
+        if more > 0:
+            yield replace(shown[-1][1], where="", text=f"and {more} more tensors are as far off")
+
+
+def _in_one(group: Sequence[tuple[Pair, Problem]]) -> Sequence[tuple[Pair, Problem]]:
+    if len(group) <= _FEW:
+        return group
+    pair, first = group[0]
+    parts = dict.fromkeys(each.part.removesuffix(".weight") for each, _ in group)
+    named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
+    layers = sorted({each.layer for each, _ in group if each.layer is not None})
+    text = f"{first.text}; and so with {len(group) - 1} more: {named}{_of(layers)}"
+    return [(pair, replace(first, text=text))]
+
+
+def _of(layers: Sequence[int]) -> str:
+    if not layers:
+        return ""
+    if len(layers) == 1:
+        return f" of layer {layers[0]}"
+    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f" of layers {layers[0]} to {layers[-1]}"
+    return f" of {len(layers)} layers from {layers[0]} to {layers[-1]}"

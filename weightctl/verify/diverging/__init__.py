@@ -1,0 +1,1 @@
+"""Two models, run side by side on the same tokens."""

@@ -1,0 +1,68 @@
+"""Elements of HTML and SVG, in which nothing that a file says can be anything but text."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from weightctl.wording import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Markup", "coded", "decimal", "element", "join"]
+
+
+class Markup(str):
+    """Text that is markup already; any other is escaped where it becomes part of an element."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
+    """Return an element with what is in it and its attributes.
+
+    An underscore at the end of an attribute's name is left out, and others are hyphens; one that
+    is None is left out. Numbers have up to two decimals.
+    """
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if not children and tag in {"rect", "line", "path", "circle", "meta"}:
+        return Markup(f"<{tag}{written}/>")
+    return Markup(f"<{tag}{written}>{join(children)}</{tag}>")
+
+
+def join(children: Sequence[str]) -> Markup:
+    """Return elements and texts, one behind the other."""
+    return Markup("".join(map(_child, children)))
+
+
+def coded(text: str) -> Markup:
+    """Return a text in which what stands between two backticks is code, in its lines."""
+    lines = [_coded(line) for line in text.split("\n")]
+    return Markup("<br/>".join(line for line in lines if line))
+
+
+def _coded(line: str) -> Markup:
+    pieces = line.split("`")
+    if len(pieces) % 2 == 0:
+        return join([line])
+    return join(
+        [element("code", piece) if number % 2 else piece for number, piece in enumerate(pieces)]
+    )
+
+
+def decimal(number: float) -> str:
+    """Return a finite number with up to two decimals."""
+    return f"{number:.2f}".rstrip("0").rstrip(".") if number % 1 else f"{number:.0f}"
+
+
+def _attribute(value: str | float) -> str:
+    return _child(value) if isinstance(value, str) else decimal(value)
+
+
+def _child(text: str) -> str:
+    return text if isinstance(text, Markup) else escape(printable(text))

@@ -1,0 +1,1 @@
+"""The tensors of a checkpoint against those that its config asks for."""

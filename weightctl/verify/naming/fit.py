@@ -1,0 +1,116 @@
+"""How the tensors of a checkpoint fit the modules that its config asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.archs.matching import OF_TOKENS
+from weightctl.dtype import DType
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.archs import Checkpoint, Network
+    from weightctl.archs.arch import TensorNames
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Fit", "Misfit", "Wanted", "fit_of"]
+
+
+class Wanted(NamedTuple):
+    """A tensor that the config asks for and that is not there: what the checkpoint would call it.
+
+    `shape` is that of its weight, None where the modules do not tell.
+    """
+
+    name: str
+    names: TensorNames
+    shape: tuple[int, ...] | None
+
+
+class Misfit(NamedTuple):
+    """A tensor of another shape or type than belongs where it is; `name` is the stored one's.
+
+    `info` is what it has; of one that is stored in a part of another, that of the part.
+    """
+
+    name: str
+    names: TensorNames
+    info: TensorInfo
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a checkpoint has too little, too much, and otherwise than its config says.
+
+    `expected` is how many tensors the config asks for, as our modules count them. `padded` are
+    those that have rows behind those of all tokens, as they are stored.
+    """
+
+    expected: int
+    missing: list[Wanted]
+    misshaped: list[Misfit]
+    no_numbers: list[Misfit]
+    unexpected: list[str]
+    padded: list[TensorInfo]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is wrong."""
+        is_wrong = self.missing or self.misshaped or self.no_numbers or self.unexpected
+        return not is_wrong and not self.padded
+
+
+def fit_of(checkpoint: Checkpoint) -> Fit:
+    """Compare a checkpoint with what its config asks for; no tensor is read.
+
+    Raises `WeightctlError` where no module can be built of such a config.
+    """
+    shapes = _shapes(checkpoint)
+    missing: dict[str, Wanted] = {}
+    misshaped: list[Misfit] = []
+    no_numbers: list[Misfit] = []
+    expected = 0
+    for names in checkpoint.arch.tensors(checkpoint.config):
+        expected += 1
+        shape = shapes.get(names.in_first_layer)
+        tensor = checkpoint.tensors.get(names.module)
+        if tensor is None:
+            name = names.name(checkpoint.dialect) or names.module
+            missing.setdefault(name, Wanted(name, names, shape))
+            continue
+        info = tensor.info
+        name = ", ".join(source.name for source in tensor.origin.sources)
+        if shape is not None and shape != info.shape:
+            misshaped.append(Misfit(name, names, info, shape))
+        if not info.encoding.is_real:
+            no_numbers.append(Misfit(name, names, info, shape or info.shape))
+    return Fit(
+        expected=expected,
+        missing=[*missing.values()],
+        misshaped=misshaped,
+        no_numbers=no_numbers,
+        unexpected=checkpoint.unexpected,
+        padded=[*_padded(checkpoint)],
+    )
+
+
+def _padded(checkpoint: Checkpoint) -> Iterator[TensorInfo]:
+    for module in OF_TOKENS:
+        tensor = checkpoint.tensors.get(module)
+        for stored in () if tensor is None else tensor.origin.sources:
+            if len(stored.shape) == 2 and stored.shape[0] > checkpoint.config.vocabulary:
+                yield stored
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all weights of a model that has one layer, as all are alike."""
+    config: Any = checkpoint.config
+    small: Network = load(checkpoint.arch.module)(replace(config, layers=1), DType.float32)
+    return {
+        name: weight.original_dtype_and_shape[1].sizes
+        for name, weight in small.raw_state_dict().items()
+    }

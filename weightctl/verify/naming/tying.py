@@ -1,0 +1,54 @@
+"""Whether the output is the embedding where the config says so, and is there where it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
+from weightctl.errors import ArchitectureError
+from weightctl.translation.copies import check_copies, is_same
+from weightctl.verify.problem import Cause, Problem
+
+if TYPE_CHECKING:
+    from weightctl.archs import Checkpoint
+
+__all__ = ["copies", "forgotten", "tying_notes"]
+
+
+def copies(checkpoint: Checkpoint, check: str) -> list[Problem]:
+    """Return what stands beside a tied embedding and differs from it."""
+    if EMBEDDING_WEIGHT not in checkpoint.tensors:
+        return []
+    try:
+        check_copies(checkpoint)
+    except ArchitectureError as error:
+        _, name, text = error.message.split("`", 2)
+        cause = Cause("tied", f"{checkpoint.where} ties the output to the embedding: {error.hint}")
+        return [Problem(check=check, where=name, text=text.strip(), cause=cause)]
+    return []
+
+
+def forgotten(checkpoint: Checkpoint) -> Cause:
+    """Return the cause that an output is missing which is not the embedding."""
+    return Cause(
+        "output_forgotten",
+        f"{checkpoint.where} does not tie the output to the embedding, so the model has one of its "
+        "own: it was not written; where the model is tied after all, `tie_word_embeddings` has to "
+        "be true there",
+    )
+
+
+def tying_notes(checkpoint: Checkpoint) -> list[str]:
+    """Return what a person should know of an output that is the embedding, or as good as that."""
+    arch, dialect = checkpoint.arch, checkpoint.dialect
+    names = (each.name(dialect) for each in arch.copies(checkpoint.config))
+    tied = [name for name in names if name is not None]
+    embedding, output = (checkpoint.tensors.get(name) for name in (EMBEDDING_WEIGHT, OUTPUT_WEIGHT))
+    if output is not None and embedding is not None and is_same(output, embedding):
+        name = output.info.name
+        return [f"`{name}` is equal to the embedding: if the model is tied, it need not be stored"]
+    if dialect == "gguf" and tied:
+        return [f"there is no `{tied[0]}`: the embedding is the output too, as in tied models"]
+    plain = {arch.plain(name) for name in tied}
+    stored = [name for name in checkpoint.tree.header.tensors if arch.plain(name) in plain]
+    return [f"`{name}` is stored beside the embedding to which it is tied" for name in stored]

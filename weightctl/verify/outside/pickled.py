@@ -1,0 +1,88 @@
+"""What the pickles of a checkpoint name, and whether torch may be given them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.pytorch.archive import is_zip
+from weightctl.formats.pytorch.legacy import is_stream
+from weightctl.formats.pytorch.scan import scanned
+from weightctl.verify.problem import Problem
+from weightctl.weights.mapping import MappedFile
+from weightctl.wording import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.formats.pytorch.scan import Scanned
+    from weightctl.weights.info import Header
+
+__all__ = ["Pickled", "pickled"]
+
+# A stream has to be read into memory whole.
+_LARGEST_STREAM = 1 << 29
+_MOST_NAMED = 3
+
+
+class Pickled(NamedTuple):
+    """What was found in the pickles of a checkpoint.
+
+    `reason` says why torch is not given them, empty where it may be.
+    """
+
+    problems: tuple[Problem, ...]
+    reason: str
+
+
+def pickled(header: Header, check: str) -> Pickled:
+    """Scan the pickles of a checkpoint; nothing is built of them, and nothing run.
+
+    A problem is what they name that no weights need. Raises `FormatError` where a file cannot be
+    read.
+    """
+    if header.format != "pytorch":
+        return Pickled((), "")
+    problems: list[Problem] = []
+    reason = ""
+    for path in header.files:
+        file = MappedFile(path)
+        found = scanned(file)
+        outside = _outside(found)
+        if outside:
+            reason = "it is not given a pickle that names what no weights need"
+            problems.append(Problem(check=check, where=path, text=_named(outside)))
+        reason = reason or _untaken(file, found)
+    return Pickled(tuple(problems), reason)
+
+
+def _outside(found: Iterable[Scanned]) -> list[str]:
+    """Return what pickles name outside the closed list, each once."""
+    names: dict[str, None] = {}
+    for pickle in found:
+        for each in pickle.names.named:
+            if not pickle.is_known(each.path):
+                names.setdefault(f"`{each.path}`")
+        if pickle.names.problem:
+            names.setdefault(f"what cannot be told ({pickle.names.problem})")
+    return [*names]
+
+
+def _named(outside: list[str]) -> str:
+    return (
+        f"its pickle names {listed(outside, _MOST_NAMED)}, which no weights need: a program that "
+        "loads it runs that, or refuses it; `weightctl ls --scan` lists what it names, and "
+        "`weightctl convert` writes the weights without"
+    )
+
+
+def _untaken(file: MappedFile, found: Iterable[Scanned]) -> str:
+    """Say why torch does not take a file, or should not; nothing where it does."""
+    if any(each.is_script for each in found):
+        return "it takes no TorchScript with `weights_only=True`"
+    if is_zip(file):
+        return ""
+    if not is_stream(bytes(file.whole[:512])):
+        return "the file is a pickle, and none that `torch.save` writes today"
+    if file.size > _LARGEST_STREAM:
+        return "it would read the whole file into memory, as it is in the old form of such files"
+    return ""

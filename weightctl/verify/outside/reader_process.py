@@ -1,0 +1,185 @@
+"""What another program's reader sees in files, said on stdout: run in a process of its own.
+
+`python reader_process.py READER MEMORY FILE...` prints one JSON object a line: `{"missing": why}`
+where the reader is not installed, else of each file `{"begin": number}` and then what it sees, or
+`{"error": what it says}`. It takes no more than so many bytes of memory, mapped files aside.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["READERS", "bound", "main"]
+
+# Mapped files count too, and what a library for graphics processors maps when it is loaded.
+_LIBRARIES = 16 << 30
+_LONGEST = 300
+# GGUFReader takes as long for each element of an array as it takes to read hundreds of them.
+_MANY = 2000
+_STRING, _ARRAY = 8, 9
+# The bytes of GGUF's scalars by their types: u8 to f32, bool, then those of 64 bits.
+_SIZES = dict(enumerate((1, 1, 2, 2, 4, 4, 4, 1))) | dict.fromkeys((10, 11, 12), 8)
+_DEEPEST = 50
+# torch puts pages of advice around what it says, some of it dangerous.
+_ERROR, _VERSION = "WeightsUnpickler error:", "In PyTorch 2.6"
+_ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation", "Please file an")
+
+
+def _safetensors(path: str) -> dict[str, Any]:
+    with import_module("safetensors").safe_open(path, framework="numpy") as file:
+        tensors: dict[str, Any] = {}
+        for name in file.keys():  # noqa: SIM118  # no dictionary, and has nothing else
+            part = file.get_slice(name)
+            tensors[name] = [part.get_dtype(), list(part.get_shape())]
+    return {"tensors": tensors, "whole": True}
+
+
+def _gguf(path: str) -> dict[str, Any]:
+    reader = _quick(import_module("gguf").GGUFReader)(path)
+    return {
+        "tensors": {
+            each.name: [int(each.tensor_type), [int(size) for size in reversed(each.shape)]]
+            for each in reader.tensors
+        },
+        "whole": True,
+    }
+
+
+def _quick(reader: Any) -> Any:
+    """Return GGUFReader, but that it takes a vocabulary's long arrays in one piece."""
+    if not hasattr(reader, "_get_field_parts"):
+        return reader
+
+    class Quick(reader):  # type: ignore[misc]  # a class that is only known when it runs
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if int(raw_type) == _ARRAY:
+                data, order = memoryview(self.data), self._order
+                kind, count = struct.unpack_from(f"{order}IQ", data, orig_offs)
+                start = orig_offs + 12
+                end = _end(data, start, kind, count, order) if count > _MANY else 0
+                if end > len(data):
+                    raise ValueError("an array ends past the file")
+                if end:
+                    return end - orig_offs, [self.data[orig_offs:end]], [0], []
+            parts = reader._get_field_parts  # noqa: SLF001  # what is replaced here
+            return parts(self, orig_offs, raw_type)
+
+        @property
+        def _order(self) -> str:
+            is_little = (sys.byteorder == "little") == (self.byte_order == "I")
+            return "<" if is_little else ">"
+
+    return Quick
+
+
+def _end(data: memoryview, at: int, kind: int, count: int, order: str) -> int:
+    """Return where an array of GGUF ends that begins at a byte; 0 for one of arrays."""
+    if kind != _STRING:
+        return at + count * _SIZES[kind] if kind in _SIZES else 0
+    length = struct.Struct(f"{order}Q").unpack_from
+    for _ in range(count):
+        at += 8 + length(data, at)[0]
+    return at
+
+
+def _torch(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        is_zip = file.read(4) == b"PK\3\4"
+    load: Any = import_module("torch").load
+    found = load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    is_flat = isinstance(found, dict) and all(_is_tensor(each) for _, each in _entries(found))
+    tensors: dict[str, Any] = {}
+    for name, tensor in _nested(found, "", 0):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape = list(tensor.shape)
+        if dtype.endswith("_x2") and shape:
+            shape[-1] *= 2
+        tensors[name] = [dtype, shape]
+    return {"tensors": tensors, "whole": is_flat}
+
+
+def _nested(content: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in dictionaries and lists, named as we name them where that is plain."""
+    if _is_tensor(content):
+        yield name, content
+    elif depth < _DEEPEST:
+        for key, value in _entries(content):
+            yield from _nested(value, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def _is_tensor(content: Any) -> bool:
+    return hasattr(content, "dtype") and hasattr(content, "shape")
+
+
+def _entries(content: Any) -> Iterable[tuple[Any, Any]]:
+    found: Any = content
+    if isinstance(content, dict):
+        return found.items()  # type: ignore[no-any-return]  # of a value of any type
+    return enumerate([*found]) if isinstance(content, list | tuple) else ()
+
+
+READERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "safetensors": _safetensors,
+    "gguf": _gguf,
+    "torch": _torch,
+}
+
+
+def main(reader: str, memory: int, paths: list[str]) -> None:
+    """Print what a reader sees in each of the files."""
+    bound(memory)
+    try:
+        import_module(reader)
+    except (ImportError, OSError, MemoryError) as error:
+        _say(missing=_short(error))
+        return
+    for number, path in enumerate(paths):
+        _say(begin=number)
+        try:
+            _say(**READERS[reader](path))
+        except ImportError as error:  # of what it needs itself
+            _say(missing=_short(error))
+            return
+        except Exception as error:  # noqa: BLE001  # whatever it raises is what it says of the file
+            _say(error=_short(error))
+
+
+def bound(memory: int) -> None:
+    """Keep this process, for good, from taking more memory than that."""
+    import resource  # only this process needs it
+
+    for limit, most in (
+        (resource.RLIMIT_AS, memory + _LIBRARIES),
+        (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        try:
+            resource.setrlimit(limit, (bound, hard))
+        except (OSError, ValueError):  # some systems have no such limit
+            continue
+
+
+def _short(error: BaseException) -> str:
+    lines = (
+        line.rpartition(_ERROR)[2].partition(_VERSION)[0].strip() for line in str(error).split("\n")
+    )
+    text = next((line for line in lines if line and not line.startswith(_ADVICE)), "")
+    text = text or type(error).__name__
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)  # noqa: T201  # this is a program, and whoever runs it reads
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

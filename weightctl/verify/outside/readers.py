@@ -1,0 +1,198 @@
+"""Whether other programs' readers take the files of a checkpoint, and see in them what we see."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.verify.problem import MOST_NAMED, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.weights.info import Header, TensorInfo
+
+__all__ = ["MEMORY", "SECONDS", "Answer", "asked", "reader_of"]
+
+SECONDS = 60.0
+# What a reader may take beside the files themselves.
+MEMORY = 4 << 30
+_CHILD = os.path.join(os.path.dirname(__file__), "reader_process.py")
+# What numerical libraries start threads by, each with memory of its own.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_READER_OF = {"safetensors": "safetensors", "gguf": "gguf", "pytorch": "torch"}
+_CALLED = {
+    "safetensors": "`safetensors.safe_open`",
+    "gguf": "`gguf.GGUFReader`",
+    "torch": "`torch.load(weights_only=True)`",
+}
+# What a reader says of files that are sound, and that it is too old, or not made, to read.
+_TOO_OLD = (
+    "which we cannot handle",
+    "is not a valid GGMLQuantizationType",
+    "unknown variant",
+    "has no attribute",
+)
+
+# What torch calls a class that it builds of no pickle.
+_STRANGE = re.compile(r"GLOBAL ([\w.]+)")
+
+
+class Answer(NamedTuple):
+    """What came of asking the reader of a format: its problems, and why it was not asked.
+
+    `reader` is what it is called; empty where the format has none. `reason` is empty where it
+    reads all files as we do.
+    """
+
+    reader: str
+    problems: tuple[Problem, ...] = ()
+    reason: str = ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of a reader that has not judged the files."""
+        has_judged = self.problems or not self.reason
+        return [] if has_judged else [f"{_CALLED[self.reader]} was not heard: {self.reason}"]
+
+
+def asked(header: Header, *, check: str, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
+    """Have a checkpoint's files read by the reader that its format is known by.
+
+    That runs in a process of its own, which ends after so many `seconds` and takes no more than so
+    many bytes of `memory` and what the files have; nothing that befalls it befalls the caller.
+    """
+    reader = reader_of(header)
+    if not reader:
+        return Answer("")
+    if find_spec(reader) is None:
+        return Answer(reader, reason="it is not installed")
+    lines, ending = _told(reader, header.files, seconds, memory)
+    return _judged(reader, header, check, lines, ending)
+
+
+def reader_of(header: Header) -> str:
+    """Return what the reader is called that a checkpoint's format is known by, empty for none."""
+    return _READER_OF.get(header.format, "")
+
+
+def _told(
+    reader: str, paths: Sequence[str], seconds: float, memory: int
+) -> tuple[list[dict[str, Any]], str]:
+    """Return what the process said of the files, and how it ended where not of itself."""
+    nbytes = sum(os.path.getsize(path) for path in paths)
+    # Without -P a file of the working directory, perhaps a model's, could be taken for the reader.
+    command = [sys.executable, "-P", "-W", "ignore", _CHILD, reader, str(memory + 2 * nbytes)]
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(  # noqa: S603  # our own script; names of files are data to it
+            [*command, *map(os.path.abspath, paths)],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | _ONE_THREAD,
+        )
+        ending = ""
+        try:
+            code = process.wait(seconds)
+            ending = f"ended with exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            ending = f"gave no answer within {seconds:g} seconds"
+        finally:
+            process.kill()
+            process.wait()
+        said.seek(0)
+        return [*_lines(said.read())], ending
+
+
+def _lines(raw: bytes) -> Iterator[dict[str, Any]]:
+    for line in raw.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def _judged(
+    reader: str, header: Header, check: str, lines: Sequence[Mapping[str, Any]], ending: str
+) -> Answer:
+    are_known = all(info.encoding.is_known for info in header.tensors.values())
+    problems: list[Problem] = []
+    reasons: list[str] = []
+    number = 0
+    where = header.files[0]
+    for line in lines:
+        if "missing" in line:
+            return Answer(reader, reason=f"it does not start: {line['missing']}")
+        number = int(line.get("begin", number))
+        where = header.files[number]
+        if "error" in line:
+            said = str(line["error"])
+            if are_known and any(part in said for part in _TOO_OLD):
+                reasons.append(f"it does not read such files: {said}")
+            else:
+                text = _refused(reader, said)
+                problems.append(Problem(check=check, where=where, text=text))
+                reasons.append(said)
+        elif "tensors" in line:
+            differences = list(_differences(header, number, line))
+            problems += [
+                Problem(check=check, where=name, text=f"{_CALLED[reader]} {text}")
+                for name, text in differences[:MOST_NAMED]
+            ]
+            reasons += ["it does not see the tensors that we see"] * bool(differences)
+            if (more := len(differences) - MOST_NAMED) > 0:
+                text = f"{_CALLED[reader]} sees {more} more tensors otherwise than we do"
+                problems.append(Problem(check=check, where=where, text=text))
+    if ending and ending.startswith("ended"):
+        text = f"{_CALLED[reader]} does not survive it: its process {ending}"
+        problems.append(Problem(check=check, where=where, text=text))
+    return Answer(reader, tuple(problems), next(iter(reasons), ending))
+
+
+def _refused(reader: str, said: str) -> str:
+    """Say that a reader refuses a file; of what torch says of a pickle only what it is about."""
+    strange = _STRANGE.search(said) if reader == "torch" else None
+    if strange is None:
+        return f"{_CALLED[reader]} refuses it: {said}"
+    return (
+        f"{_CALLED[reader]} refuses it: it also holds {_article(strange[1])} `{strange[1]}`; "
+        "`weightctl convert IN OUT.pt` keeps what can be loaded"
+    )
+
+
+def _article(name: str) -> str:
+    return "an" if name[:1].lower() in "aeiou" else "a"
+
+
+def _differences(header: Header, number: int, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a reader sees in a file otherwise than we do: a name, and what of it."""
+    seen: Mapping[str, Any] = line["tensors"]
+    ours = {
+        name: info for name, info in header.tensors.items() if header.extents[name].file == number
+    }
+    names = {**ours, **{name: ours.get(other) for name, other in header.aliases.items()}}
+    for name, info in ours.items():
+        if name in seen:
+            if text := _otherwise(header.format, info, *seen[name]):
+                yield name, text
+        elif line["whole"]:
+            yield name, "does not see it"
+    if line["whole"] and header.format != "pytorch":
+        for name in seen:
+            if name not in names:
+                yield name, "sees it, and we do not"
+
+
+def _otherwise(format_name: str, info: TensorInfo, dtype: Any, shape: Sequence[int]) -> str:
+    if tuple(shape) != info.shape:
+        return f"sees it as {list(shape)}, and we as {list(info.shape)}"
+    ours = getattr(info.encoding, format_name)
+    if info.encoding.is_known and ours is not None and ours != dtype:
+        return f"sees it as {dtype}, and we as {info.encoding}"
+    return ""

@@ -1,0 +1,1 @@
+"""A model of a checkpoint, run on tokens."""

@@ -1,0 +1,201 @@
+"""A model that is run a part at a time."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.engine import InferenceSession
+from weightctl.graph.graph import Graph
+from weightctl.nn.layer import under
+from weightctl.nn.sites import naming_of
+from weightctl.weights.buffer import Buffer
+from weightctl.weights.derived import Derived
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.codecs.base import F32
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import Encoding
+    from weightctl.errors import WeightctlError
+    from weightctl.graph.types import TensorType
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "layer_name", "unbuilt"]
+
+Replaced: TypeAlias = "Mapping[str, Tensor | F32]"
+
+EMBEDDING, OUTPUT = "embedding", "output"
+# The input of encoders, and what networks call the first dimension of theirs.
+_MASK, _BATCH = "mask", "batch"
+_NOTHING: Replaced = MappingProxyType({})
+
+
+def layer_name(number: int) -> str:
+    """Return what a layer is called, in figures and problems."""
+    return f"layers.{number}"
+
+
+def unbuilt(error: WeightctlError) -> str:
+    """Return why a checkpoint is no model that can be run, in a line."""
+    return f"the model cannot be built: {error.headline} (`names` tells more)"
+
+
+class Flow(NamedTuple):
+    """What goes into a layer, float32[windows, positions, hidden], and what all are given."""
+
+    x: F32
+    beside: tuple[Buffer, ...]
+
+
+class Running:
+    """A model in float32 that is run part by part; the weights of one are in memory at a time.
+
+    Its parts are `embedding`, `layers.0` and so on, and `output`. What is `replaced` stands in for
+    the checkpoint's tensors, by the names of our modules. Raises `ArchitectureError` where the
+    checkpoint is no whole model, and `EngineError` where there is no torch or no such device.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: DeviceRef = CPU) -> None:
+        self.checkpoint = checkpoint
+        self._session = InferenceSession([device])
+        self._network = checkpoint.module()
+        self._network.to(device)
+        self._weights = self._network.raw_state_dict()
+        self._types = [value.type for value in self._begin().outputs]
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self._network.layers)
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether it says what comes next; else it gives the last layer's states."""
+        return hasattr(self._network, OUTPUT)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it knows."""
+        _, shape = self._network.embedding.weight.original_dtype_and_shape
+        return shape.sizes[0]
+
+    def begin(
+        self, ids: NDArray[np.int64], mask: NDArray[np.bool_], replaced: Replaced = _NOTHING
+    ) -> Flow:
+        """Run what comes before the layers, on tokens and where they are: [windows, positions].
+
+        Raises `EngineError` for tokens that it does not know.
+        """
+        given = [mask.astype(np.int64) if name == _MASK else ids for name in self._network.INPUTS]
+        with self._with(replaced):
+            graph = self._begin()
+        x, *beside = self._run(graph, given, replaced)
+        return Flow(x.to_numpy(), tuple(beside))
+
+    def layer(
+        self, number: int, x: F32, beside: Sequence[Buffer], replaced: Replaced = _NOTHING
+    ) -> F32:
+        """Return what a layer makes of any number of windows, as many times those of `beside`."""
+        with self._with(replaced), self._built(layer_name(number), self._types) as graph:
+            first, *others = graph.inputs
+            layer = self._network.layers[number]
+            graph.output(self._network.through(layer, first, tuple(others)))
+        given = [
+            _repeated(each, kind, len(x))
+            for each, kind in zip(beside, self._types[1:], strict=True)
+        ]
+        return self._run(graph, [x, *given], replaced)[0].to_numpy()
+
+    def end(self, x: F32, replaced: Replaced = _NOTHING) -> F32:
+        """Return the logits [windows, positions, vocabulary], or the states of an encoder.
+
+        No position sees another here: any part of what came out of the last layer will do.
+        """
+        with self._with(replaced):
+            graph = self._end()
+        return self._run(graph, [x], replaced)[0].to_numpy()
+
+    def weights_of(self, part: str) -> list[str]:
+        """Return the names by our modules of the weights that a part needs.
+
+        A tied output needs the embedding's.
+        """
+        if part == EMBEDDING:
+            return list(self._begin().weights_by_name)
+        if part == OUTPUT:
+            return list(self._end().weights_by_name)
+        return [name for name in self._weights if name.startswith(f"{part}.")]
+
+    @contextmanager
+    def _built(self, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
+        # The weights are named already: to do so for each layer anew is a third of a model's time.
+        with Graph(name, types) as graph, under(naming_of(self._network)):
+            yield graph
+
+    def _begin(self) -> Graph:
+        with self._built(EMBEDDING, self._network.input_types()) as graph:
+            x, beside = self._network.begin(*graph.inputs)
+            graph.output(x, *beside)
+        return graph
+
+    def _end(self) -> Graph:
+        with self._built(OUTPUT, self._types[:1]) as graph:
+            graph.output(self._network.end(graph.inputs[0]))
+        return graph
+
+    def _run(self, graph: Graph, given: Sequence[Any], replaced: Replaced) -> list[Buffer]:
+        names = graph.weights_by_name
+        registry: dict[str, Any] = {
+            name: self.checkpoint.weights[name] for name in names if name not in replaced
+        }
+        for name in names & replaced.keys():
+            registry[name] = self._stood_in(name, replaced[name])
+        return self._session.load(graph, registry).execute(*given)
+
+    def _stood_in(self, name: str, given: Tensor | F32) -> Weights | F32:
+        if isinstance(given, np.ndarray):
+            return given
+        return Weights(Derived(self.checkpoint.tree.source, {name: given}, {}))[name]
+
+    @contextmanager
+    def _with(self, replaced: Replaced) -> Generator[None]:
+        """Have the weights be stored as what stands in for them, in graphs that are built here."""
+        changed = {name: self._weights[name] for name in replaced}
+        before = {
+            name: (*weight.original_dtype_and_shape, weight.quantization_encoding)
+            for name, weight in changed.items()
+        }
+        try:
+            for name, weight in changed.items():
+                shape, encoding = _stored_as(replaced[name])
+                dtype = DType.float32 if encoding.dtype is None else encoding.dtype
+                weight.configure(dtype, shape, encoding.quantization)
+            yield
+        finally:
+            for name, weight in changed.items():
+                weight.configure(*before[name])
+
+
+def _stored_as(given: Tensor | F32) -> tuple[tuple[int, ...], Encoding]:
+    if isinstance(given, np.ndarray):
+        return given.shape, DType(given.dtype.name).encoding
+    return given.info.shape, given.info.encoding
+
+
+def _repeated(given: Buffer, kind: TensorType, windows: int) -> Buffer:
+    """Return what is of each window once more for each further window, all else as it is."""
+    if str(kind.shape[0]) != _BATCH or given.shape[0] == windows:
+        return given
+    array = given.to_numpy()
+    return Buffer.from_numpy(np.concatenate([array] * (windows // len(array))))

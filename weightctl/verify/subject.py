@@ -1,0 +1,86 @@
+"""A checkpoint that is verified: its tree, and the model that it is of where that is known."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from weightctl.archs.recognition import recognize
+from weightctl.dequantize import dequantized
+from weightctl.errors import (
+    ArchitectureError,
+    FormatError,
+    UnknownArchitectureError,
+    WeightctlError,
+)
+from weightctl.store import open_weights
+
+if TYPE_CHECKING:
+    from weightctl.archs import Checkpoint
+    from weightctl.weights.tree import Weights
+
+__all__ = ["Subject"]
+
+
+class Subject:
+    """A checkpoint at a path; opened, recognized and read when that is asked for.
+
+    What is wrong with it is kept, not raised, so that every check says what it can.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], format_name: str | None = None) -> None:
+        self.path = os.fspath(path)
+        self.format_name = format_name
+
+    @cached_property
+    def stored(self) -> Weights:
+        """The tree as the files have it; raises `FormatError` where they are damaged."""
+        return open_weights(self.path, self.format_name)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The tree in which weights that are stored in parts are ordinary tensors."""
+        return dequantized(self.stored, in_blocks=False)
+
+    @cached_property
+    def _recognized(self) -> Checkpoint | WeightctlError:
+        try:
+            return recognize(self.weights)
+        except WeightctlError as error:
+            return error
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The model that it is of; None where it is of none that is known, or contradicts it."""
+        found = self._recognized
+        return None if isinstance(found, WeightctlError) else found
+
+    @property
+    def refusal(self) -> WeightctlError | None:
+        """Why there is no `checkpoint`."""
+        found = self._recognized
+        return found if isinstance(found, WeightctlError) else None
+
+    @property
+    def damage(self) -> FormatError | None:
+        """What keeps the files from being opened, None where they are."""
+        try:
+            _ = self.stored
+        except FormatError as error:
+            return error
+        return None
+
+    @property
+    def is_of_unknown_family(self) -> bool:
+        """Whether nothing says what model it is, or one that is not known."""
+        return isinstance(self.refusal, UnknownArchitectureError) or (
+            isinstance(self.refusal, ArchitectureError) and not self._says_its_family
+        )
+
+    @property
+    def _says_its_family(self) -> bool:
+        from weightctl.archs.model import ARCHITECTURE
+        from weightctl.formats.huggingface import config
+
+        return ARCHITECTURE in self.stored.metadata or bool(config(self.stored.header.files))

@@ -1,0 +1,1 @@
+"""All numbers of a checkpoint, looked at once."""

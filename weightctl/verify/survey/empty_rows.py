@@ -1,0 +1,125 @@
+"""Rows of zeros that healthy checkpoints have, told from those that were lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import WeightctlError
+from weightctl.formats.huggingface import config
+from weightctl.tokenizer import TokenType, from_directory, from_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.tokenizer import Tokenizer
+    from weightctl.verify.subject import Subject
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Rows", "Vocabulary", "is_made", "is_table", "may_be_zero"]
+
+# What a program computes, or a training begins with at zero, and no training made: masks, bases of
+# Fourier transforms, what an optimizer remembers of rows that had no gradient, biases of experts.
+_MADE = re.compile(
+    r"mask|basis|filter|buffer|window|stft|(inv|rope)_freq|freqs|position_ids|sinusoid|"
+    r"optimizer|exp_avg|momentum|bias(es)?$|bias_\w+$",
+    re.IGNORECASE,
+)
+# The half of a low-rank adaptation that is zero before it is trained; and the kinds of segment of
+# models that have none.
+_MAY_BE_ZERO = re.compile(
+    r"lora_(B|up|embedding_B)\b|\.lora_b$|token_type(s|_embeddings)\b", re.IGNORECASE
+)
+_TABLE = re.compile(
+    r"emb|token_type|wte|wpe|lm_head|(^|\.)output\.weight$|shared\.weight|decoder\.weight$|cls\.pred"
+)
+_POSITIONS = re.compile(r"pos|wpe|type", re.IGNORECASE)
+# Tokens that a vocabulary keeps for whoever comes later.
+_RESERVED = re.compile(
+    r"unused|reserved|extra_id|extra_token|placeholder|dummy|madeupword|\[PAD|<pad|special_token",
+    re.IGNORECASE,
+)
+_TRAINED = ("bos", "eos", "eot", "unknown", "cls", "seperator", "mask")
+# Before the first position or token some libraries put that of padding.
+_FIRST = 2
+
+
+def is_made(name: str) -> bool:
+    """Whether a tensor is, by its name, none that training makes: its numbers may be anything."""
+    return _MADE.search(name) is not None
+
+
+def may_be_zero(name: str) -> bool:
+    """Whether a tensor of this name is all zeros in checkpoints that work."""
+    return _MAY_BE_ZERO.search(name) is not None
+
+
+def is_table(name: str) -> bool:
+    """Whether a tensor has a row for each token, position or kind of segment, by its name."""
+    return _TABLE.search(name) is not None
+
+
+class Rows(NamedTuple):
+    """Runs of rows of zeros, each from its first to behind its last: `unused` ones, and `lost`."""
+
+    unused: list[tuple[int, int]]
+    lost: list[tuple[int, int]]
+
+
+class Vocabulary:
+    """What is known of a checkpoint's tokens; its tokenizer is read when that is asked for."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._read: dict[int, Tokenizer | None] = {}
+
+    def told_apart(self, info: TensorInfo, runs: Sequence[tuple[int, int]]) -> Rows:
+        """Tell rows of zeros of a table that nothing uses from those that were lost."""
+        rows = info.shape[0]
+        is_of_tokens = _POSITIONS.search(info.name) is None
+        tokenizer = self._tokenizer(rows) if is_of_tokens else None
+        found = Rows([], [])
+        for start, stop in runs:
+            if tokenizer is None:
+                is_padding = stop == rows or stop <= _FIRST
+                (found.unused if is_padding else found.lost).append((start, stop))
+                continue
+            end = max(start, min(stop, len(tokenizer.tokens)))
+            for is_used, alike in groupby(range(start, end), partial(_is_used, tokenizer)):
+                same = list(alike)
+                (found.lost if is_used else found.unused).append((same[0], same[-1] + 1))
+            if end < stop:
+                found.unused.append((end, stop))
+        return found
+
+    def _tokenizer(self, rows: int) -> Tokenizer | None:
+        if rows not in self._read:
+            try:
+                self._read[rows] = _tokenizer_of(self._subject, rows)
+            except (WeightctlError, OSError):
+                self._read[rows] = None  # what is wrong with it is for others to say
+        return self._read[rows]
+
+
+def _tokenizer_of(subject: Subject, rows: int) -> Tokenizer | None:
+    stored = subject.stored
+    found = from_metadata(stored.metadata, subject.path)
+    files = stored.header.files
+    if found is None and files:
+        directory = os.path.dirname(files[0])
+        kind = str(config(files).get("model_type", ""))
+        found = from_directory(directory or ".", rows, kind)
+    # Else the rows are of something else than its tokens.
+    return found if found is not None and len(found.tokens) <= rows else None
+
+
+def _is_used(tokenizer: Tokenizer, row: int) -> bool:
+    # Many models pad with the token that ends a text.
+    if row in {tokenizer.special.get(word) for word in _TRAINED}:
+        return True
+    is_control = tokenizer.types[row] in {TokenType.CONTROL, TokenType.UNUSED}
+    is_padding = tokenizer.special.get("padding") == row
+    return not (is_control or is_padding or _RESERVED.search(tokenizer.tokens[row]))

@@ -1,0 +1,143 @@
+"""Whether each tensor is the reference's, but for what its encoding costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.archs.matching import OUTPUT_WEIGHT
+from weightctl.verify.comparing.causes import explain
+from weightctl.verify.comparing.causes.mistakes import TRANSPOSED
+from weightctl.verify.comparing.difference import fault, is_comparable, unlike
+from weightctl.verify.comparing.different import different_models
+from weightctl.verify.comparing.folding import folded
+from weightctl.verify.comparing.measuring import measured_all
+from weightctl.verify.comparing.pairing import paired
+from weightctl.verify.comparing.tolerance import is_within, run_limit
+from weightctl.verify.figures import TensorError, ValuesFigures
+from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.report import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.verify.comparing.distance import Measured
+    from weightctl.verify.comparing.pairs import Pair, Pairing
+    from weightctl.verify.request import Request
+
+__all__ = ["check"]
+
+_CHECK = "values"
+# Where so many tensors in turn are explained by nothing, the others will not be either.
+_PATIENCE = 24
+_BIAS_DROPPED = Cause("bias_dropped", "biases were left out when the checkpoint was written")
+_FORGOTTEN = Cause(
+    "output_forgotten",
+    "the output was left out when the checkpoint was written, and is no copy of the embedding",
+)
+_OTHER_MODEL = Cause("different_models", "the reference is not the original of this model")
+_OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
+
+
+def check(request: Request) -> Result:
+    """Compare all tensors with the reference's, streamed.
+
+    Those that are further from it than their encodings cost, or than the bar that the request sets,
+    are problems, and so are those that only one side has. Of different models none is compared.
+    """
+    if request.reference is None:
+        return Result(skipped="there is nothing to compare with: --against PATH")
+    if text := different_models(request.subject.checkpoint, request.reference.checkpoint):
+        problem = Problem(check=_CHECK, where="", text=text, cause=_OTHER_MODEL)
+        return Result(problems=(problem,))
+    pairing = paired(request.subject, request.reference)
+    pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
+    if not pairs and pairing.pairs and request.layers is not None:
+        layers = {pair.layer for pair in pairing.pairs} - {None}
+        return Result(skipped=f"no tensor is of these layers: there are {len(layers)}, from 0 on")
+    if not pairs and not pairing.missing and not pairing.unexpected:
+        return Result(skipped="no tensor of one has a name that the other has")
+    alone = [] if request.layers is not None else list(_alone(pairing))
+    fit = [pair for pair in pairs if is_comparable(pair)]
+    found = measured_all(fit, run_limit, lambda done: request.tell(_CHECK, done))
+    by_module = dict(zip((pair.module for pair in fit), found, strict=True))
+    wrong: list[tuple[Pair, Problem]] = []
+    errors: list[TensorError] = []
+    unexplained = 0
+    for pair in pairs:
+        measured = by_module.get(pair.module)
+        if measured is None:
+            text = unlike(pair)
+            if text:
+                wrong.append((pair, _problem(pair, text, _of_shape(pair))))
+            continue
+        if _is_forgotten(pair, pairing) and not is_within(pair, measured):
+            alone.append(_missing(_output_of(pair, pairing)))
+            continue
+        text = fault(pair, measured, request.max_rmse)
+        errors.append(_figures(pair, measured, is_problem=bool(text)))
+        if text:
+            cause = explain(pair, pairing, measured) if unexplained < _PATIENCE else None
+            unexplained = 0 if cause is not None else unexplained + 1
+            wrong.append((pair, _problem(pair, text, cause)))
+    return Result(
+        problems=(*alone, *folded(wrong)),
+        figures=ValuesFigures(tensors=tuple(errors), pairing=pairing.how),
+    )
+
+
+def _alone(pairing: Pairing) -> Iterator[Problem]:
+    """Yield the tensors that one side lacks."""
+    yield from map(_missing, pairing.missing)
+    for name in pairing.unexpected:
+        yield Problem(check=_CHECK, where=name, text="is in no place of the reference")
+
+
+def _missing(name: str) -> Problem:
+    cause = _BIAS_DROPPED if name.endswith("bias") else None
+    return Problem(
+        check=_CHECK,
+        where=name,
+        text="is missing, and the reference has it",
+        cause=_FORGOTTEN if name in _OUTPUTS else cause,
+    )
+
+
+def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
+    """Whether the embedding stands for the output, which the reference has and the model lacks."""
+    own = pairing.checkpoint
+    return pair.module == OUTPUT_WEIGHT and own is not None and OUTPUT_WEIGHT not in own.tensors
+
+
+def _output_of(pair: Pair, pairing: Pairing) -> str:
+    own = pairing.checkpoint
+    name = None if own is None or pair.names is None else pair.names.name(own.dialect)
+    return name or pair.name
+
+
+def _problem(pair: Pair, text: str, cause: Cause | None) -> Problem:
+    if pair.expert is not None:
+        text = f"expert {pair.expert}: {text}"
+    return Problem(check=_CHECK, where=pair.name, text=text, cause=cause)
+
+
+def _of_shape(pair: Pair) -> Cause | None:
+    shape, other = pair.tensor.info.shape, pair.reference.info.shape
+    return TRANSPOSED if len(shape) == 2 and shape[::-1] == other else None
+
+
+def _figures(pair: Pair, found: Measured, *, is_problem: bool) -> TensorError:
+    return TensorError(
+        name=pair.name,
+        reference=pair.reference_name,
+        part=pair.part,
+        layer=pair.layer,
+        shape=pair.tensor.info.shape,
+        encoding=str(pair.tensor.info.encoding),
+        reference_encoding=str(pair.reference.info.encoding),
+        relative_rmse=found.relative_rmse,
+        max_error=found.max_error,
+        cosine=found.cosine,
+        expected=found.expected,
+        worst=found.worst,
+        is_problem=is_problem,
+    )
