@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # processes that tests start inherit it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+# pytest-xdist tells its workers how wide the terminal is: no test is to read otherwise for it.
+os.environ.pop("COLUMNS", None)
 
 pytest_plugins = ["crossing_fixtures", "healthy_models"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, local
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
+    from concurrent.futures import Future
 
 __all__ = ["Memory", "shared_out"]
 
@@ -17,6 +19,9 @@ _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 _MOST = 16
+# What is begun for each thread before somebody has taken what was made first: a checkpoint may have
+# a million pieces, and one that takes long is not to have all other threads wait.
+_AHEAD = 64
 
 
 class Memory(local):
@@ -50,8 +55,22 @@ def shared_out(
     def made(item: _Item) -> _Made:
         return make(item, ended)
 
-    with ThreadPoolExecutor(threads or min(os.cpu_count() or 1, _MOST)) as pool:
+    count = threads or min(os.cpu_count() or 1, _MOST)
+    with ThreadPoolExecutor(count) as pool:
         try:
-            yield pool.map(made, items)
+            yield _in_order(pool, made, items, count * _AHEAD)
         finally:
             ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, make: Callable[[_Item], _Made], items: Iterable[_Item], ahead: int
+) -> Iterator[_Made]:
+    begun: deque[Future[_Made]] = deque()
+    for item in items:
+        begun.append(pool.submit(make, item))
+        if len(begun) == ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()

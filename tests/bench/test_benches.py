@@ -63,7 +63,11 @@ def test_the_pipeline_bench_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "outputs"),
     [
-        ("800MB", ["copy to GGUF", "copy to PyTorch", "f32 safetensors", "Q8_0"]),
+        pytest.param(
+            "800MB",
+            ["copy to GGUF", "copy to PyTorch", "f32 safetensors", "Q8_0"],
+            marks=pytest.mark.long,
+        ),
         ("100MB", ["Q4_K"]),
     ],
 )

@@ -11,13 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 if __name__ == "__main__":  # pytest knows this folder
-    sys.path.append(str(Path(__file__).parent))
+    sys.path.append(str(Path(__file__).parent.parent))
 
 import pytest
-import verified
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import reports
 from weightctl.cli.render import Cell, width
 from weightctl.cli.verdict import brief, verdict
 from weightctl.verify.figures import (
@@ -34,6 +34,13 @@ from weightctl.verify.report import Report, Result
 
 SCREENS = Path(__file__).parent / "verdicts"
 COLUMNS = (80, 200)
+SHOWN = ("alone", "deep", "faulty", "encoder", "unknown_family", "hostile", "nonfinite", "empty")
+ROPE = Cause(
+    "rope_rows",
+    "the rows are in the order of Hugging Face's rotation, and GGUF's llama wants pairs side by "
+    "side",
+)
+THETA = Cause("config", "rope_theta is 10000 here and 1000000 in the reference")
 
 
 def text_of(lines: list[list[Cell]]) -> str:
@@ -41,7 +48,7 @@ def text_of(lines: list[list[Cell]]) -> str:
 
 
 def screen(name: str, columns: int) -> str:
-    return text_of(verdict(verified.REPORTS[name](), columns, wraps=True))
+    return text_of(verdict(reports.MADE[name](), columns, wraps=True))
 
 
 def piped(report: Report) -> str:
@@ -49,7 +56,7 @@ def piped(report: Report) -> str:
 
 
 def of(*problems: Problem, reference: str | None = None) -> Report:
-    return verified.report({"names": Result(problems=problems)}, reference=reference)
+    return reports.only({"names": Result(problems=problems)}, reference)
 
 
 def problem(where: str, text: str, cause: Cause | None = None) -> Problem:
@@ -57,20 +64,20 @@ def problem(where: str, text: str, cause: Cause | None = None) -> Problem:
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("name", verified.REPORTS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_verdict_is_shown_as_was_agreed(name: str, columns: int) -> None:
     assert screen(name, columns) == (SCREENS / f"{name}-{columns}.txt").read_text()
 
 
 @pytest.mark.parametrize("columns", [72, 80, 200])
-@pytest.mark.parametrize("name", verified.REPORTS)
+@pytest.mark.parametrize("name", reports.MADE)
 def test_no_line_is_wider_than_the_terminal(name: str, columns: int) -> None:
     lines = screen(name, columns).splitlines()
     assert [line for line in lines if width(line) > columns] == []
 
 
 def test_every_verdict_belongs_to_a_report() -> None:
-    expected = {f"{name}-{columns}.txt" for name in verified.REPORTS for columns in COLUMNS}
+    expected = {f"{name}-{columns}.txt" for name in SHOWN for columns in COLUMNS}
     assert {path.name for path in SCREENS.iterdir()} == expected
 
 
@@ -84,9 +91,9 @@ def test_a_pipe_gets_each_problem_and_each_cause_on_one_line() -> None:
 def test_a_cause_that_neighbours_share_is_told_once_and_another_one_too() -> None:
     shown = piped(
         of(
-            problem("a", "is wrong", verified.ROPE),
-            problem("b", "is odd", verified.ROPE),
-            problem("c", "is wrong", verified.THETA),
+            problem("a", "is wrong", ROPE),
+            problem("b", "is odd", ROPE),
+            problem("c", "is wrong", THETA),
         )
     )
     lines = [line.strip()[:12] for line in shown.splitlines() if line.startswith("  ")][1:]
@@ -94,13 +101,13 @@ def test_a_cause_that_neighbours_share_is_told_once_and_another_one_too() -> Non
 
 
 def test_neighbours_of_which_the_same_is_wrong_share_a_line() -> None:
-    shown = piped(of(*(problem(where, "is wrong", verified.ROPE) for where in "abc")))
+    shown = piped(of(*(problem(where, "is wrong", ROPE) for where in "abc")))
     assert "  a, b, c: is wrong\n    probably: the rows" in shown
 
 
 def test_what_a_checkpoint_calls_itself_cannot_move_the_cursor() -> None:
-    for name in verified.REPORTS:
-        assert "\x1b" not in screen(name, 80)
+    for name in reports.MADE:
+        assert not set(screen(name, 80)) & set("\x1b\r\u202e\udcff")
     evil = "\x1b[2J\r\u202e"
     shown = piped(of(problem(evil, evil, Cause(evil, evil)), reference=evil))
     assert not set(shown) & set("\x1b\r\u202e")
@@ -108,14 +115,16 @@ def test_what_a_checkpoint_calls_itself_cannot_move_the_cursor() -> None:
 
 
 def test_the_brief_form_is_one_line_for_each_problem() -> None:
-    assert text_of(brief(verified.damaged())) == (
-        "structure: model.gguf: byte 24: the header is cut off\n"
+    assert text_of(brief(reports.empty())) == (
+        "structure: model.safetensors: byte 24: the header is cut off\n"
     )
-    assert text_of(brief(verified.healthy())) == ""
-    assert [str(line[1].text).partition(":")[0] for line in brief(verified.broken())] == [
-        "blk.1.attn_q.weight, blk.1.attn_k.weight", "blk.2.ffn_norm.weight", "rope_theta",
-        "perplexity 912.7 is above 40",
+    assert text_of(brief(reports.alone())) == ""
+    assert [str(line[1].text).partition(":")[0] for line in brief(reports.faulty())] == [
+        "blk.24.attn_v.weight", "blk.7.attn_q.weight, blk.7.attn_k.weight",
+        "blk.20.mlp_down.weight", "layers.7",
     ]  # fmt: skip
+    high = "perplexity 912.7 is above 40"
+    assert text_of(brief(of(problem("", high)))) == f"names: {high}\n"
 
 
 @pytest.mark.parametrize(
@@ -133,12 +142,12 @@ def test_a_cause_comes_with_what_to_do(cause: str, said: str) -> None:
 
 
 def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() -> None:
-    high = verified.report(
+    high = reports.only(
         {"forward": Result(problems=(Problem(check="forward", where="", text="is high"),))}
     )
     assert "next: `--against ORIGINAL`" in piped(high)
     assert "next:" not in piped(replace(high, reference="good"))
-    assert "next:" not in piped(verified.damaged())
+    assert "next:" not in piped(reports.empty())
 
 
 @pytest.mark.parametrize(
@@ -152,17 +161,17 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
 )
 def test_what_is_named_without_a_cause_comes_with_what_to_do_too(check: str, said: str) -> None:
     problem = Problem(check=check, where="a", text="is wrong")
-    shown = piped(verified.report({check: Result(problems=(problem,))}))
+    shown = piped(reports.only({check: Result(problems=(problem,))}))
     assert f"next: {said}" in shown
     assert "--against" not in shown
 
 
 def test_a_model_that_ran_alone_may_still_have_wrong_weights() -> None:
     doubt = "cannot be told from right ones without a reference"
-    assert doubt in piped(verified.healthy())
-    assert "is perplexity 23.5 what" in piped(verified.healthy())
-    assert doubt not in piped(replace(verified.healthy(), reference="good"))
-    assert doubt not in piped(verified.report({"names": Result()}))
+    assert doubt in piped(reports.alone())
+    assert "is perplexity 18.4 what" in piped(reports.alone())
+    assert doubt not in piped(replace(reports.alone(), reference="good"))
+    assert doubt not in piped(reports.only({"names": Result()}))
 
 
 def test_a_number_and_its_unit_stay_on_one_line() -> None:
@@ -172,52 +181,52 @@ def test_a_number_and_its_unit_stay_on_one_line() -> None:
 
 
 def test_what_is_furthest_from_usual_comes_before_what_is_large() -> None:
-    wrong = replace(verified.error("c", None, 0.1, is_problem=True), expected=0.001)
-    figures = ValuesFigures(tensors=(verified.error("a", None, 0.005), wrong))
-    shown = piped(verified.report({"values": Result(figures=figures)}))
+    usual = reports.tensor("a", None, "a", 0.005)
+    wrong = replace(usual, name="c", relative_rmse=0.1, expected=0.001, is_problem=True)
+    figures = ValuesFigures(tensors=(usual, wrong))
+    shown = piped(reports.only({"values": Result(figures=figures)}))
     assert re.search(
         r"^furthest from what is usual\n.* times .*\n  c  .* 100 ", shown, re.MULTILINE
     )
-    figures = ValuesFigures(tensors=tuple(verified.error(*each) for each in
-                                          (("a", None, 0.004), ("b", None, 0.005))))  # fmt: skip
-    shown = piped(verified.report({"values": Result(figures=figures)}))
+    figures = ValuesFigures(tensors=(usual, replace(usual, name="b", relative_rmse=0.006)))
+    shown = piped(reports.only({"values": Result(figures=figures)}))
     assert re.search(r"^largest errors, all usual\n.*\n  b  ", shown, re.MULTILINE)
 
 
 def test_divergences_are_drawn_where_one_is_beyond_what_is_usual() -> None:
-    assert "divergence: " in piped(verified.broken())
+    assert "divergence: " in piped(reports.faulty())
     usual = LayerDivergence(name="layers.0", divergence=0.01, expected=0.01)
     figures = ForwardFigures(divergence=Divergence(layers=(usual,), mean=0.001))
-    shown = piped(verified.report({"forward": Result(figures=figures)}, reference="good"))
+    shown = piped(reports.only({"forward": Result(figures=figures)}, "good"))
     assert "divergence: " not in shown
     assert "KL divergence mean 0.001" in shown
 
 
 def test_what_is_not_finite_has_no_axis() -> None:
     part = Activation(name="layers.0", rms=0.0, greatest=0.0, nonfinite=4)
-    shown = piped(verified.report({"forward": Result(figures=ForwardFigures(activations=(part,)))}))
+    shown = piped(reports.only({"forward": Result(figures=ForwardFigures(activations=(part,)))}))
     assert "activations: every layer gives numbers that are not finite" in shown
     assert "│" not in shown
 
 
 def test_matrices_that_were_tried_alone_are_no_model_that_ran() -> None:
-    assert re.search(r"forward +partly", piped(verified.unknown()))
+    assert re.search(r"forward +partly", piped(reports.unknown_family()))
 
 
 def test_what_was_skipped_is_in_the_last_word() -> None:
     results = {"names": Result(), "forward": Result(skipped="torch is not installed")}
-    assert piped(verified.report(results)).endswith(
+    assert piped(reports.only(results)).endswith(
         "\n\nno problems found in 1 check; skipped: forward\n"
     )
     results = {"forward": Result(skipped="torch is not installed")}
-    assert piped(verified.report(results)).endswith("nothing was checked; skipped: forward\n")
+    assert piped(reports.only(results)).endswith("nothing was checked; skipped: forward\n")
 
 
 def test_a_terminal_of_ascii_gets_a_chart_of_ascii() -> None:
-    for make in verified.REPORTS.values():
+    for make in reports.MADE.values():
         chart = text_of(verdict(make(), 80, wraps=True, plain=True))
         assert not set(chart) & set("▁▂▃▄▅▆▇█│▲")
-    assert "###" in text_of(verdict(verified.broken(), 80, wraps=True, plain=True))
+    assert "###" in text_of(verdict(reports.faulty(), 80, wraps=True, plain=True))
 
 
 def test_an_activation_that_is_not_finite_is_no_bar() -> None:
@@ -225,7 +234,7 @@ def test_an_activation_that_is_not_finite_is_no_bar() -> None:
         Activation(name=f"layers.{nonfinite}", rms=1.0, greatest=1.0, nonfinite=nonfinite)
         for nonfinite in (0, 1)
     )
-    shown = piped(verified.report({"forward": Result(figures=ForwardFigures(activations=parts))}))
+    shown = piped(reports.only({"forward": Result(figures=ForwardFigures(activations=parts))}))
     assert shown.count("█") * 3 == shown.count("!") * 3 == 54
     assert "▲ NaN or infinite numbers" in shown
 
@@ -237,7 +246,7 @@ def test_numbers_of_any_size_can_be_shown(numbers: list[float]) -> None:
     pairs = list(pairwise(numbers))
     tensors = tuple(
         replace(
-            verified.error("a", None, 1.0),
+            reports.tensor("a", None, "a"),
             relative_rmse=one, expected=other, max_error=first, cosine=second, worst=third,
         )
         for one, other in pairs
@@ -260,7 +269,7 @@ def test_numbers_of_any_size_can_be_shown(numbers: list[float]) -> None:
         "values": Result(figures=ValuesFigures(tensors=tensors)),
         "forward": Result(figures=forward),
     }
-    lines = text_of(verdict(verified.report(results), 80, wraps=True)).splitlines()
+    lines = text_of(verdict(reports.only(results), 80, wraps=True)).splitlines()
     assert [line for line in lines if width(line) > 80] == []
 
 
@@ -268,7 +277,7 @@ def main() -> None:
     SCREENS.mkdir(exist_ok=True)
     for old in SCREENS.iterdir():
         old.unlink()
-    for name in verified.REPORTS:
+    for name in SHOWN:
         for columns in COLUMNS:
             (SCREENS / f"{name}-{columns}.txt").write_text(screen(name, columns))
 

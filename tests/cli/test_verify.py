@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import made
 import pytest
-import verified
 from jsonschema import Draft202012Validator
 from terminal import on_a_terminal, without_colour
 
+from reports import MADE
 from weightctl.cli import app
 from weightctl.verify.documents.json_document import document
 
@@ -42,11 +42,11 @@ class Ran:
         return loaded
 
 
-@pytest.mark.parametrize("name", verified.REPORTS)
+@pytest.mark.parametrize("name", MADE)
 def test_all_that_can_be_measured_is_as_the_schema_says(
     name: str, validator: Draft202012Validator
 ) -> None:
-    validator.validate(json.loads(json.dumps(document(verified.REPORTS[name]()), allow_nan=False)))
+    validator.validate(json.loads(json.dumps(document(MADE[name]()), allow_nan=False)))
 
 
 def test_a_healthy_model_has_a_verdict_for_each_check_and_exit_code_0(

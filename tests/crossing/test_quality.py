@@ -58,6 +58,7 @@ def test_quantizing_tiny_llama_costs_what_it_costs_in_llama_cpp(
     compare(plain, ours, windows, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize("kind", TYPES)
 def test_quantizing_smollm2_costs_what_it_costs_in_llama_cpp(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import fromstring
 
 from markdown_it import MarkdownIt
-from reports import MADE
 
+from reports import MADE
 from weightctl.verify.documents.html import page
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def _of_layer_3(_: Any) -> Any:
     [
         (Q, _turned, "transposed", "rows stand for columns"),
         (Q, _zeroed, "zeroed", "all its numbers are 0"),
-        (Q, _row_wiped, "rows_lost", "row 5 was"),
+        (Q, _row_wiped, "rows_lost", "row 5 is zeros"),
         (Q, _halved, "scaled", "0.5 times"),
         (Q, _negated, "scaled", "-1 times"),
         (Q, _a_third_larger, "scaled", "1.33 times"),
@@ -146,10 +146,11 @@ def test_a_part_that_is_wiped_is_no_factor_of_all(tmp_path: Path) -> None:
     data = WeightData.from_numpy(HEALTHY[DOWN], DOWN)
     kind = ENCODINGS["Q4_0"]
     raw = transcode(HEALTHY[DOWN].view(np.uint8), ENCODINGS["F32"], kind).raw.copy().reshape(-1)
-    raw[90:360] = 0  # part of one row, and part of the next
+    raw[90:360] = 0  # part of one row, and the next three
     blocks = WeightData.stored(data.info._replace(encoding=kind), memoryview(raw.tobytes()))
     own = tmp_path / "own.gguf"
     save(Plan.copy(Weights.from_data({DOWN: blocks}), "gguf"), own)
     reference = stored(tmp_path / "reference.safetensors", **{DOWN: HEALTHY[DOWN]})
     (problem,) = check(Request(subject=Subject(own), reference=Subject(reference))).problems
-    assert problem.cause is None
+    assert problem.cause is not None
+    assert problem.cause.name == "rows_lost"

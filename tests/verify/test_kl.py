@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence by position, and how it is told."""
+"""Kullback-Leibler divergence by position."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from weightctl.verify.diverging.kl import Agreement, histogram, least_cosine, spread
+from weightctl.verify.diverging.kl import Agreement
 
 LOGITS = arrays.arrays(np.float32, (3, 7), elements=st.floats(-50, 50, width=32))
 
@@ -60,40 +60,3 @@ def test_positions_agree_where_the_same_token_is_the_likeliest() -> None:
     agreement = Agreement()
     agreement.add(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[[0, 1, 1]])
     assert agreement.agreed == 2
-
-
-def test_a_spread_has_the_mean_the_percentile_and_the_greatest() -> None:
-    found = spread(np.arange(101.0))
-    assert found is not None
-    assert found == pytest.approx((50, 99, 100))
-
-
-def test_a_spread_of_nothing_is_none() -> None:
-    assert spread(np.empty(0)) is None
-
-
-def test_an_infinite_divergence_makes_the_mean_infinite_and_nothing_nan() -> None:
-    found = spread(np.array([0.0, np.inf]))
-    assert found is not None
-    assert not np.isnan(found).any()
-    assert np.isinf(found.mean)
-
-
-def test_a_histogram_counts_every_position_once() -> None:
-    numbers = np.array([0, 1e-9, 0.05, 3, 1e9, np.inf])
-    assert sum(count for _, count in histogram(numbers)) == len(numbers)
-
-
-def test_a_number_on_a_bound_is_counted_above_it() -> None:
-    assert histogram(np.array([1.0, 0.5]), [1, 2]) == ((1, 1), (2, 1))
-
-
-def test_states_that_are_equal_have_a_cosine_of_one() -> None:
-    states = np.zeros((2, 4), np.float32)
-    assert least_cosine(states, states) == 1
-
-
-def test_the_least_cosine_is_that_of_the_position_that_is_furthest_off() -> None:
-    one = np.array([[1, 0], [1, 0]], np.float32)
-    other = np.array([[2, 0], [0, 1]], np.float32)
-    assert least_cosine(one, other) == 0

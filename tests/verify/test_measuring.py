@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
+from weightctl.verify.comparing.distance import MOST_KEPT, Measured
 from weightctl.verify.comparing.measuring import measured, sampled
 from weightctl.verify.comparing.pairs import Pair
 from weightctl.verify.comparing.tolerance import is_within, run_limit
 from weightctl.weights.data import WeightData
 from weightctl.weights.derived import Tensor, tensor_of
 from weightctl.weights.tree import Weights
-
-if TYPE_CHECKING:
-    from weightctl.verify.comparing.distance import Measured
 
 RANDOM = np.random.default_rng(8)
 NUMBERS = RANDOM.normal(0, 0.02, (64, 256)).astype(np.float32)
@@ -72,6 +70,15 @@ def test_the_figures_are_those_of_numpy(size: int, seed: int) -> None:
     assert measure.cosine == pytest.approx(wide @ reference / lengths, abs=1e-5)
 
 
+def test_what_was_measured_of_pieces_adds_up() -> None:
+    whole = Measured(count=64, error=1.0, max_error=2.0, worst=5.0, beyond=[0, 1])
+    whole.add(Measured(count=32, error=0.5, max_error=3.0, worst=4.0, first_nonfinite=70))
+    whole.add(Measured(count=32, first_nonfinite=99, beyond=[*range(MOST_KEPT)]))
+    assert (whole.count, whole.error, whole.max_error, whole.worst) == (128, 1.5, 3.0, 5.0)
+    assert whole.first_nonfinite == 70
+    assert (len(whole.beyond), whole.beyond[:4]) == (MOST_KEPT, [0, 1, 0, 1])
+
+
 @pytest.mark.parametrize("encoding", ["BF16", "F16", "Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q2_K"])
 def test_an_encoding_costs_what_it_should(encoding: str) -> None:
     for pair in [
@@ -88,7 +95,7 @@ def test_a_flipped_bit_of_one_scale_is_beyond_what_q8_0_costs(bit: int) -> None:
     measure, is_fine = found(flipped("Q8_0", bit), held(NUMBERS))
     assert not is_fine
     assert measure.runs_beyond == 1
-    assert measure.worst_run == 3
+    assert measure.beyond == [3]
 
 
 @pytest.mark.parametrize("bit", range(16))

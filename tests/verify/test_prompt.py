@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
-from subjects import saved
+import tokenizers
+from subjects import forward, saved
 
 import family_tokenizers
 import small_models
@@ -137,3 +138,45 @@ def test_masks_and_ids_are_of_one_shape(llama: Subject) -> None:
     assert found.ids.shape == found.mask.shape
     assert found.ids.dtype == np.int64
     assert found.mask.dtype == np.bool_
+
+
+class Counted:
+    """A tokenizer that notes what is asked of it."""
+
+    done: ClassVar[list[str]] = []
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    @classmethod
+    def from_buffer(cls, document: bytes) -> Counted:
+        cls.done.append("read")
+        return cls(REAL.from_buffer(document))
+
+    def encode(self, text: str, **how: Any) -> Any:
+        self.done.append(text)
+        return self._real.encode(text, **how)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+REAL: Any = tokenizers.Tokenizer
+
+
+@pytest.mark.parametrize(("has_tokenizer", "times"), [((True, True), 2), ((True, False), 1)])
+def test_each_tokenizer_is_read_once_and_cuts_the_text_once(
+    has_tokenizer: tuple[bool, bool], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects: list[Subject] = []
+    for name, has in zip("ab", has_tokenizer, strict=True):
+        (directory := tmp_path / name).mkdir()
+        model = small_models.llama(vocab_size=700, num_hidden_layers=1)
+        subjects.append(saved(directory, model, tokenizer("llama2") if has else None))
+    monkeypatch.setattr(tokenizers, "Tokenizer", Counted)
+    monkeypatch.setattr(Counted, "done", [])
+    result, figures = forward(subjects[0], reference=subjects[1], text="hello")
+    assert not result.problems
+    assert figures.source == "the text"
+    assert Counted.done.count("read") == times
+    assert Counted.done.count("hello") == times

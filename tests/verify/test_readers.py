@@ -40,7 +40,7 @@ def header_of(path: Path) -> Header:
 
 
 def test_a_reader_that_sees_what_we_see_says_nothing(small: Path) -> None:
-    assert asked(header_of(small), check="structure") == ("safetensors", (), "")
+    assert asked(header_of(small)) == ("safetensors", (), "")
 
 
 def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Pa
     other.write_bytes(
         build.safetensors_of({"a": ("F32", (3, 2), bytes(24)), "c": ("F16", (5,), bytes(10))})
     )
-    found = asked(header._replace(files=(str(other),)), check="structure")
+    found = asked(header._replace(files=(str(other),)))
     assert [(each.where, each.text) for each in found.problems] == [
         ("a", "`safetensors.safe_open` sees it as [3, 2], and we as [2, 3]"),
         ("b", "`safetensors.safe_open` does not see it"),
@@ -57,10 +57,21 @@ def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Pa
     ]
 
 
+def test_of_many_tensors_the_first_are_named_and_the_file_has_the_others(small: Path) -> None:
+    names = [f"layers.{number}" for number in range(25)]
+    small.write_bytes(build.safetensors_of(dict.fromkeys(names, ("F32", (2,), bytes(8)))))
+    header = header_of(small)
+    small.write_bytes(build.safetensors_of(dict.fromkeys(names, ("I32", (2,), bytes(8)))))
+    *named, last = asked(header).problems
+    assert [each.where for each in named] == names[:20]
+    assert last.where == str(small)
+    assert last.text == "`safetensors.safe_open` sees 5 more tensors otherwise than we do"
+
+
 def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
     header = header_of(small)
     small.write_bytes(small.read_bytes().replace(b'"BF16"', b'"F16" '))
-    (problem,) = asked(header, check="structure").problems
+    (problem,) = asked(header).problems
     assert (problem.where, problem.text) == (
         "b",
         "`safetensors.safe_open` sees it as F16, and we as BF16",
@@ -70,19 +81,19 @@ def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
 def test_what_a_reader_refuses_is_a_problem_of_the_file(small: Path) -> None:
     header = header_of(small)
     small.write_bytes(small.read_bytes()[:-1])
-    (problem,) = asked(header, check="structure").problems
+    (problem,) = asked(header).problems
     assert problem.where == str(small)
     assert problem.text.startswith("`safetensors.safe_open` refuses it: ")
 
 
 def test_a_reader_that_takes_too_long_is_told_and_no_problem(small: Path) -> None:
-    found = asked(header_of(small), check="structure", seconds=0.001)
+    found = asked(header_of(small), seconds=0.001)
     assert (found.problems, found.reason) == ((), "gave no answer within 0.001 seconds")
     assert found.notes == [f"`safetensors.safe_open` was not heard: {found.reason}"]
 
 
 def test_a_reader_that_does_not_start_is_told_and_no_problem(small: Path) -> None:
-    found = asked(header_of(small), check="structure", memory=1 << 20)
+    found = asked(header_of(small), memory=1 << 20)
     assert (found.problems, found.reason.startswith("it does not start: ")) == ((), True)
 
 
@@ -112,7 +123,7 @@ def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -
     (small.parent / "safetensors.py").write_text("raise SystemExit('taken')")
     code = (
         "from weightctl import open_weights; from weightctl.verify.outside.readers import asked;"
-        "print(asked(open_weights('small.safetensors').header, check='structure'))"
+        "print(asked(open_weights('small.safetensors').header))"
     )
     run = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -128,13 +139,13 @@ def test_torch_sees_what_we_see_in_checkpoints_of_either_form(tmp_path: Path) ->
     torch.save(flat, tmp_path / "model-00002-of-00002.bin", _use_new_zipfile_serialization=False)
     header = header_of(tmp_path / "model-00001-of-00002.bin")
     assert len(header.tensors) == 4
-    assert asked(header, check="structure") == ("torch", (), "")
+    assert asked(header) == ("torch", (), "")
 
 
 def test_what_torch_refuses_is_said_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "trained.pt"
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
-    (problem,) = asked(header_of(path), check="structure").problems
+    (problem,) = asked(header_of(path)).problems
     assert problem.text == (
         "`torch.load(weights_only=True)` refuses it: it also holds an `argparse.Namespace`; "
         "`weightctl convert IN OUT.pt` keeps what can be loaded"
@@ -154,5 +165,5 @@ def test_a_pickle_that_names_what_no_weights_need_is_a_problem_and_given_to_nobo
 def test_a_pickle_of_anything_else_is_not_given_to_torch(tmp_path: Path) -> None:
     path = tmp_path / "plain.pkl"
     path.write_bytes(pickle.dumps({"a": 1}, protocol=2))
-    found = pickled(header_of(path), "structure")
+    found = pickled(header_of(path))
     assert found == ((), "the file is a pickle, and none that `torch.save` writes today")

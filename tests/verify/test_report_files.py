@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from reports import MADE, faulty
 
+from reports import MADE, faulty
 from weightctl.errors import OutputError
 from weightctl.verify.documents import REPORTS, check_targets, write
 

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from reports import MADE, encoder, experts, faulty, hostile, nonfinite, report
 
+from reports import MADE, encoder, experts, faulty, hostile, nonfinite, report
 from weightctl.verify.documents.json_document import document, page
 from weightctl.verify.problem import Problem
 from weightctl.verify.report import Result

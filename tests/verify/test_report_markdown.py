@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import Rendered
-from reports import HOSTILE, MADE, faulty, hostile, report, tensor
 
+from reports import HOSTILE, MADE, faulty, hostile, report, tensor
 from weightctl.verify.documents.markdown import page
 from weightctl.verify.figures import Activation, ForwardFigures, ValuesFigures
 from weightctl.verify.problem import Cause, Problem

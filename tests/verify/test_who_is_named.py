@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import fault_files
+from faults import inject
 from verdicts import report_on, told
+from weightctl.verify import Cause, Request, Subject, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,14 @@ def texts(path: Path, reference: Path) -> dict[str | None, str]:
     return {problem.where: problem.text for problem in report.problems}
 
 
+def test_every_problem_says_which_check_found_it(healthy: Models, tmp_path: Path) -> None:
+    injected = inject(healthy("tiny-llama"), tmp_path / "faulty", "zeroed")
+    report = report_on(injected.path, healthy("tiny-llama"))
+    found = {name: result.problems for name, result in report.results.items() if result.problems}
+    assert found.keys() == {"finite", "values", "forward"}
+    assert all({each.check for each in found[name]} == {name} for name in found)
+
+
 def test_one_expert_is_named_and_not_those_beside_it(
     family: Callable[[str], Made], tmp_path: Path
 ) -> None:
@@ -29,6 +39,23 @@ def test_one_expert_is_named_and_not_those_beside_it(
     expert = next(each for each in files.modules("layers.1.") if "experts.2." in each)
     where = files.put(expert, -files.numbers(expert))
     assert [*texts(files.write(tmp_path / "model"), family("mixtral").path)] == [where]
+
+
+def test_what_the_check_of_values_has_found_is_not_looked_for_again(
+    healthy: Models, tmp_path: Path
+) -> None:
+    injected = inject(healthy("tiny-llama"), tmp_path / "faulty", "zeroed")
+    request = Request(
+        subject=Subject(injected.path), reference=Subject(healthy("tiny-llama")), tokens=(5, 6, 7)
+    )
+    (found,) = verify(request, ["values"]).problems
+    pairs = {pair.name: pair for pair in request.pairing.pairs}
+    assert request.pairing.within.keys() == request.pairing.by_module.keys()
+    assert request.pairing.causes == {pairs[found.where].module: found.cause}
+    # As if it had been another.
+    request.pairing.causes[pairs[found.where].module] = Cause("told", "so it was told")
+    (again,) = verify(request, ["forward"]).problems
+    assert (again.where, again.cause) == (found.where, ("told", "so it was told"))
 
 
 def test_what_was_to_blame_for_a_block_before_is_not_named_where_it_is_well(

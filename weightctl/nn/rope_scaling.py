@@ -90,13 +90,14 @@ def inverse_frequencies(
     """Radians per position of each pair of `dimensions` rotated numbers, float32[dimensions / 2].
 
     `length` is how many positions there are, by which longrope chooses its factors.
-    Computed in float32 in the order of transformers' `ROPE_INIT_FUNCTIONS`, so that long contexts
-    turn by the angles that a model was trained on.
+    Rounded to float32 after each step of transformers' `ROPE_INIT_FUNCTIONS`, so that long contexts
+    turn by the angles that a model was trained on. The same numbers on every machine: powers in
+    float32 are not.
     """
     import numpy as np
 
     exponents = np.arange(0, dimensions, 2, dtype=np.float32) / np.float32(dimensions)
-    periods = np.float32(base) ** exponents
+    periods = (np.float64(np.float32(base)) ** exponents.astype(np.float64)).astype(np.float32)
     if scaling is None:
         return np.float32(1) / periods
     if scaling.kind == "longrope":

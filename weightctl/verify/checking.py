@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, WeightctlError
@@ -48,12 +49,14 @@ def verify(
         started = time.monotonic()
         if damage is None:
             told = {each.text for result in results.values() for each in result.problems}
-            results[name] = _result(name, request, told)
+            found = _result(name, request, told)
         elif name == _STRUCTURE:
-            problem = Problem(check=name, where=damage.path, text=damage.message, hint=damage.hint)
-            results[name] = Result(problems=(problem,))
+            problem = Problem(where=damage.path, text=damage.message, hint=damage.hint)
+            found = Result(problems=(problem,))
         else:
-            results[name] = Result(skipped="the files cannot be opened")
+            found = Result(skipped="the files cannot be opened")
+        problems = tuple(replace(each, check=name) for each in found.problems)
+        results[name] = replace(found, problems=problems)
         seconds[name] = time.monotonic() - started
     if damage is not None and _STRUCTURE not in wanted:
         raise damage
@@ -78,7 +81,7 @@ def _result(name: str, request: Request, told: Container[str]) -> Result:
     except WeightctlError as error:
         if error.message in told:
             return Result(skipped=error.headline)
-        problem = Problem(check=name, where="", text=error.message, hint=error.hint)
+        problem = Problem(where="", text=error.message, hint=error.hint)
         return Result(problems=(problem,))
 
 

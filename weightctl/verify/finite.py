@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_CHECK = "finite"
-
 
 def check(request: Request) -> Result:
     """Look at every floating-point number and block of a checkpoint.
@@ -41,7 +39,7 @@ def check(request: Request) -> Result:
         return Result(skipped="no tensor is of the layers that are asked for: see `weightctl ls`")
     repeated = [info.name for info in infos if _is_repeated(header, info)]
     infos = [info for info in infos if not _is_repeated(header, info)]
-    surveyed = surveys(weights.source, infos, lambda done: request.tell(_CHECK, done))
+    surveyed = surveys(weights.source, infos, lambda done: request.tell("finite", done))
     notes = [
         f"`{name}` is a few numbers of its file over and over: it is not looked at"
         for name in repeated[:MOST_NAMED]
@@ -73,11 +71,11 @@ def _problems(findings: list[Finding]) -> Iterator[Problem]:
     for finding in findings:
         counts[finding.kind] = counts.get(finding.kind, 0) + 1
         if counts[finding.kind] <= MOST_NAMED:
-            yield Problem(check=_CHECK, where=finding.name, text=finding.text, cause=finding.cause)
+            yield Problem(where=finding.name, text=finding.text, cause=finding.cause)
     for kind, count in counts.items():
         if count > MOST_NAMED:
             text = f"{count - MOST_NAMED:,} more tensors of which the same is wrong ({kind})"
-            yield Problem(check=_CHECK, where="", text=text)
+            yield Problem(where="", text=text)
 
 
 def _is_repeated(header: Header, info: TensorInfo) -> bool:

@@ -17,13 +17,13 @@ from weightctl.verify.running.bars import over_max_divergence, over_max_perplexi
 from weightctl.verify.running.ending import Ending, ended
 from weightctl.verify.running.matrices import check_matrices
 from weightctl.verify.running.parts import EMBEDDING, Running, layer_name, unbuilt
-from weightctl.verify.running.prompt import Prompt, prompt
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from weightctl.codecs.base import F32
     from weightctl.verify.request import Request
+    from weightctl.verify.running.prompt import Prompt
 
 __all__ = ["check", "require_prompt"]
 
@@ -56,7 +56,7 @@ def _found(request: Request) -> Result:
         return check_matrices(request)
     notes: tuple[str, ...] = ()
     if reference is not None and reference.checkpoint is not None:
-        compared: Result = load(_COMPARE)(request, prompt(request, reference, subject))
+        compared: Result = load(_COMPARE)(request)
         return compared
     if reference is not None and reference.refusal is not None:
         notes = (f"the reference did not run: {reference.refusal.headline}",)
@@ -64,7 +64,7 @@ def _found(request: Request) -> Result:
         running = Running(subject.checkpoint, request.device)
     except ArchitectureError as error:
         return Result(skipped=unbuilt(error), notes=notes)
-    found = _alone(request, running, prompt(request, subject))
+    found = _alone(request, running)
     return replace(found, notes=(*notes, *found.notes))
 
 
@@ -74,10 +74,9 @@ def require_prompt(request: Request) -> None:
     That is the caller's to change, and no fault of the checkpoint's.
     """
     is_given = request.tokens is not None or request.text is not None
-    subjects = [each for each in (request.reference, request.subject) if each and each.checkpoint]
     if is_given and request.subject.checkpoint is not None:
         with suppress(TokenizerError):  # which is the checkpoint's, and told of when it runs
-            prompt(request, *subjects)
+            _ = request.prompt
 
 
 def _why_not(request: Request) -> str:
@@ -103,7 +102,8 @@ class _Pass(NamedTuple):
     is_whole: bool
 
 
-def _alone(request: Request, running: Running, given: Prompt) -> Result:
+def _alone(request: Request, running: Running) -> Result:
+    given = request.prompt
     last = request.last_layer(running.layers)
     passed = _through(request, running, given, last)
     problems, figures = list(passed.problems), list(passed.figures)
@@ -149,7 +149,7 @@ def _through(request: Request, running: Running, given: Prompt, last: int) -> _P
         # What comes after the first part that is ruined is a consequence.
         text = "" if problems else _wrong(figure, before, size)
         if text:
-            problems.append(Problem(check="forward", where=name, text=text))
+            problems.append(Problem(where=name, text=text))
     return _Pass(x, figures, problems, is_whole=last == running.layers - 1)
 
 

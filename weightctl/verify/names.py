@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_CHECK = "names"
 _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
@@ -58,10 +57,10 @@ def check(request: Request) -> Result:
 
 def _of_known(checkpoint: Checkpoint) -> Result:
     fit = fit_of(checkpoint)
-    counts = vocabulary(checkpoint, fit, _CHECK)
-    problems = misfits(checkpoint, fit, _CHECK)
+    counts = vocabulary(checkpoint, fit)
+    problems = misfits(checkpoint, fit)
     return Result(
-        problems=(*together(problems), *copies(checkpoint, _CHECK), *counts.problems),
+        problems=(*together(problems), *copies(checkpoint), *counts.problems),
         figures=NamesFigures(
             family=checkpoint.arch.name,
             layers=checkpoint.config.layers,
@@ -101,7 +100,7 @@ def _lacks_config(subject: Subject) -> bool:
 
 def _without_config(subject: Subject) -> Problem:
     text = f"{CONFIG} is missing: without it no program knows how to run the tensors"
-    return Problem(check=_CHECK, where=subject.path, text=text, hint="copy it from the original")
+    return Problem(where=subject.path, text=text, hint="copy it from the original")
 
 
 def _nearest(subject: Subject) -> str:
@@ -132,7 +131,7 @@ def _of_refused(subject: Subject, refusal: WeightctlError) -> Result:
         key, text = fitting[0].key, f"`{key}` {text}" if key else text
     elif not fitting and refusal.hint:
         text = f"{text}; {refusal.hint}"
-    problem = Problem(check=_CHECK, where=key or path, text=text, cause=cause_of(fitting))
+    problem = Problem(where=key or path, text=text, cause=cause_of(fitting))
     return Result(problems=(problem,))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["MOST_NAMED", "Cause", "Problem"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MOST_NAMED", "Cause", "Problem", "first_of"]
 
 # Of thousands that are alike nobody reads more; a file may claim any number of them.
 MOST_NAMED = 20
@@ -22,17 +25,17 @@ class Cause(NamedTuple):
 class Problem:
     """One thing that is wrong.
 
-    `check` is the name of the check that found it. `where` is a tensor or a key as the checkpoint
-    calls it, a block of the model (`layers.3`) or a file; empty where it is the whole. `text` says
-    what is wrong with that, and `cause` what probably caused it, where that is known;
-    `hint` says what to do where the error does that was raised.
+    `where` is a tensor or a key as the checkpoint calls it, a block of the model (`layers.3`) or a
+    file; empty where it is the whole. `text` says what is wrong with that, and `cause` what
+    probably caused it, where that is known; `hint` says what to do where the error does that was
+    raised. `check` is the name of the check that found it, empty as long as that runs.
     """
 
-    check: str
     where: str
     text: str
     cause: Cause | None = None
     hint: str = ""
+    check: str = ""
 
     @property
     def said(self) -> str:
@@ -44,3 +47,14 @@ class Problem:
     def __str__(self) -> str:
         cause = f" ({self.cause.text})" if self.cause else ""
         return f"{self.where}: {self.said}{cause}" if self.where else f"{self.text}{cause}"
+
+
+def first_of(problems: Sequence[Problem], others: str, where: str = "") -> Sequence[Problem]:
+    """Return problems as they are, or the first of them and how many more there are.
+
+    `others` says that, with `{}` where the number belongs, and `where` is where they are together.
+    """
+    left = len(problems) - MOST_NAMED
+    if left <= 0:
+        return problems
+    return [*problems[:MOST_NAMED], Problem(where=where, text=others.format(left))]

@@ -48,6 +48,10 @@ _REMEDIES = {
     "flipped": _FETCH,
     "scale": _FETCH,
     "config": _SET,
+    "dequantized": (
+        "take the original for the numbers of full precision: what was made of a quantized file is "
+        "as good as that one, and larger"
+    ),
     "different_models": (
         "compare with the original of this model: is `--against` the right path? Two models that "
         "differ cannot be told from a damaged one"

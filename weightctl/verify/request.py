@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
@@ -11,12 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.device import DeviceRef
+    from weightctl.verify.comparing.pairs import Pairing
+    from weightctl.verify.running.prompt import Prompt
     from weightctl.verify.subject import Subject
 
 __all__ = ["Request"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """A checkpoint to verify, alone or against a `reference`, and the bars that it has to pass.
 
@@ -37,6 +40,29 @@ class Request:
     max_divergence: float | None = None
     max_rmse: float | None = None
     progress: Callable[[str, float], object] | None = None
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The tokens that those run on that are known, one at least; the reference is asked first.
+
+        Raises what `running.prompt` does.
+        """
+        from weightctl.verify.running.prompt import prompt
+
+        subjects = (self.reference, self.subject)
+        return prompt(self, *(each for each in subjects if each and each.checkpoint))
+
+    @cached_property
+    def pairing(self) -> Pairing:
+        """The tensors of both, paired, and what the checks have found out of them.
+
+        Raises `ValueError` where there is no reference.
+        """
+        from weightctl.verify.comparing.pairing import paired
+
+        if self.reference is None:
+            raise ValueError("there is nothing to compare with")
+        return paired(self.subject, self.reference)
 
     def tell(self, doing: str, done: float) -> None:
         """Tell whoever wants to know."""

@@ -14,7 +14,7 @@ from weightctl.untyped import is_object
 from weightctl.verify.figures import StructureFigures
 from weightctl.verify.outside.pickled import pickled
 from weightctl.verify.outside.readers import Answer, asked, reader_of
-from weightctl.verify.problem import MOST_NAMED, Problem
+from weightctl.verify.problem import MOST_NAMED, Problem, first_of
 from weightctl.verify.report import Result
 from weightctl.weights.json_file import read_json
 from weightctl.weights.mapping import MappedFile
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_CHECK = "structure"
 _LARGEST_INDEX = 100_000_000
 # ggml keeps a name in 64 bytes, of which the last is 0.
 _LONGEST_GGUF_NAME = 63
@@ -45,12 +44,8 @@ def check(request: Request) -> Result:
     request.tell("reading headers", 0)
     problems = [problem for find in _PROBLEMS for problem in find(header)]
     request.tell("asking other readers", 0.2)
-    found = pickled(header, _CHECK)
-    answer = (
-        Answer(reader_of(header), reason=found.reason)
-        if found.reason
-        else asked(header, check=_CHECK)
-    )
+    found = pickled(header)
+    answer = Answer(reader_of(header), reason=found.reason) if found.reason else asked(header)
     return Result(
         problems=(*problems, *found.problems, *answer.problems),
         figures=StructureFigures(
@@ -75,7 +70,6 @@ def _total(header: Header) -> Iterator[Problem]:
     again = sum(header.extents[name].nbytes for name in header.aliases.values())
     if header.listing is not None and told is not None and told not in {once, once + again}:
         yield Problem(
-            check=_CHECK,
             where=header.listing,
             text=f"`total_size` is {told:,}, and the tensors of all parts have {once:,} bytes: is "
             "it the index of these files?",
@@ -102,7 +96,6 @@ def _unknown(header: Header) -> Iterator[Problem]:
     for kind, names in [*kinds.items()][:MOST_NAMED]:
         more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
         yield Problem(
-            check=_CHECK,
             where=names[0],
             text=f"is of {kind}{more}, an encoding that weightctl does not know: what its bytes "
             "mean cannot be verified",
@@ -114,17 +107,15 @@ def _long_names(header: Header) -> Iterator[Problem]:
     if header.format != "gguf":
         return
     found = [name for name in header.tensors if len(name.encode()) > _LONGEST_GGUF_NAME]
-    for name in found[:MOST_NAMED]:
-        yield Problem(
-            check=_CHECK,
+    problems = [
+        Problem(
             where=name,
             text=f"is a name of {len(name.encode())} bytes, and llama.cpp reads none above "
             f"{_LONGEST_GGUF_NAME}: write it with a shorter one (--rename)",
         )
-    if (more := len(found) - MOST_NAMED) > 0:
-        yield Problem(
-            check=_CHECK, where="", text=f"{more} more names are longer than llama.cpp reads"
-        )
+        for name in found
+    ]
+    yield from first_of(problems, "{} more names are longer than llama.cpp reads")
 
 
 def _nothing(header: Header) -> Iterator[str]:

@@ -18,6 +18,7 @@ from weightctl.store import open_weights
 
 if TYPE_CHECKING:
     from weightctl.archs import Checkpoint
+    from weightctl.tokenizer.encoding import Encoder
     from weightctl.weights.tree import Weights
 
 __all__ = ["Subject"]
@@ -61,6 +62,22 @@ class Subject:
         """Why there is no `checkpoint`."""
         found = self._recognized
         return found if isinstance(found, WeightctlError) else None
+
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        """What cuts text for the model that is known, None without a tokenizer.
+
+        Raises `TokenizerError` where it is damaged, or there is no `tokenizers` library.
+        """
+        from weightctl.tokenizer.encoding import encoder_of
+
+        checkpoint = self.checkpoint
+        if checkpoint is None:
+            return None
+        files = checkpoint.tree.header.files
+        directory = os.path.dirname(files[0]) or "." if files else None
+        kind = str(checkpoint.document.get("model_type", checkpoint.arch.name))
+        return encoder_of(checkpoint.tree.metadata, directory, kind, checkpoint.where)
 
     @property
     def damage(self) -> FormatError | None:

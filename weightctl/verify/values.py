@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from weightctl.archs.matching import OUTPUT_WEIGHT
-from weightctl.verify.comparing.causes import explain
+from weightctl.verify.comparing.causes import PATIENCE, explain
 from weightctl.verify.comparing.causes.mistakes import TRANSPOSED
 from weightctl.verify.comparing.difference import fault, is_comparable, unlike
 from weightctl.verify.comparing.different import different_models
 from weightctl.verify.comparing.folding import folded
 from weightctl.verify.comparing.measuring import measured_all
-from weightctl.verify.comparing.pairing import paired
 from weightctl.verify.comparing.tolerance import is_within, run_limit
 from weightctl.verify.figures import TensorError, ValuesFigures
 from weightctl.verify.problem import Cause, Problem
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_CHECK = "values"
-# Where so many tensors in turn are explained by nothing, the others will not be either.
-_PATIENCE = 24
 _BIAS_DROPPED = Cause("bias_dropped", "biases were left out when the checkpoint was written")
 _FORGOTTEN = Cause(
     "output_forgotten",
@@ -47,9 +44,9 @@ def check(request: Request) -> Result:
     if request.reference is None:
         return Result(skipped="there is nothing to compare with: --against PATH")
     if text := different_models(request.subject.checkpoint, request.reference.checkpoint):
-        problem = Problem(check=_CHECK, where="", text=text, cause=_OTHER_MODEL)
+        problem = Problem(where="", text=text, cause=_OTHER_MODEL)
         return Result(problems=(problem,))
-    pairing = paired(request.subject, request.reference)
+    pairing = request.pairing
     pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
     if not pairs and pairing.pairs and request.layers is not None:
         layers = {pair.layer for pair in pairing.pairs} - {None}
@@ -58,27 +55,27 @@ def check(request: Request) -> Result:
         return Result(skipped="no tensor of one has a name that the other has")
     alone = [] if request.layers is not None else list(_alone(pairing))
     fit = [pair for pair in pairs if is_comparable(pair)]
-    found = measured_all(fit, run_limit, lambda done: request.tell(_CHECK, done))
-    by_module = dict(zip((pair.module for pair in fit), found, strict=True))
     wrong: list[tuple[Pair, Problem]] = []
     errors: list[TensorError] = []
     unexplained = 0
-    for pair in pairs:
-        measured = by_module.get(pair.module)
-        if measured is None:
-            text = unlike(pair)
+    with closing(measured_all(fit, run_limit, lambda done: request.tell("values", done))) as found:
+        for pair in pairs:
+            if not is_comparable(pair):
+                text = unlike(pair)
+                if text:
+                    wrong.append((pair, _problem(pair, text, _of_shape(pair))))
+                continue
+            measured = next(found)
+            pairing.within[pair.module] = is_within(pair, measured)
+            if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
+                alone.append(_missing(_output_of(pair, pairing)))
+                continue
+            text = fault(pair, measured, request.max_rmse)
+            errors.append(_figures(pair, measured, is_problem=bool(text)))
             if text:
-                wrong.append((pair, _problem(pair, text, _of_shape(pair))))
-            continue
-        if _is_forgotten(pair, pairing) and not is_within(pair, measured):
-            alone.append(_missing(_output_of(pair, pairing)))
-            continue
-        text = fault(pair, measured, request.max_rmse)
-        errors.append(_figures(pair, measured, is_problem=bool(text)))
-        if text:
-            cause = explain(pair, pairing, measured) if unexplained < _PATIENCE else None
-            unexplained = 0 if cause is not None else unexplained + 1
-            wrong.append((pair, _problem(pair, text, cause)))
+                cause = explain(pair, pairing, measured) if unexplained < PATIENCE else None
+                unexplained = 0 if cause is not None else unexplained + 1
+                wrong.append((pair, _problem(pair, text, cause)))
     return Result(
         problems=(*alone, *folded(wrong)),
         figures=ValuesFigures(tensors=tuple(errors), pairing=pairing.how),
@@ -89,13 +86,12 @@ def _alone(pairing: Pairing) -> Iterator[Problem]:
     """Yield the tensors that one side lacks."""
     yield from map(_missing, pairing.missing)
     for name in pairing.unexpected:
-        yield Problem(check=_CHECK, where=name, text="is in no place of the reference")
+        yield Problem(where=name, text="is in no place of the reference")
 
 
 def _missing(name: str) -> Problem:
     cause = _BIAS_DROPPED if name.endswith("bias") else None
     return Problem(
-        check=_CHECK,
         where=name,
         text="is missing, and the reference has it",
         cause=_FORGOTTEN if name in _OUTPUTS else cause,
@@ -117,7 +113,7 @@ def _output_of(pair: Pair, pairing: Pairing) -> str:
 def _problem(pair: Pair, text: str, cause: Cause | None) -> Problem:
     if pair.expert is not None:
         text = f"expert {pair.expert}: {text}"
-    return Problem(check=_CHECK, where=pair.name, text=text, cause=cause)
+    return Problem(where=pair.name, text=text, cause=cause)
 
 
 def _of_shape(pair: Pair) -> Cause | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.codecs import can_decode
 from weightctl.translation.copies import is_same
-from weightctl.verify.comparing.causes.damage import rows_of, stored_rows
+from weightctl.verify.comparing.causes.rows import rows_of, stored_rows
 from weightctl.verify.comparing.distance import RUN
 from weightctl.verify.comparing.measuring import numbers_from
 from weightctl.verify.comparing.tolerance import allowed, expected, is_within

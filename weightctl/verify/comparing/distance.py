@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf, nan, sqrt
+from operator import add
+from typing import Any
 
 __all__ = ["MOST_KEPT", "RUN", "Measured", "relative"]
 
@@ -13,15 +15,27 @@ RUN = 32
 MOST_KEPT = 4096
 
 
+def _first(own: int, other: int) -> int:
+    return own if own >= 0 else other
+
+
+def _kept(own: list[int], other: list[int]) -> list[int]:
+    return own + other[: MOST_KEPT - len(own)]
+
+
+# The field's metadata say what a number of two pieces comes to where that is not the sum.
+_OF_BOTH = "of_both"
+
+
 @dataclass(slots=True)
 class Measured:
     """How far a tensor is from its reference; what was measured of its pieces adds up.
 
     `squares` are of the reference, `own_squares` of the tensor, `product` of one with the other,
     `error` of their differences and `cost` of what their encodings should cost. `worst` is how many
-    times what they should cost the difference is in the run number `worst_run`. `beyond` are the
-    numbers of runs that are further than the limit, as far as they are kept, and `runs_beyond` how
-    many there are; `unequal` and `runs_unequal` are the same for those that are not equal at all.
+    times what they should cost the difference is in the worst run. `beyond` are the numbers of runs
+    that are further than the limit, as far as they are kept, and `runs_beyond` how many there are;
+    `unequal` and `runs_unequal` are the same for those that are not equal at all.
     `nonfinite` counts numbers that are infinite or NaN on one side alone, or not the same on both,
     and `nonfinite_there` those of them that are finite here.
     """
@@ -32,36 +46,21 @@ class Measured:
     product: float = 0.0
     error: float = 0.0
     cost: float = 0.0
-    max_error: float = 0.0
-    worst: float = 0.0
-    worst_run: int = 0
+    max_error: float = field(default=0.0, metadata={_OF_BOTH: max})
+    worst: float = field(default=0.0, metadata={_OF_BOTH: max})
     runs_beyond: int = 0
     runs_unequal: int = 0
     nonfinite: int = 0
     nonfinite_there: int = 0
-    first_nonfinite: int = -1
-    beyond: list[int] = field(default_factory=list[int])
-    unequal: list[int] = field(default_factory=list[int])
+    first_nonfinite: int = field(default=-1, metadata={_OF_BOTH: _first})
+    beyond: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _kept})
+    unequal: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _kept})
 
     def add(self, other: Measured) -> None:
         """Add what was measured of a piece behind those so far."""
-        self.count += other.count
-        self.squares += other.squares
-        self.own_squares += other.own_squares
-        self.product += other.product
-        self.error += other.error
-        self.cost += other.cost
-        self.max_error = max(self.max_error, other.max_error)
-        if other.worst > self.worst:
-            self.worst, self.worst_run = other.worst, other.worst_run
-        self.runs_beyond += other.runs_beyond
-        self.runs_unequal += other.runs_unequal
-        if self.first_nonfinite < 0:
-            self.first_nonfinite = other.first_nonfinite
-        self.nonfinite += other.nonfinite
-        self.nonfinite_there += other.nonfinite_there
-        self.beyond += other.beyond[: MOST_KEPT - len(self.beyond)]
-        self.unequal += other.unequal[: MOST_KEPT - len(self.unequal)]
+        for each in fields(self):
+            of_both: Any = each.metadata.get(_OF_BOTH, add)
+            setattr(self, each.name, of_both(getattr(self, each.name), getattr(other, each.name)))
 
     @property
     def runs(self) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.verify.problem import MOST_NAMED
+from weightctl.verify.problem import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.verify.comparing.pairs import Pair
-    from weightctl.verify.problem import Problem
+    from weightctl.verify.problem import Cause, Problem
 
 __all__ = ["folded"]
 
@@ -24,27 +24,24 @@ def folded(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
 
     The order is that of the first of each.
     """
-    alike: dict[object, list[tuple[Pair, Problem]]] = {}
+    alike: dict[Cause | None, list[tuple[Pair, Problem]]] = {}
     for pair, problem in problems:
         alike.setdefault(problem.cause, []).append((pair, problem))
     for cause, group in alike.items():
-        shown = group if cause is None else _in_one(group)
-        for _, problem in shown[:MOST_NAMED]:
-            yield problem
-        more = len(shown) - MOST_NAMED
-        if more > 0:
-            yield replace(shown[-1][1], where="", text=f"and {more} more tensors are as far off")
+        if cause is not None and len(group) > _FEW:
+            yield _in_one(group)
+        else:
+            found = [problem for _, problem in group]
+            yield from first_of(found, "and {} more tensors are as far off")
 
 
-def _in_one(group: Sequence[tuple[Pair, Problem]]) -> Sequence[tuple[Pair, Problem]]:
-    if len(group) <= _FEW:
-        return group
-    pair, first = group[0]
+def _in_one(group: Sequence[tuple[Pair, Problem]]) -> Problem:
+    _, first = group[0]
     parts = dict.fromkeys(each.part.removesuffix(".weight") for each, _ in group)
     named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
     layers = sorted({each.layer for each, _ in group if each.layer is not None})
     text = f"{first.text}; and so with {len(group) - 1} more: {named}{_of(layers)}"
-    return [(pair, replace(first, text=text))]
+    return replace(first, text=text)
 
 
 def _of(layers: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,7 @@ from weightctl.verify.comparing.distance import RUN, Measured, relative
 from weightctl.verify.comparing.tiles import Tile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from threading import Event
 
     from weightctl.codecs.base import F32, U8
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.verify.comparing.pairs import Pair
     from weightctl.weights.derived import Tensor
 
-__all__ = ["measured", "measured_all", "numbers_from", "sampled"]
+__all__ = ["measured", "measured_all", "numbers_from", "sample_of", "sampled"]
 
 _PIECE = 1 << 20
 # Numbers that are worked on at a time: they stay in a core's cache.
@@ -33,7 +34,6 @@ _SAMPLE, _SAMPLES = 1 << 11, 4
 
 class _Piece(NamedTuple):
     pair: Pair
-    number: int
     start: int
     stop: int
 
@@ -51,22 +51,22 @@ def numbers_from(tensor: Tensor, start: int, count: int) -> F32:
 
 def measured(pair: Pair, limit: float) -> Measured:
     """Return how far a pair is apart."""
-    return measured_all([pair], lambda _: limit)[0]
+    (found,) = measured_all([pair], lambda _: limit)
+    return found
 
 
-def sampled(pair: Pair) -> float:
-    """Return the relative RMSE of some numbers of a pair, from all over it."""
-    size = pair.tensor.info.size
+def sample_of(tensor: Tensor) -> F32:
+    """Return some numbers from all over a tensor."""
+    size = tensor.info.size
     starts = dict.fromkeys(size * part // _SAMPLES // RUN * RUN for part in range(_SAMPLES))
-    error = squares = 0.0
-    for start in starts:
-        count = min(_SAMPLE, size - start)
-        own, reference = (
-            numbers_from(tensor, start, count).astype(np.float64)
-            for tensor in (pair.tensor, pair.reference)
-        )
-        squares += float(np.vdot(reference, reference))
-        error += float(np.sum((own - reference) ** 2))
+    pieces = [numbers_from(tensor, start, min(_SAMPLE, size - start)) for start in starts]
+    return np.concatenate(pieces)
+
+
+def sampled(pair: Pair, sample: Callable[[Tensor], F32] = sample_of) -> float:
+    """Return the relative RMSE of some numbers of a pair, from all over it."""
+    own, reference = (sample(each).astype(np.float64) for each in (pair.tensor, pair.reference))
+    error, squares = float(np.sum((own - reference) ** 2)), float(np.vdot(reference, reference))
     return relative(error, squares)
 
 
@@ -74,13 +74,12 @@ def measured_all(
     pairs: Sequence[Pair],
     limit: Callable[[Pair], float],
     progress: Callable[[float], object] | None = None,
-) -> list[Measured]:
-    """Return how far each pair, of one shape and of numbers both, is apart.
+) -> Generator[Measured, None, None]:
+    """Yield how far each pair, of one shape and of numbers both, is apart.
 
     `limit` says how many times what encodings should cost a run may be off. A few MB are held for
     each thread. Raises `FormatError` where a file cannot be read.
     """
-    found = [Measured() for _ in pairs]
     total = sum(pair.tensor.info.size for pair in pairs) or 1
     memory = Memory()
 
@@ -88,23 +87,26 @@ def measured_all(
         return Measured() if ended.is_set() else _of_piece(piece, limit(piece.pair), memory)
 
     done = 0
-    pieces = list(_pieces(pairs))
-    with shared_out(measure, pieces) as made:
-        for piece, part in zip(pieces, made, strict=True):
-            found[piece.number].add(part)
-            done += part.count
-            if progress is not None:
-                progress(done / total)
-    return found
+    with shared_out(measure, chain.from_iterable(map(_pieces, pairs))) as made:
+        for pair in pairs:
+            found = Measured()
+            for part in islice(made, -(-pair.tensor.info.size // _step(pair))):
+                found.add(part)
+                done += part.count
+                if progress is not None:
+                    progress(done / total)
+            yield found
 
 
-def _pieces(pairs: Sequence[Pair]) -> Iterator[_Piece]:
-    for number, pair in enumerate(pairs):
-        size = pair.tensor.info.size
-        unit = _unit(pair)
-        step = _PIECE // unit * unit
-        for start in range(0, size, step):
-            yield _Piece(pair, number, start, min(start + step, size))
+def _pieces(pair: Pair) -> Iterator[_Piece]:
+    size, step = pair.tensor.info.size, _step(pair)
+    for start in range(0, size, step):
+        yield _Piece(pair, start, min(start + step, size))
+
+
+def _step(pair: Pair) -> int:
+    unit = _unit(pair)
+    return _PIECE // unit * unit
 
 
 def _unit(pair: Pair) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32
 from weightctl.verify.comparing.cost import Side
+from weightctl.verify.comparing.once_quantized import OnceQuantized, once_quantized
+from weightctl.verify.comparing.samples import Samples
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from weightctl.archs import Checkpoint
     from weightctl.archs.arch import TensorNames
     from weightctl.archs.keys import Dialect
+    from weightctl.verify.problem import Cause
     from weightctl.weights.derived import Tensor
 
 __all__ = ["Pair", "Pairing", "in_dialect"]
@@ -64,6 +67,10 @@ class Pairing:
     `missing` are what the checkpoint would call those that only the reference has, `unexpected`
     what it calls those that only it has. `how` tells people by which names they were paired.
     `checkpoint` and `reference` are the models, None where the family is unknown.
+
+    What was found out of a pair is kept, by its module, for the check that asks next: `within` says
+    whether it is off by no more than its encodings cost, and `causes` why it is off, None where
+    nothing is known. `samples` are of tensors that are compared with many others.
     """
 
     pairs: Sequence[Pair]
@@ -72,11 +79,20 @@ class Pairing:
     how: str
     checkpoint: Checkpoint | None = None
     reference: Checkpoint | None = None
+    within: dict[str, bool] = field(default_factory=dict[str, bool])
+    causes: dict[str, Cause | None] = field(default_factory=dict[str, "Cause | None"])
+    samples: Samples = field(default_factory=Samples)
 
     @cached_property
     def by_module(self) -> Mapping[str, Pair]:
         """The pairs by what our modules call them."""
         return {pair.module: pair for pair in self.pairs}
+
+    @cached_property
+    def once_quantized(self) -> OnceQuantized:
+        """What the tensors of either side were in before they were made full precision."""
+        views = [view for pair in self.pairs if (view := self.seen_in("gguf", pair)) is not None]
+        return once_quantized(views)
 
     @cached_property
     def by_part(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:

@@ -32,6 +32,8 @@ _ROUNDING = 2.0**-22
 # that is a power of two, nearly, this part of the limit counts.
 _REST, _NEAR_POWER, _LEAST_FACTOR = 0.1, 0.1, 0.05
 _OF_ONE_FACTOR = 0.4
+# Zeros are not what an encoding makes of a run where it would lose less than this part of it.
+_KEPT = 0.25
 # A run that an encoding happens to hold well is still allowed this part of what is usual.
 _SHARE = 0.5
 
@@ -83,9 +85,11 @@ class Tile:
         cost = self._cost(own, reference, squares, error, limit)
         found.cost = float(cost.sum())
         ratio = error / self._allowed(cost, squares)
-        worst = int(ratio.argmax())
-        found.worst, found.worst_run = sqrt(float(ratio[worst])), first + worst
-        beyond = np.flatnonzero(self._beyond(ratio, limit, error, own, reference))
+        found.worst = sqrt(float(ratio.max()))
+        is_beyond = self._beyond(ratio, limit, error, own, reference)
+        # A coarse encoding may be allowed as much as that.
+        is_beyond |= (own_squares == 0) & (cost < squares * _KEPT)
+        beyond = np.flatnonzero(is_beyond)
         found.runs_beyond = len(beyond)
         found.beyond = (beyond[:MOST_KEPT] + first).tolist()
         unequal = np.flatnonzero(is_unequal)

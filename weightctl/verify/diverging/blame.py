@@ -67,16 +67,16 @@ class Blame:
         groups = self._pairs_of(part, running)
         told = [groups[name] for name in first if name in groups]
         if told and self._is_well_without(trial, told):
-            return _guilty(told)
+            return self._guilty(told)
         if not is_searched:
             return []
-        off = [group for group in groups.values() if any(map(_is_off, group))]
+        off = [group for group in groups.values() if any(map(self._is_off, group))]
         if not (off and self._is_well_without(trial, off)):
             # Some that is less off than the bar may matter all the same.
             off = list(groups.values())
             if not self._is_well_without(trial, off):
                 return []
-        return _guilty(self._needed(trial, off))
+        return self._guilty(self._needed(trial, off))
 
     def _needed(self, trial: _Trial, groups: Sequence[list[Pair]]) -> Sequence[list[Pair]]:
         """Return those of some groups of tensors without which a part is not well."""
@@ -87,6 +87,21 @@ class Blame:
             if rest and self._is_well_without(trial, rest):
                 return self._needed(trial, rest)
         return groups
+
+    def _guilty(self, groups: Sequence[Sequence[Pair]]) -> list[Pair]:
+        """Return those of some groups that are off: one expert may be, and the others are not.
+
+        All of them where each is within what its encoding costs, and they are not together.
+        """
+        pairs = [pair for group in groups for pair in group]
+        return [pair for pair in pairs if len(pairs) > 1 and self._is_off(pair)] or pairs
+
+    def _is_off(self, pair: Pair) -> bool:
+        """Whether a tensor is further off than its encodings cost, which `values` may have seen."""
+        within = self._pairing.within
+        if pair.module not in within:
+            within[pair.module] = _is_within(pair)
+        return not within[pair.module]
 
     def _is_well_without(self, trial: _Trial, groups: Sequence[Sequence[Pair]]) -> bool:
         return trial.is_well(self._stand_ins([pair for group in groups for pair in group]))
@@ -153,7 +168,7 @@ def _of_output(own: Checkpoint, other: Checkpoint | None) -> Iterator[Difference
             "the reference's output was left out, and the embedding stands in for it",
         )
         text = "is the embedding, and the reference has an output of its own"
-        problem = Problem(check="forward", where=OUTPUT, text=text, cause=cause)
+        problem = Problem(where=OUTPUT, text=text, cause=cause)
         yield Difference(problem, {"tied": False})
 
 
@@ -166,17 +181,8 @@ def _with_config(own: Checkpoint, found: list[Difference], device: DeviceRef) ->
         return None
 
 
-def _guilty(groups: Sequence[Sequence[Pair]]) -> list[Pair]:
-    """Return those of some groups that are off: one expert may be, and the others are not.
-
-    All of them where each is within what its encoding costs, and they are not together.
-    """
-    pairs = [pair for group in groups for pair in group]
-    return [pair for pair in pairs if len(pairs) > 1 and _is_off(pair)] or pairs
-
-
-def _is_off(pair: Pair) -> bool:
+def _is_within(pair: Pair) -> bool:
     try:
-        return not is_within(pair, measured(pair, run_limit(pair)))
+        return is_within(pair, measured(pair, run_limit(pair)))
     except WeightctlError:
-        return False
+        return True

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ArchitectureError, TokenizerError
 from weightctl.verify.comparing.different import different_models
-from weightctl.verify.comparing.pairing import paired
 from weightctl.verify.diverging.blame import Blame
 from weightctl.verify.diverging.configs import differences
+from weightctl.verify.diverging.cosines import least_cosine
+from weightctl.verify.diverging.distribution import histogram, spread
 from weightctl.verify.diverging.faults import Faults
-from weightctl.verify.diverging.kl import histogram, least_cosine, spread
 from weightctl.verify.diverging.predictions import predicted
 from weightctl.verify.diverging.walking import Walk
 from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-_CHECK = "forward"
 
-
-def compare(request: Request, given: Prompt) -> Result:
+def compare(request: Request) -> Result:
     """Run a model and its reference, both known, block by block on the same tokens.
 
     Problems are what their configs say otherwise, blocks that are further from the reference's than
@@ -46,6 +44,7 @@ def compare(request: Request, given: Prompt) -> Result:
     other = None if request.reference is None else request.reference.checkpoint
     if own is None or other is None or request.reference is None:
         return Result(skipped="one of the two is of no known family")
+    given = request.prompt
     if text := different_models(own, other):
         raise ArchitectureError(text)
     found = differences(own, other)
@@ -57,7 +56,7 @@ def compare(request: Request, given: Prompt) -> Result:
         return Result(problems=tuple(problems), skipped=unbuilt(error))
     if why := _cannot(own, other, given):
         return Result(problems=tuple(problems), skipped=why, notes=given.notes)
-    pairing = paired(request.subject, request.reference)
+    pairing = request.pairing
     blame = Blame(subject, pairing, found, request.device)
     walk = Walk(subject, reference, pairing, given)
     return _Comparison(request, given, walk, Faults(blame, pairing)).result(problems)
@@ -79,10 +78,12 @@ def _cannot(own: Checkpoint, other: Checkpoint, given: Prompt) -> str:
 def _other_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     if request.tokens is not None or not given.is_text:
         return
+    if request.reference is None or request.reference.encoder is None:
+        return  # the text was cut by the model's own
     try:
         own = prompt(request, request.subject)
     except TokenizerError as error:
-        yield Problem(check=_CHECK, where="tokenizer", text=f"cannot be used: {error.message}")
+        yield Problem(where="tokenizer", text=f"cannot be used: {error.message}")
         return
     if not own.is_text:
         return
@@ -93,7 +94,6 @@ def _other_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     at = [f"{ids[place]}" if place < len(ids) else "nothing" for ids in (ours, theirs)]
     yield Problem(
-        check=_CHECK,
         where="tokenizer",
         text=f"makes other tokens of {given.source} than the reference's: token {place + 1} is "
         f"{at[0]} and not {at[1]} (the models ran on the reference's)",

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Difference", "corrected", "differences"]
 
-_CHECK = "forward"
 # What is compared as the speeds that it all makes, not field by field.
 _STRETCH = ("rope_scaling", "has_rope_factors")
 # What the tensors tell better: a separate output may be a copy of the embedding.
@@ -61,7 +60,7 @@ def differences(subject: Checkpoint, reference: Checkpoint) -> list[Difference]:
         if _follows(subject, reference, name, wanted):
             following[name] = wanted
         else:
-            found.append(_difference(subject, reference, name, value, wanted))
+            _add(found, _difference(subject, reference, name, value, wanted))
     is_told = any(name in _TURNS for name, *_ in unequal)
     if not is_told and not rotates_alike(own, other):
         found.append(_stretched(subject, reference, own.config, other.config))
@@ -72,6 +71,15 @@ def differences(subject: Checkpoint, reference: Checkpoint) -> list[Difference]:
     # They come right with the rest.
     found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
     return found
+
+
+def _add(found: list[Difference], new: Difference) -> None:
+    """Add a difference, to the one by the same key where there is one."""
+    for place, each in enumerate(found):
+        if each.problem.where == new.problem.where:
+            found[place] = replace(each, changes={**each.changes, **new.changes})
+            return
+    found.append(new)
 
 
 def corrected(subject: Checkpoint, found: list[Difference]) -> Checkpoint | None:
@@ -128,7 +136,10 @@ def _is_no_window(subject: Checkpoint, reference: Checkpoint) -> bool:
 def _follows(subject: Checkpoint, reference: Checkpoint, field: str, wanted: Any) -> bool:
     """Whether the value is not said, and would be the reference's if other fields were."""
     where = spelled(subject, field)
-    if where.is_said or not callable(where.default):
+    if not callable(where.default) or (where.is_said and not where.follows):
+        return False
+    if where.follows and not hasattr(subject.config, where.follows):
+        # Nothing else tells that.
         return False
     try:
         return _is_same(where.default(reference.fields), wanted)
@@ -142,27 +153,40 @@ def _difference(
     where, there = spelled(subject, field), spelled(reference, field)
     if isinstance(where.seen, Present) and field.endswith("bias"):
         return Difference(_of_bias(where, has_none=not value), {field: wanted})
+    if where.follows and where.follows == there.follows:
+        pair = [each.fields.get(where.follows) for each in (subject, reference)]
+        text = _compared(where, there, *pair)
+    elif where.follows or there.follows:
+        name = field.removeprefix("scaling.").replace("_", " ")
+        text = f"{_gives(where, name, value)}, and {_gives(there, name, wanted)} in the reference"
+    else:
+        text = _compared(where, there, value, wanted)
+    cause = Cause("config", f"the config's {text}")
+    problem = Problem(where=where.key, text="differs from the reference's", cause=cause)
+    return Difference(problem, {field: wanted})
+
+
+def _compared(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
     said = f"is {_told(value)}, and {_told(wanted)} in the reference"
     if not where.is_said:
         said = f"is not said, which means {_told(value)}, and {_told(wanted)} in the reference"
     is_called_otherwise = there.is_said and there.key != where.key
     named = f", whose `{there.key}` it is" if is_called_otherwise else ""
-    cause = Cause("config", f"the config's `{where.key}` {said}{named}")
-    problem = Problem(
-        check=_CHECK, where=where.key, text="differs from the reference's", cause=cause
-    )
-    return Difference(problem, {field: wanted})
+    return f"`{where.key}` {said}{named}"
+
+
+def _gives(where: Spelling, name: str, value: Any) -> str:
+    """Say which key a value has, or which it follows from."""
+    if where.follows:
+        return f"`{where.key}` makes the {name} {_told(value)}"
+    return f"`{where.key}` is {_told(value)}"
 
 
 def _of_bias(where: Spelling, *, has_none: bool) -> Problem:
     if not has_none:
-        return Problem(
-            check=_CHECK, where=where.key, text="is there, and the reference has no such bias"
-        )
+        return Problem(where=where.key, text="is there, and the reference has no such bias")
     cause = Cause(_BIAS_DROPPED, "the reference's biases were left out, in this and other layers")
-    return Problem(
-        check=_CHECK, where=where.key, text="is not there, and the reference has one", cause=cause
-    )
+    return Problem(where=where.key, text="is not there, and the reference has one", cause=cause)
 
 
 def _stretched(

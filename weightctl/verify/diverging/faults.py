@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.verify.comparing.causes import explain
-from weightctl.verify.problem import MOST_NAMED, Cause, Problem
+from weightctl.verify.comparing.causes import explain_each
+from weightctl.verify.comparing.causes.dequantized import DEQUANTIZED
+from weightctl.verify.problem import MOST_NAMED, Cause, Problem, first_of
 from weightctl.wording import counted, listed, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightctl.verify.comparing.pairs import Pair, Pairing
     from weightctl.verify.diverging.blame import Blame
     from weightctl.verify.diverging.walking import Part
 
 __all__ = ["Faults"]
 
-_CHECK = "forward"
-# For so many blocks whatever is to blame is searched; for others what was to blame before is tried.
+# For so many blocks of a kind whatever is to blame is searched; for others what was to blame before
+# is tried.
 _MOST_SEARCHED = 4
 # With more of one cause it is the block that is wrong, not each of them.
 _FEW = 4
 _AS_IT_SHOULD = "it is as it should be"
+# Causes that a whole checkpoint has, whatever its blocks are called.
+_OF_ALL = {DEQUANTIZED}
 
 
 class _Fault(NamedTuple):
@@ -40,7 +46,7 @@ class Faults:
     def __init__(self, blame: Blame, pairing: Pairing) -> None:
         self._blame, self._pairing = blame, pairing
         self._faults: list[_Fault] = []
-        self._searched = 0
+        self._searched: Counter[str] = Counter()
         self._before: list[str] = []
 
     def add(self, part: Part) -> None:
@@ -50,16 +56,15 @@ class Faults:
             self._faults.append(_Fault(part, part.name, _kind(part), _off(part), cause))
             return
         guilty: list[Pair] = []
-        if self._before or self._searched < _MOST_SEARCHED:
-            self._searched += 1
-            guilty = self._blame.of_tensors(
-                part, self._before, is_searched=self._searched <= _MOST_SEARCHED
-            )
+        is_searched = self._searched[_kind(part)] < _MOST_SEARCHED
+        if self._before or is_searched:
+            self._searched[_kind(part)] += 1
+            guilty = self._blame.of_tensors(part, self._before, is_searched=is_searched)
         if not guilty:
             self._faults.append(_Fault(part, part.name, _kind(part), _off(part), None))
             return
         self._before = [pair.part for pair in guilty]
-        causes = [explain(pair, self._pairing) for pair in guilty]
+        causes = explain_each(guilty, self._pairing)
         if len(guilty) > _FEW and len(set(causes)) == 1:
             text = f"{_off(part)}; with {len(guilty)} tensors of the reference's {_AS_IT_SHOULD}"
             self._faults.append(_Fault(part, part.name, _kind(part), text, causes[0]))
@@ -73,17 +78,16 @@ class Faults:
         for pair, cause in zip(guilty, causes, strict=True):
             self._faults.append(_Fault(part, pair.name, pair.part, text, cause))
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> Sequence[Problem]:
         """Return what is wrong, the first block first, with one problem for what is alike."""
         alike: dict[tuple[str, Cause | None, bool], list[_Fault]] = {}
         for fault in self._faults:
-            key = (fault.kind, fault.cause, isfinite(fault.part.found.all))
+            is_of_all = fault.cause is not None and fault.cause.name in _OF_ALL
+            kind = "" if is_of_all else fault.kind
+            key = (kind, fault.cause, isfinite(fault.part.found.all))
             alike.setdefault(key, []).append(fault)
         made = [_together(same) for same in alike.values()]
-        if len(made) <= MOST_NAMED:
-            return made
-        more = f"{len(made) - MOST_NAMED} more that diverge are not named"
-        return [*made[:MOST_NAMED], Problem(check=_CHECK, where="", text=more)]
+        return first_of(made, "{} more that diverge are not named")
 
 
 def _kind(part: Part) -> str:
@@ -105,4 +109,4 @@ def _together(same: list[_Fault]) -> Problem:
     others = list(dict.fromkeys(each.part.name for each in same))[1:]
     if others:
         text += f"; and so it is in {listed(others, MOST_NAMED)}"
-    return Problem(check=_CHECK, where=first.where, text=text, cause=first.cause)
+    return Problem(where=first.where, text=text, cause=first.cause)

@@ -12,7 +12,7 @@ from weightctl.verify.documents.heat_map import error_map, excess_map
 from weightctl.verify.documents.histogram import histogram_chart
 from weightctl.verify.documents.layer_charts import activation_chart, divergence_chart
 from weightctl.verify.documents.markup import Markup, coded, element, join
-from weightctl.verify.documents.phrases import cut, facts, verdict
+from weightctl.verify.documents.phrases import all_usual, cut, facts, verdict
 from weightctl.verify.documents.style import STYLE
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.ranking import strangest, title_of, worst_first
@@ -22,7 +22,7 @@ from weightctl.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightctl.verify.figures import MatrixGain
+    from weightctl.verify.figures import LayerDivergence, MatrixGain
     from weightctl.verify.problem import Problem
     from weightctl.verify.report import Report
 
@@ -136,15 +136,8 @@ def _forward(figures: ForwardFigures | None) -> list[Markup]:
     if said:
         sections.append(_section("What the model says", *said))
     charts: list[Markup] = []
-    if divergence is not None and _has_size(each.divergence for each in divergence.layers):
-        charts.append(
-            _figure(
-                "Divergence from the reference, part by part",
-                divergence_chart(divergence.layers),
-                "Both models are given what the reference's part before gave, so that each fault "
-                "shows where it is. The scale is logarithmic; what stands at its foot is equal.",
-            )
-        )
+    if divergence is not None and divergence.layers:
+        charts.append(_parts(divergence.layers))
     if _has_size(each.rms for each in figures.activations):
         charts.append(
             _figure(
@@ -161,6 +154,19 @@ def _forward(figures: ForwardFigures | None) -> list[Markup]:
     if figures.matrices:
         sections.append(_matrices(figures.matrices))
     return sections
+
+
+def _parts(layers: Sequence[LayerDivergence]) -> Markup:
+    """Return a picture of what diverges, or a sentence where there is nothing to be seen."""
+    title = "Divergence from the reference, part by part"
+    if all(isfinite(each.divergence) and not each.is_problem for each in layers):
+        return _card(element("h3", title), element("p", coded(all_usual(layers))))
+    return _figure(
+        title,
+        divergence_chart(layers),
+        "Both models are given what the reference's part before gave, so that each fault shows "
+        "where it is. The scale is logarithmic; what stands at its foot is equal.",
+    )
 
 
 def _has_size(values: Iterable[float]) -> bool:

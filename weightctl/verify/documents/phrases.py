@@ -11,12 +11,18 @@ from weightctl.wording import counted, number, percent, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.verify.figures import Divergence, ForwardFigures, TensorError
+    from weightctl.verify.figures import (
+        Divergence,
+        ForwardFigures,
+        LayerDivergence,
+        TensorError,
+    )
     from weightctl.verify.report import Report, Result
 
 __all__ = [
     "DASH",
     "TIMES",
+    "all_usual",
     "cut",
     "encodings",
     "facts",
@@ -110,6 +116,18 @@ def _of_divergence(divergence: Divergence) -> list[tuple[str, str, str]]:
     if divergence.cosine is not None:
         found.append(("least cosine", number(divergence.cosine, 5), "between states"))
     return found
+
+
+def all_usual(layers: Sequence[LayerDivergence]) -> str:
+    """Say that no part diverges from the reference's by more than is usual, and which does most."""
+    most = max(layers, key=lambda part: part.divergence)
+    if most.divergence == 0:
+        return "Every part gives exactly what the reference's gives."
+    usual = f", where {percent(most.expected)} is usual" if most.expected > 0 else ""
+    return (
+        "No part is further from the reference's than is usual: the furthest is "
+        f"`{cut(most.name, 60)}`, by {percent(most.divergence)}{usual}."
+    )
 
 
 def encodings(error: TensorError) -> str:

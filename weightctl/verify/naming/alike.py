@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.verify.problem import MOST_NAMED, Problem
+from weightctl.verify.problem import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from weightctl.verify.problem import Problem
 
 __all__ = ["together"]
 
@@ -30,14 +32,7 @@ def together(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     made: list[Problem] = []
     for same in alike.values():
         made += same if len(same) <= _FEW else [_folded(same)]
-    if len(made) <= MOST_NAMED:
-        return tuple(made)
-    more = Problem(
-        check=made[0].check,
-        where="",
-        text=f"{len(made) - MOST_NAMED} more problems of these kinds are not named",
-    )
-    return (*made[:MOST_NAMED], more)
+    return tuple(first_of(made, "{} more problems of these kinds are not named"))
 
 
 def _folded(same: list[Problem]) -> Problem:

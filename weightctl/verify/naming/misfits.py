@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COUNTS = ("layers", "experts")
 
 
-def misfits(checkpoint: Checkpoint, fit: Fit, check: str) -> list[Problem]:
+def misfits(checkpoint: Checkpoint, fit: Fit) -> list[Problem]:
     """Return all that is missing, too much, of another shape, or no numbers, one for each tensor.
 
     What a single value of the config would put right is the config's own problem too, first.
@@ -34,11 +34,11 @@ def misfits(checkpoint: Checkpoint, fit: Fit, check: str) -> list[Problem]:
     if fitting:
         first = fitting[0]
         text = f"{first.said}, and {_contradicted(fit)}"
-        problems.append(Problem(check=check, where=first.key, text=text, cause=cause_of(fitting)))
-    problems += [_misshaped(each, fitting, check) for each in fit.misshaped]
-    problems += [_no_number(each, check) for each in fit.no_numbers]
-    problems += [_missing(checkpoint, each, fitting, check) for each in fit.missing]
-    return problems + list(_unexpected(checkpoint, fit, fitting, check))
+        problems.append(Problem(where=first.key, text=text, cause=cause_of(fitting)))
+    problems += [_misshaped(each, fitting) for each in fit.misshaped]
+    problems += [_no_number(each) for each in fit.no_numbers]
+    problems += [_missing(checkpoint, each, fitting) for each in fit.missing]
+    return problems + list(_unexpected(checkpoint, fit, fitting))
 
 
 def _contradicted(fit: Fit) -> str:
@@ -67,7 +67,7 @@ def _has_whole_layers(fit: Fit) -> bool:
     return len(fit.missing) > 1 or len(fit.unexpected) > 1
 
 
-def _misshaped(each: Misfit, fitting: list[Correction], check: str) -> Problem:
+def _misshaped(each: Misfit, fitting: list[Correction]) -> Problem:
     cause = cause_of(fitting)
     if cause is None and _transposed(each):
         cause = Cause(
@@ -76,7 +76,6 @@ def _misshaped(each: Misfit, fitting: list[Correction], check: str) -> Problem:
             "be, or not where it should",
         )
     return Problem(
-        check=check,
         where=each.name,
         text=f"is of shape {list(each.info.shape)}, where {list(each.shape)} belongs",
         cause=cause,
@@ -87,21 +86,19 @@ def _transposed(each: Misfit) -> bool:
     return len(each.shape) == 2 and each.info.shape == each.shape[::-1]
 
 
-def _no_number(each: Misfit, check: str) -> Problem:
+def _no_number(each: Misfit) -> Problem:
     text = f"is of {each.info.encoding}, which is no encoding of a model's weights"
-    return Problem(check=check, where=each.name, text=text)
+    return Problem(where=each.name, text=text)
 
 
-def _missing(
-    checkpoint: Checkpoint, each: Wanted, fitting: list[Correction], check: str
-) -> Problem:
+def _missing(checkpoint: Checkpoint, each: Wanted, fitting: list[Correction]) -> Problem:
     shape = "" if each.shape is None else f", of shape {list(each.shape)}"
     cause = cause_of(fitting)
     if each.names.module == OUTPUT_WEIGHT:
         cause = forgotten(checkpoint)
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
         cause = _dropped(checkpoint)
-    return Problem(check=check, where=each.name, text=f"is missing{shape}", cause=cause)
+    return Problem(where=each.name, text=f"is missing{shape}", cause=cause)
 
 
 def _has_weight(checkpoint: Checkpoint, each: Wanted) -> bool:
@@ -116,9 +113,7 @@ def _dropped(checkpoint: Checkpoint) -> Cause:
     )
 
 
-def _unexpected(
-    checkpoint: Checkpoint, fit: Fit, fitting: list[Correction], check: str
-) -> Iterator[Problem]:
+def _unexpected(checkpoint: Checkpoint, fit: Fit, fitting: list[Correction]) -> Iterator[Problem]:
     """Yield what no part of the model is called; a bias that other layers lack is told so."""
     stored = checkpoint.tree.header.tensors
     for name in fit.unexpected:
@@ -130,7 +125,6 @@ def _unexpected(
         elif name.endswith(".bias") and (key := _denied(checkpoint, name)):
             cause = Cause("config", f"`{key}` is false or not there, and there are biases")
         yield Problem(
-            check=check,
             where=name,
             text=f"is of no part of {checkpoint.arch.name} as its config describes it",
             cause=cause,

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.archs.configs import MODEL_TYPE
 from weightctl.archs.keys import REQUIRED
+from weightctl.archs.model import ARCHITECTURE
+from weightctl.errors import WeightctlError
+from weightctl.steps.numbers import numbers_of
 from weightctl.untyped import is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from weightctl.archs import Checkpoint
-    from weightctl.archs.keys import Key, Seen
+    from weightctl.archs.keys import Fields, Key, Seen
 
 __all__ = ["Spelling", "spelled"]
+
+# What scales cosines and sines in one dialect and what does in the other.
+_LOUDNESS = {
+    f"scaling.{name}": "scaling.attention_share"
+    for name in ("attention_factor", "mscale", "mscale_all_dim")
+}
 
 
 class Spelling(NamedTuple):
     """Where a checkpoint says a field: a key, or a tensor that tells it by being there.
 
     `is_said` tells whether it does; else `default` is the value, or what gives it from the others.
-    `seen` is what of the tensors tells it, None where a key does.
+    `seen` is what of the tensors tells it, None where a key does. A field that has no key of its
+    own `follows` from another field, whose key this is then, or from what the family is called.
     """
 
     key: str
     is_said: bool
     default: Any = None
     seen: Seen | None = None
+    follows: str = ""
 
 
 def spelled(checkpoint: Checkpoint, field: str) -> Spelling:
@@ -36,9 +47,73 @@ def spelled(checkpoint: Checkpoint, field: str) -> Spelling:
     found = [_of_line(checkpoint, key) for key in own]
     said = [each for each in found if each.is_said]
     named = [each for each in found if each.key]
-    unsaid = Spelling("", is_said=False)
-    chosen = (said or named or found or [unsaid])[0]
-    return chosen if chosen.key else chosen._replace(key=field.removeprefix("scaling."))
+    chosen = (said or named or found or [Spelling("", is_said=False)])[0]
+    if chosen.key:
+        return chosen
+    if tensor := _tensor_telling(checkpoint, field):
+        return Spelling(tensor, is_said=True, follows=tensor)
+    return _followed(checkpoint, field, chosen)
+
+
+def _followed(checkpoint: Checkpoint, field: str, unsaid: Spelling) -> Spelling:
+    """Return where that is said which a field follows from; some field without a key does."""
+    sources = _sources(unsaid.default, checkpoint.fields)
+    if field.startswith("scaling."):
+        sources = [_LOUDNESS.get(field, "scaling.kind"), "scaling.kind"]
+    # What the config has is told for itself.
+    for source in sorted(sources, key=lambda name: hasattr(checkpoint.config, name)):
+        found = spelled(checkpoint, source) if source != field else unsaid
+        if found.key:
+            return Spelling(found.key, found.is_said, unsaid.default, follows=source)
+    family = ARCHITECTURE if checkpoint.dialect == "gguf" else MODEL_TYPE
+    return Spelling(family, False, unsaid.default, follows=family)
+
+
+def _tensor_telling(checkpoint: Checkpoint, field: str) -> str:
+    """Return the tensor that a field is made of, empty where none is."""
+    if checkpoint.dialect != "gguf" or not field.startswith("scaling."):
+        return ""
+    fields: Fields = checkpoint.fields
+    for names in checkpoint.arch.tensors(checkpoint.config):
+        told, tensor = names.line.told, checkpoint.tensors.get(names.module)
+        if told is None or tensor is None:
+            continue
+        try:
+            made = told(fields, numbers_of(tensor))
+        except (KeyError, ValueError, WeightctlError):
+            continue
+        if made.get(field) != fields.get(field):
+            return tensor.info.name
+    return ""
+
+
+class _Watched(Mapping[str, Any]):
+    """Fields that remember which of them were asked for."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self.asked: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.append(name)
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def _sources(default: Any, fields: Fields) -> list[str]:
+    """Return the fields that a default is made of."""
+    watched = _Watched(fields)
+    if callable(default):
+        try:
+            default(watched)
+        except (KeyError, TypeError, ValueError):
+            return watched.asked
+    return watched.asked
 
 
 def _of_line(checkpoint: Checkpoint, key: Key) -> Spelling:

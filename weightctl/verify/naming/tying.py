@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["copies", "forgotten", "tying_notes"]
 
 
-def copies(checkpoint: Checkpoint, check: str) -> list[Problem]:
+def copies(checkpoint: Checkpoint) -> list[Problem]:
     """Return what stands beside a tied embedding and differs from it."""
     if EMBEDDING_WEIGHT not in checkpoint.tensors:
         return []
@@ -24,7 +24,7 @@ def copies(checkpoint: Checkpoint, check: str) -> list[Problem]:
     except ArchitectureError as error:
         _, name, text = error.message.split("`", 2)
         cause = Cause("tied", f"{checkpoint.where} ties the output to the embedding: {error.hint}")
-        return [Problem(check=check, where=name, text=text.strip(), cause=cause)]
+        return [Problem(where=name, text=text.strip(), cause=cause)]
     return []
 
 

@@ -35,16 +35,16 @@ class Counts(NamedTuple):
     notes: list[str]
 
 
-def vocabulary(checkpoint: Checkpoint, fit: Fit, check: str) -> Counts:
+def vocabulary(checkpoint: Checkpoint, fit: Fit) -> Counts:
     """Compare how many tokens the tokenizer, the config and the embedding of a checkpoint have."""
-    problems = list(_rows(checkpoint, fit, check))
+    problems = list(_rows(checkpoint, fit))
     if checkpoint.dialect == "gguf":
-        return Counts([*problems, *_of_metadata(checkpoint, check)], [])
+        return Counts([*problems, *_of_metadata(checkpoint)], [])
     directory = os.path.dirname(checkpoint.where)
     try:
         files = open_files(directory)
     except TokenizerError as error:
-        problems.append(Problem(check=check, where=directory, text=_told(error)))
+        problems.append(Problem(where=directory, text=_told(error)))
         return Counts(problems, [])
     try:
         count, added = _counted(files, str(checkpoint.document.get(MODEL_TYPE)))
@@ -57,7 +57,7 @@ def vocabulary(checkpoint: Checkpoint, fit: Fit, check: str) -> Counts:
             f"the tokenizer has {count} tokens, and the embedding {rows} rows: are the files of "
             "one model?"
         )
-        problems.append(Problem(check=check, where=where, text=text))
+        problems.append(Problem(where=where, text=text))
     elif added > rows:
         note = (
             f"the tokenizer has added tokens up to {added - 1}, and the embedding {rows} rows: a "
@@ -71,7 +71,7 @@ def _told(error: TokenizerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def _rows(checkpoint: Checkpoint, fit: Fit, check: str) -> Iterator[Problem]:
+def _rows(checkpoint: Checkpoint, fit: Fit) -> Iterator[Problem]:
     """Yield tensors with more rows than there are tokens; fewer are of another shape."""
     count = checkpoint.config.vocabulary
     for stored in fit.padded:
@@ -80,10 +80,10 @@ def _rows(checkpoint: Checkpoint, fit: Fit, check: str) -> Iterator[Problem]:
         if checkpoint.dialect == "hugging_face":
             cause = Cause("config", f"`{key}` is {count}, and {rows} would fit")
         text = f"has {rows} rows, and there are {count} tokens"
-        yield Problem(check=check, where=stored.name, text=text, cause=cause)
+        yield Problem(where=stored.name, text=text, cause=cause)
 
 
-def _of_metadata(checkpoint: Checkpoint, check: str) -> Iterator[Problem]:
+def _of_metadata(checkpoint: Checkpoint) -> Iterator[Problem]:
     """Yield where GGUF's lists of tokens are not as long as the embedding, as llama.cpp asks."""
     metadata = checkpoint.tree.metadata
     value = metadata.get(_TOKENS)
@@ -92,7 +92,6 @@ def _of_metadata(checkpoint: Checkpoint, check: str) -> Iterator[Problem]:
     count, rows = len(value.content), checkpoint.config.vocabulary
     if count != rows and EMBEDDING_WEIGHT in checkpoint.tensors:
         yield Problem(
-            check=check,
             where=_TOKENS,
             text=f"there are {count} tokens, and the embedding has {rows} rows: llama.cpp refuses "
             "it",
@@ -101,7 +100,7 @@ def _of_metadata(checkpoint: Checkpoint, check: str) -> Iterator[Problem]:
         beside = metadata.get(key)
         if beside is not None and is_sequence(beside.content) and len(beside.content) != count:
             text = f"has {len(beside.content)} elements for {count} tokens"
-            yield Problem(check=check, where=key, text=text)
+            yield Problem(where=key, text=text)
 
 
 def _counted(files: Files, model_type: str) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class Pickled(NamedTuple):
     reason: str
 
 
-def pickled(header: Header, check: str) -> Pickled:
+def pickled(header: Header) -> Pickled:
     """Scan the pickles of a checkpoint; nothing is built of them, and nothing run.
 
     A problem is what they name that no weights need. Raises `FormatError` where a file cannot be
@@ -50,7 +50,7 @@ def pickled(header: Header, check: str) -> Pickled:
         outside = _outside(found)
         if outside:
             reason = "it is not given a pickle that names what no weights need"
-            problems.append(Problem(check=check, where=path, text=_named(outside)))
+            problems.append(Problem(where=path, text=_named(outside)))
         reason = reason or _untaken(file, found)
     return Pickled(tuple(problems), reason)
 

@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.verify.problem import MOST_NAMED, Problem
+from weightctl.verify.problem import Problem, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
         return [] if has_judged else [f"{_CALLED[self.reader]} was not heard: {self.reason}"]
 
 
-def asked(header: Header, *, check: str, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
+def asked(header: Header, *, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
     """Have a checkpoint's files read by the reader that its format is known by.
 
     That runs in a process of its own, which ends after so many `seconds` and takes no more than so
@@ -74,7 +74,7 @@ def asked(header: Header, *, check: str, seconds: float = SECONDS, memory: int =
     if find_spec(reader) is None:
         return Answer(reader, reason="it is not installed")
     lines, ending = _told(reader, header.files, seconds, memory)
-    return _judged(reader, header, check, lines, ending)
+    return _judged(reader, header, lines, ending)
 
 
 def reader_of(header: Header) -> str:
@@ -118,9 +118,7 @@ def _lines(raw: bytes) -> Iterator[dict[str, Any]]:
             return
 
 
-def _judged(
-    reader: str, header: Header, check: str, lines: Sequence[Mapping[str, Any]], ending: str
-) -> Answer:
+def _judged(reader: str, header: Header, lines: Sequence[Mapping[str, Any]], ending: str) -> Answer:
     are_known = all(info.encoding.is_known for info in header.tensors.values())
     problems: list[Problem] = []
     reasons: list[str] = []
@@ -137,21 +135,19 @@ def _judged(
                 reasons.append(f"it does not read such files: {said}")
             else:
                 text = _refused(reader, said)
-                problems.append(Problem(check=check, where=where, text=text))
+                problems.append(Problem(where=where, text=text))
                 reasons.append(said)
         elif "tensors" in line:
             differences = list(_differences(header, number, line))
-            problems += [
-                Problem(check=check, where=name, text=f"{_CALLED[reader]} {text}")
-                for name, text in differences[:MOST_NAMED]
+            named = [
+                Problem(where=name, text=f"{_CALLED[reader]} {text}") for name, text in differences
             ]
+            others = f"{_CALLED[reader]} sees {{}} more tensors otherwise than we do"
+            problems += first_of(named, others, where)
             reasons += ["it does not see the tensors that we see"] * bool(differences)
-            if (more := len(differences) - MOST_NAMED) > 0:
-                text = f"{_CALLED[reader]} sees {more} more tensors otherwise than we do"
-                problems.append(Problem(check=check, where=where, text=text))
     if ending and ending.startswith("ended"):
         text = f"{_CALLED[reader]} does not survive it: its process {ending}"
-        problems.append(Problem(check=check, where=where, text=text))
+        problems.append(Problem(where=where, text=text))
     return Answer(reader, tuple(problems), next(iter(reasons), ending))
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["over_max_divergence", "over_max_perplexity", "unjudged"]
 
-_CHECK = "forward"
-
 
 def unjudged(request: Request, why: str) -> Iterator[Problem]:
     """Yield the bars that a model that did not run could not be held to."""
@@ -29,12 +27,12 @@ def unjudged(request: Request, why: str) -> Iterator[Problem]:
 def _no_divergence(bar: float, why: str) -> Problem:
     """Return that a mean divergence could not be held below the bar."""
     text = f"a mean KL divergence of at most {bar:g} could not be judged: {why}"
-    return Problem(check=_CHECK, where="", text=text)
+    return Problem(where="", text=text)
 
 
 def _no_perplexity(bar: float, why: str) -> Problem:
     text = f"a perplexity of at most {bar:g} could not be judged: {why}"
-    return Problem(check=_CHECK, where="", text=text)
+    return Problem(where="", text=text)
 
 
 def over_max_perplexity(
@@ -53,9 +51,7 @@ def over_max_perplexity(
         why = "the logits of what follows are not there, or not finite"
     elif perplexity > bar:
         yield Problem(
-            check=_CHECK,
-            where="",
-            text=f"the perplexity on {given.source} is {perplexity:.4g}, above {bar:g}",
+            where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {bar:g}"
         )
     if why:
         yield _no_perplexity(bar, why)
@@ -78,4 +74,4 @@ def over_max_divergence(
             f"the mean Kullback-Leibler divergence from the reference is {divergence.mean:.4g} "
             f"nats, above {bar:g}"
         )
-        yield Problem(check=_CHECK, where="", text=text)
+        yield Problem(where="", text=text)

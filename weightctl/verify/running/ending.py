@@ -80,11 +80,11 @@ def ended(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = Fa
     is_lost = given.is_text and ppl is not None and ppl > running.vocabulary
     has_several = len(np.unique(given.ids[given.mask])) > 1
     text = _nonfinite(figure) or judged.wrong(has_several=has_several, is_lost=is_lost)
-    problems = [Problem(check="forward", where=OUTPUT, text=text)] if text else []
+    problems = [Problem(where=OUTPUT, text=text)] if text else []
     is_lost = is_lost and not text
     if is_lost and must_make_sense and running.vocabulary >= _LEAST_VOCABULARY:
         is_lost = False
-        problems.append(Problem(check="forward", where="", text=_senseless(ppl, running)))
+        problems.append(Problem(where="", text=_senseless(ppl, running)))
     notes = (
         (f"it is worse than chance: any of {running.vocabulary:,} tokens would be as likely",)
         if is_lost
@@ -172,7 +172,7 @@ def _of_states(states: F32, given: Prompt) -> Ending:
         rows = states[given.mask]
         if np.abs(rows - rows[0]).max() <= _ALIKE * np.abs(rows).max():
             text = "its states are the same for every token, whatever the text"
-    problems = (Problem(check="forward", where=OUTPUT, text=text),) if text else ()
+    problems = (Problem(where=OUTPUT, text=text),) if text else ()
     return Ending(figures=(figure,), problems=problems)
 
 

@@ -91,7 +91,7 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
             continue
         gains.append(MatrixGain(name=info.name, shape=info.shape, gain=gain, usual=usual))
         if text := _wrong(gain):
-            problems.append(Problem(check="forward", where=info.name, text=text))
+            problems.append(Problem(where=info.name, text=text))
     notes = ["the family is not known: each matrix ran by itself, and the model did not"]
     if left:
         notes.append(f"the engine cannot run {listed(left, _SHOWN)}")

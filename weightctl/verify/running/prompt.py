@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import ConversionError, TokenizerError
-from weightctl.tokenizer.encoding import encoder_of
 from weightctl.verify.running.default_text import TEXT
 from weightctl.wording import listed
 
@@ -135,17 +133,9 @@ def _require_text(text: str) -> None:
 def _with_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
     """Return the first that has a tokenizer, and that; else the last, and none."""
     for subject in subjects:
-        encoder = _encoder(_known(subject))
-        if encoder is not None:
-            return subject, encoder
+        if subject.encoder is not None:
+            return subject, subject.encoder
     return subjects[-1], None
-
-
-def _encoder(checkpoint: Checkpoint) -> Encoder | None:
-    files = checkpoint.tree.header.files
-    directory = os.path.dirname(files[0]) or "." if files else None
-    kind = str(checkpoint.document.get("model_type", checkpoint.arch.name))
-    return encoder_of(checkpoint.tree.metadata, directory, kind, checkpoint.where)
 
 
 def _nothing(_: int) -> str:

@@ -5,38 +5,64 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.verify.comparing.causes.damage import DAMAGES
-from weightctl.verify.comparing.causes.mistakes import MISTAKES
+from weightctl.verify.comparing.causes.dequantized import dequantized
+from weightctl.verify.comparing.causes.mistakes import MISTAKES, OF_OTHERS
 from weightctl.verify.comparing.measuring import measured, sampled
 from weightctl.verify.comparing.tolerance import is_within, most_in_sample, run_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from weightctl.archs.keys import Dialect
     from weightctl.verify.comparing.distance import Measured
     from weightctl.verify.comparing.pairs import Pair, Pairing
     from weightctl.verify.problem import Cause
 
-__all__ = ["explain"]
+__all__ = ["PATIENCE", "explain", "explain_each"]
+
+# Where so many tensors in turn are explained by nothing, the others will not be either.
+PATIENCE = 24
 
 
 def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Cause | None:
     """Return what probably made a tensor another than its reference; None where nothing is known.
 
-    `found` is how far they are apart, where that was measured. A mistake counts where the reference
-    with the same mistake is the tensor, within what the encodings cost.
+    `pair` is one of the pairing's, which keeps what is found. `found` is how far they are apart,
+    where that was measured. A mistake counts where the reference with the same mistake is the
+    tensor, within what the encodings cost.
     """
+    if pair.module not in pairing.causes:
+        pairing.causes[pair.module] = _explained(pair, pairing, found)
+    return pairing.causes[pair.module]
+
+
+def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Cause | None]:
+    """Return what made each of some tensors another; None for the rest where none comes to light.
+
+    To tell that of one of many experts all others of its layer are looked at.
+    """
+    causes: list[Cause | None] = []
+    for pair in pairs:
+        is_hopeless = len(causes) >= PATIENCE and not any(causes[-PATIENCE:])
+        causes.append(None if is_hopeless else explain(pair, pairing))
+    return causes
+
+
+def _explained(pair: Pair, pairing: Pairing, found: Measured | None) -> Cause | None:
     if pair.tensor.info.shape == pair.reference.info.shape:
         found = measured(pair, run_limit(pair)) if found is None else found
         for damage in DAMAGES:
             cause = damage(pair, found)
             if cause is not None:
                 return cause
+        if (cause := dequantized(pair, pairing, found)) is not None:
+            return cause
     views = list(_views(pair, pairing))
     for mistake in MISTAKES:
-        for view in views:
+        # Another tensor is the same in every view, and to turn many takes long.
+        for view in views[:1] if mistake in OF_OTHERS else views:
             for made, cause in mistake(view, pairing):
-                if _is_so(made):
+                if _is_so(made, pairing):
                     return cause
     return None
 
@@ -57,10 +83,10 @@ def _views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
             yield view
 
 
-def _is_so(pair: Pair) -> bool:
+def _is_so(pair: Pair, pairing: Pairing) -> bool:
     if pair.tensor.info.shape != pair.reference.info.shape or not pair.tensor.info.size:
         return False
     # Not a number is no match either.
-    if not sampled(pair) <= most_in_sample(pair):
+    if not sampled(pair, pairing.samples.of) <= most_in_sample(pair):
         return False
     return is_within(pair, measured(pair, run_limit(pair)))

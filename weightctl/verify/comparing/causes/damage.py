@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.steps.numbers import numbers_of
-from weightctl.steps.rows import RowOrder, Rows
+from weightctl.verify.comparing.causes.wiped import rows_lost
 from weightctl.verify.comparing.distance import RUN
 from weightctl.verify.comparing.measuring import numbers_from
 from weightctl.verify.comparing.tolerance import allowed
 from weightctl.verify.problem import Cause
-from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +19,8 @@ if TYPE_CHECKING:
     from weightctl.verify.comparing.distance import Measured
     from weightctl.verify.comparing.pairs import Pair
 
-__all__ = ["DAMAGES", "rows_of", "stored_rows"]
+__all__ = ["DAMAGES"]
 
-_MOST_ROWS = 64
-_MOST_NAMED = 5
 # How many times the usual error of an encoding may be left when a factor is undone.
 _REST = 3.0
 _NEAR_ONE = 0.02
@@ -34,23 +30,6 @@ _MOST_LEFT = 0.5
 _SUMS_APART = 1e-3
 # Where so little of a difference is left, the factor is all there was.
 _OF_FACTOR = 1e-4
-_MOST_RUNS = 256
-
-
-def rows_of(pair: Pair, runs: list[int]) -> list[int]:
-    """Return the rows, of one index of the first dimension each, that runs of numbers begin in.
-
-    They are counted as in the dialect that both are compared in.
-    """
-    shape = pair.tensor.info.shape
-    width = pair.tensor.info.size // shape[0] if shape and shape[0] else 1
-    return list(dict.fromkeys(run * RUN // width for run in runs))
-
-
-def stored_rows(pair: Pair, rows: list[int]) -> list[int]:
-    """Return the same rows, smallest first, as the file that the tensor is in counts them."""
-    step = pair.tensor.step if isinstance(pair.tensor, Made) else None
-    return sorted(step.order[row] for row in rows) if isinstance(step, RowOrder) else rows
 
 
 def _zeroed(pair: Pair, found: Measured) -> Cause | None:
@@ -58,28 +37,6 @@ def _zeroed(pair: Pair, found: Measured) -> Cause | None:
         return None
     del pair
     return Cause("zeroed", "all its numbers are 0: it was never written, or was wiped")
-
-
-def _rows_lost(pair: Pair, found: Measured) -> Cause | None:
-    """Rows that are all zeros, where the rest is fine."""
-    shape = pair.tensor.info.shape
-    if len(shape) < 2 or not 0 < found.runs_beyond <= len(found.beyond):
-        return None
-    rows = rows_of(pair, found.beyond)
-    if len(rows) > min(_MOST_ROWS, shape[0] // 2):
-        return None
-    for row in rows:
-        if numbers_of(Made(pair.module, Rows(row, row + 1), [pair.tensor])).any():
-            return None
-    return Cause(
-        "rows_lost", f"{_said(stored_rows(pair, rows))} never written, or wiped: 0 throughout"
-    )
-
-
-def _said(rows: list[int]) -> str:
-    named = ", ".join(map(str, rows[:_MOST_NAMED]))
-    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return f"rows {named}{more} were" if len(rows) > 1 else f"row {named} was"
 
 
 def _scale(pair: Pair, found: Measured) -> Cause | None:
@@ -145,6 +102,6 @@ def _scaled(pair: Pair, found: Measured) -> Cause | None:
 DAMAGES: tuple[Callable[[Pair, Measured], Cause | None], ...] = (
     _zeroed,
     _scale,
-    _rows_lost,
+    rows_lost,
     _scaled,
 )

@@ -11,6 +11,7 @@ from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32, Plus
 from weightctl.steps.rows import RowOrder, Rows
 from weightctl.steps.transposed import Transposed
+from weightctl.verify.comparing.once_quantized import exchanged
 from weightctl.verify.problem import Cause
 from weightctl.weights.derived import Made
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Guess = tuple[Pair, Cause]
 
-__all__ = ["MISTAKES", "TRANSPOSED"]
+__all__ = ["MISTAKES", "OF_OTHERS", "TRANSPOSED"]
 
 _ROPE = Cause(
     "rope_rows",
@@ -122,8 +123,8 @@ def _transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         return
     # What is turned twice is read number by number, where the other side will do as well.
     if _is_turned(pair.reference):
-        turned = None if _is_turned(pair.tensor) else _with(_exchanged(pair), Transposed())
-        made = None if turned is None else _exchanged(turned)
+        turned = None if _is_turned(pair.tensor) else _with(exchanged(pair), Transposed())
+        made = None if turned is None else exchanged(turned)
     else:
         made = _with(pair, Transposed())
     if made is not None:
@@ -132,15 +133,6 @@ def _transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 def _is_turned(tensor: Tensor) -> bool:
     return str(Transposed()) in tensor.origin.steps
-
-
-def _exchanged(pair: Pair) -> Pair:
-    return pair._replace(
-        tensor=pair.reference,
-        reference=pair.tensor,
-        bits=pair.reference_bits,
-        reference_bits=pair.bits,
-    )
 
 
 def _norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
@@ -219,3 +211,5 @@ MISTAKES: Sequence[Callable[[Pair, Pairing], Iterator[Guess]]] = (
     _other_layer,
     _shifted,
 )
+# Those by which another tensor of the pairing stands where one belongs.
+OF_OTHERS = {_other_projection, _copied, _other_expert, _other_layer}

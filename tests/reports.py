@@ -75,7 +75,7 @@ def tensors(layers: int, parts: tuple[str, ...] = PARTS) -> Iterator[TensorError
 def forward(layers: int) -> ForwardFigures:
     names = ["embedding", *(f"layers.{layer}" for layer in range(layers)), "output"]
     return ForwardFigures(
-        source="a text of weightctl's own", tokens=256, perplexity=18.37,
+        source="a text of weightctl's own", device="cpu:0", tokens=256, perplexity=18.37,
         activations=tuple(
             Activation(name=name, rms=0.08 * 1.16**number, greatest=3.0 + 40.0 * (number > 3))
             for number, name in enumerate(names)
@@ -104,6 +104,17 @@ def against(layers: int) -> ForwardFigures:
     )  # fmt: skip
 
 
+def only(results: dict[str, Result], reference: str | None = None) -> Report:
+    """Return the report of these checks alone."""
+    return Report(
+        path="SmolLM2-135M-Q4_K_M.gguf",
+        reference=reference,
+        description="gguf, llama, 134,515,008 weights, Q4_K Q6_K F32",
+        results=results,
+        seconds={name: 0.31 * number for number, name in enumerate(results, 1)},
+    )
+
+
 def report(
     *, layers: int = 30, reference: str | None = "SmolLM2-135M", **results: Result
 ) -> Report:
@@ -130,14 +141,12 @@ def report(
     if reference is None:
         del made["values"]
         made["forward"] = Result(figures=forward(layers))
-    found = {**made, **results}
-    return Report(
-        path="SmolLM2-135M-Q4_K_M.gguf",
-        reference=reference,
-        description="gguf, llama, 134,515,008 weights, Q4_K Q6_K F32",
-        results=found,
-        seconds={name: 0.31 * number for number, name in enumerate(found, 1)},
-    )
+    return only({**made, **results}, reference)
+
+
+def alone() -> Report:
+    """Return the report of a healthy model without a reference."""
+    return report(reference=None)
 
 
 def faulty() -> Report:
@@ -328,9 +337,13 @@ def experts(layers: int = 6, count: int = 100) -> Report:
 
 def empty() -> Report:
     """Return the report of a file that is damaged, of which nothing more is known."""
-    damage = Problem(check="structure", where="model.safetensors", text="ends 12 bytes too soon")
+    path = "model.safetensors"
+    damage = Problem(
+        check="structure", where=path, text=f"{path}, byte 24: the header is cut off",
+        hint="is the download complete?",
+    )  # fmt: skip
     return Report(
-        path="model.safetensors",
+        path=path,
         reference=None,
         description="",
         results={
@@ -343,5 +356,7 @@ def empty() -> Report:
 
 MADE = {
     made.__name__: made
-    for made in (report, faulty, encoder, unknown_family, hostile, nonfinite, deep, experts, empty)
-}
+    for made in (
+        report, alone, faulty, encoder, unknown_family, hostile, nonfinite, deep, experts, empty,
+    )
+}  # fmt: skip

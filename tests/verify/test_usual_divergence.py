@@ -1,0 +1,53 @@
+"""Where no part of a model diverges by more than is usual a page says so, and draws nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pages import pictures, section, text_of
+
+from reports import against, faulty, report
+from weightctl.verify.documents.html import page
+from weightctl.verify.figures import Divergence, LayerDivergence
+from weightctl.verify.report import Result
+
+CHART = "Divergence of each part of the model from the reference's"
+
+
+def _page(*layers: LayerDivergence) -> str:
+    figures = replace(against(2), divergence=Divergence(layers=layers))
+    return page(report(forward=Result(figures=figures)))
+
+
+def _part(number: int, divergence: float, expected: float = 0.08) -> LayerDivergence:
+    return LayerDivergence(name=f"layers.{number}", divergence=divergence, expected=expected)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (
+            (_part(0, 0.07), _part(1, 0.09), _part(2, 0.05)),
+            "is usual: the furthest is layers.1, by 9 %, where 8 % is usual.",
+        ),
+        (
+            (_part(0, 1e-6, 0), _part(1, 0, 0)),
+            "No part is further from the reference's than is usual: the furthest is layers.0",
+        ),
+        ((_part(0, 0, 0), _part(1, 0)), "Every part gives exactly what the reference's gives."),
+    ],
+)
+def test_a_sentence_stands_where_nothing_is_beyond_usual(
+    layers: tuple[LayerDivergence, ...], said: str
+) -> None:
+    drawn = _page(*layers)
+    assert CHART not in pictures(drawn)
+    assert said in text_of(section(drawn, "Layer by layer"))
+
+
+def test_one_part_beyond_usual_is_shown_among_the_others() -> None:
+    assert CHART in pictures(page(faulty()))
+    drawn = _page(_part(0, 0.07), replace(_part(1, 1.7), is_problem=True))
+    assert CHART in pictures(drawn)
+    assert "No part is further" not in text_of(section(drawn, "Layer by layer"))
