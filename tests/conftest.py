@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # pytest-xdist tells its workers how wide the terminal is: no test is to read otherwise for it.
 os.environ.pop("COLUMNS", None)
 
-pytest_plugins = ["crossing_fixtures", "healthy_models"]
+pytest_plugins = ["crossing_fixtures", "full_disks", "healthy_models"]
 
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from once import once, shared
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -20,14 +22,12 @@ NO_POOLING = 0
 @pytest.fixture(scope="session")
 def crossed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of what is made; all workers share it."""
-    import families  # and with it torch, which most tests do without
-
-    return families.shared(tmp_path_factory) / "crossed"
+    return shared(tmp_path_factory) / "crossed"
 
 
 @pytest.fixture(scope="session")
 def family(crossed: Path) -> Callable[[str], families.Made]:
-    import families
+    import families  # and with it torch, which most tests do without
 
     return lambda name: families.made(name, crossed)
 
@@ -35,7 +35,6 @@ def family(crossed: Path) -> Callable[[str], families.Made]:
 @pytest.fixture(scope="session")
 def converted(weightctl: Callable[..., Completed], crossed: Path) -> Callable[..., Path]:
     """Convert a checkpoint as a user does; each result is made once."""
-    import families
 
     def convert(source: Path, name: str, *arguments: str) -> Path:
         def make(half: Path) -> None:
@@ -43,7 +42,7 @@ def converted(weightctl: Callable[..., Completed], crossed: Path) -> Callable[..
             done = weightctl("convert", source, half, *arguments)
             assert done.returncode == 0, done.stderr
 
-        return families.once(crossed / name, make)
+        return once(crossed / name, make)
 
     return convert
 
@@ -68,7 +67,7 @@ def said(
 
     def say(name: str) -> families.Said:
         path = crossed / f"{name}.said"
-        families.once(path, lambda half: half.write_bytes(pickle.dumps(ask_about(name))))
+        once(path, lambda half: half.write_bytes(pickle.dumps(ask_about(name))))
         return pickle.loads(path.read_bytes())
 
     def ask_about(name: str) -> families.Said:

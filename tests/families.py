@@ -6,8 +6,6 @@ one follows is a matter of rounding; such a model would prove nothing, so anothe
 
 from __future__ import annotations
 
-import fcntl
-import os
 import pickle
 import re
 from contextlib import suppress
@@ -18,13 +16,13 @@ import torch
 import transformers
 
 import family_tokenizers as tokenizers
+from once import once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
-    import pytest
     from numpy.typing import NDArray
 
 PROMPT, GENERATED = 24, 32
@@ -177,25 +175,6 @@ class Said:
     numbers: NDArray[np.float32]
     tokens: list[int]
     plain_tokens: list[int]
-
-
-def shared(factory: pytest.TempPathFactory) -> Path:
-    """Return a directory that all workers of a run of tests know."""
-    base = factory.getbasetemp()
-    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-
-
-def once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Return a path, made under a temporary name where it is not there; others wait."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(f"{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                half = path.with_name(f"half-{path.name}")
-                make(half)
-                half.rename(path)
-    return path
 
 
 def made(name: str, directory: Path) -> Made:

@@ -36,6 +36,7 @@ LAYERS = (
         "interrupts",
         "dim",
         "shape",
+        "split",
         "dtype",
         "device",
         "disk",
@@ -54,17 +55,18 @@ LAYERS = (
     ("translation",),
     ("output_file", "pieces"),
     ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
+    ("shards",),
     ("verify",),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Inside a layer these modules know each other; all others there do not.
 NEIGHBOURS = {
-    ("dtype", "errors"), ("dtype", "dim"), ("shape", "dim"), ("sizes", "errors"),
-    ("patterns", "errors"), ("plan", "formats"), ("transforms", "plan"), ("outcome", "targets"),
-    ("output", "targets"),
-    ("store", "outcome"), ("store", "targets"), ("store", "output"),
-    ("store", "execute"), ("execute", "worker"), ("__main__", "cli"),
+    ("dtype", "errors"), ("split", "errors"), ("split", "wording"), ("dtype", "dim"),
+    ("shape", "dim"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
+    ("transforms", "plan"),
+    ("outcome", "targets"), ("output", "targets"), ("store", "outcome"), ("store", "targets"),
+    ("store", "output"), ("store", "execute"), ("execute", "worker"), ("__main__", "cli"),
 }  # fmt: skip
 # Though one is below the other: models know nothing of what runs them, nor plans of either.
 STRANGERS = {

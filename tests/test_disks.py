@@ -6,14 +6,13 @@ import errno
 import itertools
 import os
 import resource
-import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from full_disks import fill, make_read_only
 from old_outputs import EACH_KIND, old_output, untouched
 from outcomes import KINDS, Kind, random_model, random_weights, standing
 from weightctl import Plan, open_weights
@@ -22,7 +21,7 @@ from weightctl.store import save
 from weightctl.transforms.split import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from pathlib import Path
 
     from conftest import Completed
@@ -39,39 +38,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "large", TENSORS, 2048, seed=3)
-
-
-def mounted(at: Path, megabytes: int) -> bool:
-    """Mount an empty file system in memory; where that is not allowed, do nothing."""
-    mount = shutil.which("mount")
-    command = [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "weightctl-test", at]
-    if mount is None:
-        return False
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Generator[Path, None, None]:
-    """A file system of 12 MB, which nothing of it outlives."""
-    at = tmp_path / "disk"
-    at.mkdir()
-    if not mounted(at, 12):
-        pytest.skip("this machine lets nobody mount a file system")
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", "--lazy", at], check=True)
-
-
-def fill(disk: Path) -> None:
-    """Take all the room that is left."""
-    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
-        while True:
-            filler.write(bytes(1 << 16))
-
-
-def make_read_only(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
 
 
 @pytest.mark.parametrize("kind", SETS, ids=lambda kind: kind.name)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 CONSOLE = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
 PYTHON = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```\n", re.DOTALL)
+PROGRAM = re.compile(r"```py\n(.*?)```\n\n```text\n\$ (.*?)\n(.*?)```\n", re.DOTALL)
 TIMES = re.compile(r"^\d+\.\d s, .*/s$", re.MULTILINE)
 EXAMPLE = re.compile(r"^\$ (.*)$", re.MULTILINE)
 
@@ -59,22 +60,35 @@ def printed(program: str, folder: Path) -> str:
     return shell("python example.py", folder)
 
 
+def said_by_all(program: str, command: str, folder: Path) -> str:
+    """Return what a program of several processes prints."""
+    (folder / "program.py").write_text(program)
+    # Unless it is told how many threads each may have, torchrun tells that it has chosen.
+    return shell(f"OMP_NUM_THREADS=1 {command}", folder)
+
+
 def without_times(text: str) -> str:
     return TIMES.sub("(time)", text)
 
 
 def test_the_session_is_what_the_commands_print(tmp_path: Path) -> None:
     sessions = CONSOLE.findall(README.read_text())
-    assert len(sessions) == 9
+    assert len(sessions) == 12
     for session in sessions:
         assert without_times(played(session, tmp_path)) == without_times(session)
 
 
 def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
     examples = PYTHON.findall(README.read_text())
-    assert len(examples) == 5
+    assert len(examples) == 8
     for program, output in examples:
         assert printed(program, tmp_path) == output
+
+
+@pytest.mark.long
+def test_the_program_of_several_processes_prints_what_it_says(tmp_path: Path) -> None:
+    ((program, command, output),) = PROGRAM.findall(README.read_text())
+    assert said_by_all(program, command, tmp_path) == output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -107,6 +121,9 @@ def main() -> None:
         page = README.read_text()
         for session in CONSOLE.findall(page):
             page = page.replace(session, played(session, Path(folder)))
+        for program, command, output in PROGRAM.findall(page):
+            said = said_by_all(program, command, Path(folder))
+            page = page.replace(f"$ {command}\n{output}```", f"$ {command}\n{said}```")
         for program, output in PYTHON.findall(page):
             anew = printed(program, Path(folder))
             block = "```python\n{}```\n\n```text\n{}```\n"

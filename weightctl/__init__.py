@@ -1,4 +1,4 @@
-"""Open, list, compare, convert and verify model checkpoints as one tree of weights."""
+"""Open, list, compare, convert, shard and verify model checkpoints as one tree of weights."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ __all__ = [
     "MissingTensorError",
     "NonFiniteError",
     "OutputError",
+    "ShardingError",
     "StateDictError",
     "TokenizerError",
     "UnknownArchitectureError",
@@ -84,6 +85,10 @@ class ConversionError(WeightctlError, ValueError):
 
 class GraphError(WeightctlError, ValueError):
     """A graph cannot be built as asked: shapes, dtypes or devices do not fit."""
+
+
+class ShardingError(WeightctlError, ValueError):
+    """A tensor cannot be cut as asked for so many ranks."""
 
 
 class EngineError(WeightctlError, RuntimeError):

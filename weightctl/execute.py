@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.interrupts import uninterrupted
+from weightctl.threads import cores
 from weightctl.weights.source import Span
 from weightctl.worker import FEWER, Made, Making, Work, Workers, is_small
 
@@ -48,7 +48,7 @@ def execute(
     and the element where a block encoding would have to hold a NaN or an infinity, and where there
     is no thread or no memory for the work.
     """
-    workers = min(threads or _cores(), max(1, memory // 2 // _LEAST_ROOM))
+    workers = min(threads or cores(), max(1, memory // 2 // _LEAST_ROOM))
     # One half is for the work on pieces, the other for what waits to be written.
     work = Work(plan, memory // 2 // workers, measure=losses is not None)
     waiting = _Waiting(work, order, workers, memory // 2, spans=spans)
@@ -74,12 +74,6 @@ def execute(
     finally:
         with uninterrupted():
             waiting.end()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Waiting:

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 __all__ = [
     "OutputFile",
     "clear_leftovers",
+    "exchange",
+    "is_same",
+    "locked",
     "output_directory",
     "output_files",
     "output_stream",
     "refused",
+    "rename",
+    "sync_directory",
 ]
 
 _AT_FDCWD = -100
@@ -68,7 +73,7 @@ def output_files(
             named = [(opened.path, path) for opened, path in files]
             _name_all(named, force=force, replaced=replaced)
         for directory in {os.path.dirname(path) for _, path in files}:
-            _sync_directory(directory)
+            sync_directory(directory)
     finally:
         with uninterrupted():
             for opened, _ in files:
@@ -94,14 +99,14 @@ def output_directory(
         if os.path.isdir(path):
             os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         yield temporary
-        _sync_directory(temporary)
+        sync_directory(temporary)
         with uninterrupted():
             _name_directory(temporary, path, force=force, is_ours=is_ours)
-        _sync_directory(os.path.dirname(path))
+        sync_directory(os.path.dirname(path))
     finally:
         with uninterrupted():
             # What was there before has this name, where the two could not be exchanged back.
-            if lock >= 0 and _is_same(lock, temporary):
+            if lock >= 0 and is_same(lock, temporary):
                 shutil.rmtree(temporary, ignore_errors=True)
             if lock >= 0:
                 os.close(lock)
@@ -110,12 +115,13 @@ def output_directory(
 def _new_directory(path: str) -> int:
     try:
         os.mkdir(path)
-        return _locked(path)
+        return locked(path)
     except OSError as error:
         raise refused(path, error) from error
 
 
-def _is_same(descriptor: int, path: str) -> bool:
+def is_same(descriptor: int, path: str) -> bool:
+    """Whether the directory that is open is still the one at a path."""
     return os.path.isdir(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
 
 
@@ -124,13 +130,13 @@ def _name_directory(
 ) -> None:
     """Give a whole directory its name; what it takes the place of is removed."""
     if not os.path.isdir(path) or not os.listdir(path):
-        _rename(temporary, path)
+        rename(temporary, path)
         return
-    _exchange(temporary, path)
+    exchange(temporary, path)
     try:
         refuse_what_is_there([temporary], force=force, is_ours=is_ours)
     except BaseException:
-        _exchange(temporary, path)
+        exchange(temporary, path)
         raise
     shutil.rmtree(temporary)
 
@@ -167,7 +173,7 @@ def _new_file(path: str) -> OutputFile:
     return OutputFile(descriptor, temporary, is_new=True)
 
 
-def _locked(path: str) -> int:
+def locked(path: str) -> int:
     """Open a file or directory with a lock that ends with this process; `OSError` if it has one."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -192,7 +198,7 @@ def clear_leftovers(path: str, names: re.Pattern[str] | None = None) -> None:
         for name in filter(pattern.fullmatch, os.listdir(parent)):
             leftover = os.path.join(parent, name)
             with suppress(OSError):
-                os.close(_locked(leftover))
+                os.close(locked(leftover))
                 if os.path.isdir(leftover):
                     shutil.rmtree(leftover)
                 else:
@@ -233,7 +239,7 @@ def _name_all(files: list[tuple[str, str]], *, force: bool, replaced: Sequence[s
         for path in [*(path for _, path in files if force), *replaced]:
             if os.path.lexists(path):
                 aside = aside_name(path, token)
-                _rename(path, aside)
+                rename(path, aside)
                 moved.append((aside, path))
         for temporary, path in reversed(files):
             _name(temporary, path, force=False)
@@ -242,7 +248,7 @@ def _name_all(files: list[tuple[str, str]], *, force: bool, replaced: Sequence[s
         for path in named:
             os.unlink(path)
         for aside, path in reversed(moved):
-            _rename(aside, path)
+            rename(aside, path)
         raise
     for aside, _ in reversed(moved):
         os.unlink(aside)
@@ -251,7 +257,7 @@ def _name_all(files: list[tuple[str, str]], *, force: bool, replaced: Sequence[s
 def _name(temporary: str, path: str, *, force: bool) -> None:
     """Give a whole file its name; without `force` only where nothing has that name."""
     if force:
-        _rename(temporary, path)
+        rename(temporary, path)
         return
     try:
         os.link(temporary, path)
@@ -259,12 +265,12 @@ def _name(temporary: str, path: str, *, force: bool) -> None:
         message = f"{path} has appeared meanwhile"
         raise OutputError(message, hint="pass --force to replace it") from error
     except OSError:  # a file system without hard links
-        _rename(temporary, path)
+        rename(temporary, path)
     else:
         os.unlink(temporary)
 
 
-def _exchange(one: str, other: str) -> None:
+def exchange(one: str, other: str) -> None:
     """Swap two names at once (Linux `renameat2`); elsewhere one after the other."""
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if swap is not None and not swap(
@@ -272,19 +278,21 @@ def _exchange(one: str, other: str) -> None:
     ):
         return
     aside = temporary_name(other)
-    _rename(other, aside)
-    _rename(one, other)
-    _rename(aside, one)
+    rename(other, aside)
+    rename(one, other)
+    rename(aside, one)
 
 
-def _rename(temporary: str, path: str) -> None:
+def rename(temporary: str, path: str) -> None:
+    """Give a file or directory another name; `OutputError` where that is refused."""
     try:
         os.replace(temporary, path)
     except OSError as error:
         raise refused(path, error) from error
 
 
-def _sync_directory(path: str) -> None:
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk."""
     with suppress(OSError):  # some file systems cannot, and keep the name anyway
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

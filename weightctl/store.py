@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats import format_module
 from weightctl.formats.parts import open_files
+from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Weights
 
@@ -30,14 +31,20 @@ __all__ = ["Saved", "open_weights", "save"]
 def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Weights:
     """Open the checkpoint at a path as a tree; headers are parsed, no tensor is read.
 
-    The path is a file, any part of a split set, an index, or a directory; the format is found by
-    content. Of several formats in a directory safetensors is taken before GGUF, unless
-    `format_name` says otherwise; `header.notes` says so then. Raises `FormatError`, and
-    `ConversionError` for a format there is not.
+    The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
+    checkpoint, of which the tensors are the whole ones; the format is found by content. Of several
+    formats in a directory safetensors is taken before GGUF, unless `format_name` says otherwise;
+    `header.notes` says so then. Raises `FormatError`, and `ConversionError` for a format there is
+    not.
     """
     if format_name is not None:
         format_module(format_name)
+    listing = manifest_at(os.fspath(path))
+    if listing is not None:
+        return Weights(open_sharded(listing, format_name))
     header, files = open_files(os.fspath(path), format_name)
+    if note := note_of_part(header.files):
+        header = header._replace(notes=(*header.notes, note))
     return Weights(Files(header, files))
 
 

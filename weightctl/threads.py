@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["Memory", "shared_out"]
+__all__ = ["Memory", "cores", "shared_out"]
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -22,6 +22,13 @@ _MOST = 16
 # What is begun for each thread before somebody has taken what was made first: a checkpoint may have
 # a million pieces, and one that takes long is not to have all other threads wait.
 _AHEAD = 64
+
+
+def cores() -> int:
+    """Return on how many cores this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Memory(local):

@@ -117,3 +117,18 @@ def test_the_verify_bench_runs(tmp_path: Path) -> None:
 def test_the_memory_bench_tells_when_a_peak_is_over_the_target() -> None:
     done = run("memory.py", "--size", "20MB", "--only", "Q8_0", "--target", "10MB")
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("hand", [pytest.param([], marks=pytest.mark.long), ["--no-hand"]])
+def test_the_sharding_bench_runs(hand: list[str], tmp_path: Path) -> None:
+    done = run("sharding.py", "--size", "5MB", "--repeats", "1", *hand, "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\(target [\d.]+\)", done.stdout)) == 2
+    assert ("by hand" in done.stdout) == (not hand)
+
+
+def test_cutting_keeps_to_its_memory(tmp_path: Path) -> None:
+    arguments = ("--size", "140MB", "--repeats", "1", "--no-hand", "--folder", str(tmp_path))
+    done = run("sharding.py", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.findall(r"peak (\d+) MB", done.stdout)[0]) < 100

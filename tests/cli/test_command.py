@@ -58,6 +58,9 @@ def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
         ("weightctl ls --sort ", ["name", "size", "offset"]),
         ("weightctl model.gguf --sort ", ["name", "size", "offset"]),
         ("weightctl ls --from ", ["safetensors", "gguf", "pytorch"]),
+        ("weightctl shard --layout ", ["ranks", "vllm"]),
+        ("weightctl shard --to ", ["safetensors", "gguf"]),
+        ("weightctl shard --tp ", ["auto"]),
     ],
 )
 def test_the_shell_completes_what_is_typed(weightctl: Run, typed: str, offered: list[str]) -> None:

@@ -203,6 +203,9 @@ def test_colour_is_for_terminals_that_want_it(weightctl: Run, tiny_llama: Path) 
     assert "\x1b[" in on_a_terminal(80, "ls", tiny_llama)
     assert "\x1b[" not in on_a_terminal(80, "ls", tiny_llama, NO_COLOR="1")
     assert "\x1b[" not in on_a_terminal(80, "ls", tiny_llama, TERM="dumb")
+    assert "\x1b[" in on_a_terminal(80, "ls", "nowhere")
+    assert "\x1b[" not in on_a_terminal(80, "ls", "nowhere", NO_COLOR="1")
+    assert "\x1b[" not in on_a_terminal(80, "ls", "nowhere", TERM="dumb")
     for options in ([], ["--flat"], ["-l"], ["--hash"], ["--meta"], ["--json"]):
         done = weightctl("ls", tiny_llama, *options)
         assert "\x1b" not in done.stdout + done.stderr

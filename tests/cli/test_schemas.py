@@ -54,6 +54,14 @@ ASKED = {
         "training.pt training.safetensors --dtype bf16",
         "small blocks.gguf --quant q4_k --include *proj* --names keep",
     ),
+    "shard": (
+        "tiny-llama --tp auto",
+        "tiny-llama halves --tp 2 --dry-run",
+        "tiny-llama halves --tp 2",
+        "tiny-llama stages --tp 2 --pp 3 --to gguf",
+        "--gather halves whole --dry-run",
+        "--gather halves whole",
+    ),
     "verify": (
         "tiny-llama --against tiny-llama --tokens 1,42,7",
         "awq --skip forward --skip structure",

@@ -39,6 +39,8 @@ COMMANDS = {
     "diff": "diff small awq",
     "crossing": "convert tiny-llama out.gguf --quant Q4_K_M --dry-run",
     "back": "convert tiny.gguf out --dry-run",
+    "degrees": "shard tiny.gguf --tp auto",
+    "shares": "shard tiny-llama out --tp 6 --pp 2 --dry-run",
     "plan": "convert small out.safetensors --tensor-type proj=f16 --dry-run",
 }
 

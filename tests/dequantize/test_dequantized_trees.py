@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 
+from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from weightctl import Weights
 from weightctl.dequantize import dequantized
 from weightctl.dtype import ENCODINGS
@@ -145,6 +145,8 @@ def test_parts_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
 
 class Endless:
     """A source of tensors of any size: each byte of all of them is the next of `content`."""
+
+    files = ()
 
     def __init__(self, header: Header, content: bytes) -> None:
         self.header = header

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
 from packers import (
     awq,
     gptq,
@@ -18,7 +19,6 @@ from packers import (
     settings,
     stream,
 )
-
 from weightctl.dequantize import dequantized
 from weightctl.errors import ConversionError
 

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from packers import awq, gptq, levels_of, numbers, opened, read, same, scales_of, settings, stream
 
+from packers import awq, gptq, levels_of, numbers, opened, read, same, scales_of, settings, stream
 from weightctl.dequantize import dequantized
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from packers import levels_of, numbers, plain, same, scales_of, settings
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from packers import levels_of, numbers, plain, same, scales_of, settings
 from weightctl.errors import ConversionError
 
 if TYPE_CHECKING:

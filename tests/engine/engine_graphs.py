@@ -12,12 +12,13 @@ from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType, Weight, ops
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from weightctl.engine import LoadedGraph
     from weightctl.graph import Value
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header
+    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.source import Source, Span
 
     Array = np.ndarray[Any, Any]
@@ -35,6 +36,10 @@ class Counted:
     @property
     def header(self) -> Header:
         return self._source.header
+
+    @property
+    def files(self) -> Sequence[MappedFile]:
+        return self._source.files
 
     def data(self, name: str) -> WeightData:
         return self._source.data(name)

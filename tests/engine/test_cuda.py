@@ -16,7 +16,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.engine import DeviceBuffer, InferenceSession
 from weightctl.engine.arrays import tensor_of
 from weightctl.errors import EngineError
-from weightctl.graph import Graph, TensorType, Weight, ops
+from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops
 from weightctl.transforms.cast import cast
 
 if TYPE_CHECKING:
@@ -164,6 +164,25 @@ def test_a_weight_that_is_on_the_device_already_is_used_there() -> None:
     with Graph("sum") as graph:
         graph.output(Weight("w", F32, (4,), GPU) + ops.constant(1.0, device=GPU))
     assert executed(graph, registry={"w": weight})[0].to_numpy().tolist() == [2] * 4
+
+
+@on_a_gpu
+def test_ranks_on_several_devices_each_have_what_is_theirs_there() -> None:
+    devices, weights = (CPU, GPU), {"w": numbers(5, 4)}
+    whole = Weight("w", F32, (5, 4), sharding_strategy=ShardingStrategy.rowwise(2))
+    with Graph("ranks", [TensorType(F32, (3, 4), device) for device in devices]) as graph:
+        shards = whole.shard(devices)
+        parts = [x @ shard.T for x, shard in zip(graph.inputs, shards, strict=True)]
+        joined = ops.allgather(parts)
+        graph.output(*joined, *ops.allreduce(joined), *ops.reduce_scatter(joined))
+    x = numbers(3, 4, seed=1)
+    found = executed(graph, x, x, registry=weights)
+    product = x @ weights["w"].T
+    double = 2 * product
+    expected = [product, product, double, double, double[:, :3], double[:, 3:]]
+    assert [one.device for one in found] == [CPU, GPU] * 3
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.to_numpy(), other, **NEAR)
 
 
 @on_a_gpu

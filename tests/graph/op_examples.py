@@ -350,9 +350,9 @@ REFUSED: list[Refused] = [
     Refused("softmax", (i64(2, 3),), "no floating-point number", {"axis": -1}),
 ]
 
-# The ops that change shapes and those of whole layers have a file of their own.
-if find_spec("op_examples_shapes") is not None:
-    _more = import_module("op_examples_shapes")
+# The ops that change shapes, those of whole layers and those of several ranks have their own files.
+for _file in filter(find_spec, ("op_examples_shapes", "op_examples_ranks")):
+    _more = import_module(_file)
     EXAMPLES += _more.EXAMPLES
     INFERRED += _more.INFERRED
     REFUSED += _more.REFUSED

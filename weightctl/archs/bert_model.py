@@ -66,8 +66,12 @@ class Bert(Network):
         self.config = config
         self.dtype = dtype
         self.embedding = Embedding(config.vocabulary, config.hidden, dtype=dtype)
-        self.position_embedding = Embedding(config.context, config.hidden, dtype=dtype)
-        self.token_type_embedding = Embedding(config.token_types, config.hidden, dtype=dtype)
+        self.position_embedding = Embedding(
+            config.context, config.hidden, dtype=dtype, replicated=True
+        )
+        self.token_type_embedding = Embedding(
+            config.token_types, config.hidden, dtype=dtype, replicated=True
+        )
         self.embedding_norm = LayerNorm(config.hidden, config.norm_epsilon, dtype=dtype)
         self.layers = LayerList([BertLayer(config, dtype) for _ in range(config.layers)])
 

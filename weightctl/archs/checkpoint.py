@@ -40,7 +40,8 @@ class Checkpoint:
     is config.json's content, empty where there is none. `tensors` are by the names of our modules.
     `missing` are those that the config asks for and `unexpected` those that no part of the model is
     known to have, as the checkpoint calls them; `beside` are those of heads that it was trained
-    with, which the model computes without.
+    with, which the model computes without. `stored` says by the same names which tensor of the tree
+    each is, or is in, and which are copies of another that the model does not need.
     """
 
     tree: Weights
@@ -54,6 +55,7 @@ class Checkpoint:
     missing: list[str]
     unexpected: list[str]
     beside: list[str]
+    stored: Mapping[str, str]
 
     def __repr__(self) -> str:
         found = f"{len(self.tensors)} weights of {self.arch.name}, {self.dialect} names"

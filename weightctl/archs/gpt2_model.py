@@ -81,7 +81,9 @@ class Gpt2(Network):
         self.config = config
         self.dtype = dtype
         self.embedding = Embedding(config.vocabulary, config.hidden, dtype=dtype)
-        self.position_embedding = Embedding(config.context, config.hidden, dtype=dtype)
+        self.position_embedding = Embedding(
+            config.context, config.hidden, dtype=dtype, replicated=True
+        )
         self.layers = LayerList([Gpt2Layer(config, dtype) for _ in range(config.layers)])
         self.norm = LayerNorm(config.hidden, config.norm_epsilon, dtype=dtype)
         self.output = Linear(config.hidden, config.vocabulary, dtype=dtype)

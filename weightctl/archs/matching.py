@@ -34,6 +34,7 @@ class Match(NamedTuple):
     missing: list[str]
     unexpected: list[str]
     beside: list[str]
+    stored: Mapping[str, str]
 
 
 def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where: str) -> Match:
@@ -46,7 +47,7 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
     fusions = list(_fused(arch, dialect))
     tensors: dict[str, Tensor] = {}
     missing: list[str] = []
-    used: set[str] = set()
+    stored_as: dict[str, str] = {}
     for tensor in arch.tensors(config):
         wanted = tensor.name(dialect)
         found = None if wanted is None else names.find(wanted)
@@ -56,7 +57,7 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
                 if tensor.is_stacked(dialect):
                     stored = Made(tensor.module, Entry(tensor.expert), [stored])
                 tensors[tensor.module] = _without_padding(tensor, stored, config)
-                used.add(found)
+                stored_as[tensor.module] = found
                 continue
             fused = _part_of(tensor, names, fusions, config)
         except ConversionError as error:
@@ -64,9 +65,10 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
         if fused is None:
             missing.append(wanted or tensor.module)
             continue
-        tensors[tensor.module], name = fused
-        used.add(name)
-    copies = {names.plain(tensor.name(dialect) or "") for tensor in arch.copies(config)}
+        tensors[tensor.module], stored_as[tensor.module] = fused
+    copies = {names.plain(each.name(dialect) or ""): each.module for each in arch.copies(config)}
+    stored_as |= {module: name for plain, module in copies.items() if (name := names.find(plain))}
+    used = set(stored_as.values())
     rest = [
         name
         for name in names.stored
@@ -76,7 +78,7 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
     ]
     beside = [name for name in rest if arch.is_beside(names.plain(name))]
     unexpected = [name for name in rest if not arch.is_beside(names.plain(name))]
-    return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside)
+    return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
 
 
 def _without_padding(names: TensorNames, tensor: Tensor, config: Config) -> Tensor:

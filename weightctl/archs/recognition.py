@@ -82,6 +82,7 @@ def _checkpoint(
         missing=found.missing,
         unexpected=found.unexpected,
         beside=found.beside,
+        stored=found.stored,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import io
 import os
+import resource
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -26,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "ls": "weightctl.cli.ls:app",
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
+    "shard": "weightctl.cli.shard:app",
     "verify": "weightctl.cli.verify:app",
 }
 
@@ -96,7 +99,7 @@ def _weightctl(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
     ] = False,
 ) -> None:
-    """Open, list, compare, convert and verify model checkpoints: GGUF, safetensors, PyTorch.
+    """Open, list, compare, convert, shard and verify checkpoints: GGUF, safetensors, PyTorch.
 
     A path alone is listed: `weightctl PATH` is `weightctl ls PATH`.
     """
@@ -111,6 +114,10 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     # Large headers are many small objects and no garbage; looking for some doubles the time.
     gc.set_threshold(1_000_000, 50, 50)
+    with suppress(OSError, ValueError):  # some systems have another limit yet
+        # For many ranks there are many files, and a process may have more than the usual 1024.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` says so
             signal.signal(number, _end)

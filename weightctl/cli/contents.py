@@ -7,7 +7,9 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.cli.splits import grid_text
 from weightctl.formats.huggingface import config
+from weightctl.formats.sharded.gathered import Gathered
 from weightctl.logical import adapter, is_buffer, is_optimizer_state, quantized
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import planted
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.logical import Adapter, Quantized
+    from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import Node
     from weightctl.weights.tree import Weights
@@ -125,6 +128,12 @@ class Contents:
             found.append(says if isinstance(says, str) else "")
         return found[0], found[1]
 
+    @property
+    def grid(self) -> Grid | None:
+        """The ranks that the checkpoint is cut for, None where it is not."""
+        source = self.weights.source
+        return source.manifest.grid if isinstance(source, Gathered) else None
+
     def title(self, path: str) -> str:
         """Say what there is at a path: its own name, where it has another, and its format."""
         header = self.weights.header
@@ -133,6 +142,8 @@ class Contents:
         if name in {path, base, os.path.splitext(base)[0]}:
             name = ""
         files = f"{len(header.files)} files" if len(header.files) > 1 else ""
+        if self.grid is not None:
+            files = grid_text(self.grid)
         return ", ".join(filter(None, (name, architecture, header.format, files)))
 
     @cached_property

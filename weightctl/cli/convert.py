@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weightctl.cli.options import (
+    DryRun,
     Exclude,
+    Force,
     From,
     Include,
     Json,
     NonFinite,
     Path,
     Quiet,
+    Threads,
     To,
     examples,
 )
 from weightctl.cli.outline import outline
+from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import is_terminal, note, show_lines, show_table, show_text
 from weightctl.cli.report import (
     check_report,
@@ -40,6 +43,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.execute import DEFAULT_MEMORY
 from weightctl.formats.importance import read_importance
 from weightctl.outcome import describe
+from weightctl.shards.digests import refuse_altered
 from weightctl.sizes import parse_size
 from weightctl.store import open_weights, save
 from weightctl.targets import STDOUT, target
@@ -54,14 +58,12 @@ from weightctl.translation.plans import Names, plan_of
 from weightctl.weights.nodes import planted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable
 
     from weightctl.cli.render import Cell
     from weightctl.dtype import Encoding
     from weightctl.plan import Plan
     from weightctl.targets import Target
-    from weightctl.weights.tree import Weights
 
 __all__ = ["app"]
 
@@ -206,19 +208,9 @@ def convert(
     ] = None,
     to: To = None,
     source: From = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", "-f", help="Replace what is there.", rich_help_panel=_FILES),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")
-    ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", "-j", metavar="N", min=1, help="Work on this many cores; all, otherwise."
-        ),
-    ] = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    threads: Threads = None,
     memory: Annotated[
         str, typer.Option("--mem", metavar="SIZE", help="Memory to work in, such as 512MiB.")
     ] = f"{DEFAULT_MEMORY >> 20}MiB",
@@ -237,8 +229,9 @@ def convert(
     The output is written under a temporary name and gets its own when it is complete.
     """
     where = target(out, to)
+    stored = open_weights(path, source)
     plan = plan_of(
-        _opened(path, source, renamings),
+        stored if renamings is None else rename(stored, read_renamings(renamings)),
         where.format,
         names=names,
         is_model=where.file_name is not None,
@@ -274,7 +267,9 @@ def convert(
         outcome, saved = describe(plan, where), None
     else:
         _require_stdout(where, as_json=as_json)
-        with _progress(plan, quiet=quiet) as advance:
+        total = sum(item.info.nbytes for item in plan.items)
+        refuse_altered(stored.source, threads=threads)
+        with progress_bar(total, quiet=quiet) as advance:
             saved = save(plan, where, force=force, threads=threads, memory=budget, progress=advance)
         outcome = saved.outcome
     made = document(path, plan, where, outcome, saved=saved)
@@ -291,11 +286,6 @@ def convert(
     # Numbers that were lost are told of whatever else was asked to be quiet.
     for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
         note(text)
-
-
-def _opened(path: str, source: str | None, renamings: str | None) -> Weights:
-    weights = open_weights(path, source)
-    return weights if renamings is None else rename(weights, read_renamings(renamings))
 
 
 def _refuse_guides(
@@ -367,12 +357,3 @@ def _budget(text: str) -> int:
             hint="4MB is the least; a number alone is bytes",
         )
     return budget
-
-
-def _progress(plan: Plan, *, quiet: bool) -> AbstractContextManager[Callable[[int], object] | None]:
-    """Return a bar on stderr, where that is a terminal and somebody wants to see it."""
-    if quiet or not sys.stderr or not sys.stderr.isatty():
-        return nullcontext()
-    from weightctl.cli.progress import progress_bar
-
-    return progress_bar(sum(item.info.nbytes for item in plan.items))

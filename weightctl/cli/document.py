@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.listing import alignment
+from weightctl.cli.splits import strategy_name
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def document(
         "alignment": header.alignment,
         "big_endian": header.big_endian,
         "notes": list(header.notes),
+        "grid": None if contents.grid is None else contents.grid._asdict(),
         "totals": _totals(contents),
         "tensors": [_tensor(contents, each, digests) for each in names if each in contents.tensors],
         "tied": dict(contents.aliases),
@@ -111,4 +113,14 @@ def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) ->
         "offset": extent.offset,
         "alignment": alignment(extent.offset),
         "sha256": digests[name] if digests is not None else None,
+        "sharding": _sharding(header, name),
     }  # fmt: skip
+
+
+def _sharding(header: Header, name: str) -> dict[str, Any] | None:
+    sharding = header.shardings.get(name)
+    if sharding is None:
+        return None
+    whole, ranks = header.tensors[name].shape, range(len(sharding.parts))
+    shapes = [sharding.shape(whole, rank) for rank in ranks]
+    return {"strategy": strategy_name(sharding), "ranks": shapes}

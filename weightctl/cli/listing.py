@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from weightctl.cli.options import Sort
+from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, described
+from weightctl.cli.splits import split_cells
 from weightctl.sizes import format_size
 from weightctl.weights.nodes import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.cli.contents import Contents
+    from weightctl.weights.info import Header
 
 __all__ = ["alignment", "equals", "hashed", "rows", "sorted_names"]
 
@@ -54,17 +54,9 @@ def hashed(
     wanted = list(dict.fromkeys(listed))
     extents = contents.weights.header.extents
     total = sum(extents[name].nbytes for name in wanted)
-    with _bar(total, quiet=quiet) as advance:
+    # What is done before anybody has looked needs no bar.
+    with progress_bar(total, quiet=quiet or total < _LONG) as advance:
         return digests(contents.weights.source, wanted, progress=advance)
-
-
-def _bar(total: int, *, quiet: bool) -> AbstractContextManager[Callable[[int], object] | None]:
-    # What is done before anybody has looked needs none.
-    if quiet or total < _LONG or not sys.stderr or not sys.stderr.isatty():
-        return nullcontext()
-    from weightctl.cli.progress import progress_bar
-
-    return progress_bar(total)
 
 
 def equals(contents: Contents, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
@@ -97,11 +89,11 @@ def rows(
     """
     header = contents.weights.header
     files = [
-        Cell(os.path.basename(path), "dim", short=_number(number, len(header.files)))
+        Cell(_file_name(header, path), "dim", short=_number(number, len(header.files)))
         for number, path in enumerate(header.files, 1)
     ]
     if heading:
-        yield _heading(len(header.files), details=details, with_digests=digests is not None)
+        yield _heading(header, details=details, with_digests=digests is not None)
     for name in names:
         stored = contents.aliases.get(name, name)
         extent = header.extents[stored]
@@ -122,7 +114,14 @@ def rows(
             digest = digests[stored]
             row.append(Cell(digest, "yellow", short=digest[:12]))
         row.append(_mark(contents, name, equal))
-        yield row
+        yield [*row, *split_cells(header, name)]
+
+
+def _file_name(header: Header, path: str) -> str:
+    """Return what a file is called; those of ranks have one name, in directories of their own."""
+    if header.listing is None or not header.shardings:
+        return os.path.basename(path)
+    return os.path.relpath(path, os.path.dirname(header.listing))
 
 
 def _number(number: int, count: int) -> str:
@@ -130,13 +129,15 @@ def _number(number: int, count: int) -> str:
     return f"{number} of {count}" if count > 1 else ""
 
 
-def _heading(files: int, *, details: bool, with_digests: bool) -> list[Cell]:
+def _heading(header: Header, *, details: bool, with_digests: bool) -> list[Cell]:
     titles = [Cell("tensor"), Cell("shape", right=True), Cell("type"), Cell("size", right=True)]
     if details:
         titles += [Cell("offset", right=True), Cell("align", right=True)]
-        titles.append(Cell("file", short="file" if files > 1 else ""))
+        titles.append(Cell("file", short="file" if len(header.files) > 1 else ""))
     if with_digests:
         titles.append(Cell("sha256"))
+    if header.shardings:
+        titles += [Cell(""), Cell("split"), Cell("of a rank", short="")]
     return [cell._replace(style="bold") for cell in titles]
 
 

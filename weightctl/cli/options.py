@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "DryRun",
     "Exclude",
+    "Force",
     "From",
     "Include",
     "Json",
@@ -25,6 +27,7 @@ __all__ = [
     "Paths",
     "Quiet",
     "Sort",
+    "Threads",
     "To",
     "examples",
 ]
@@ -75,6 +78,16 @@ Include = Annotated[
     ),
 ]
 Exclude = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="All but such tensors.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what is there.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", "-j", metavar="N", min=1, help="Work on this many cores; all, otherwise."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and summaries.")]
 

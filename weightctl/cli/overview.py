@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.cli.contents import kind, label
 from weightctl.cli.outline import counted, outline
 from weightctl.cli.render import Cell, described, shortened
+from weightctl.cli.splits import split_cells
 from weightctl.sizes import format_count, format_size
 from weightctl.weights.info import Leaf, TensorInfo
 from weightctl.wording import printable
@@ -73,15 +74,17 @@ def tree_rows(contents: Contents, depth: int | None) -> Iterator[Sequence[Cell]]
 
 
 def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int]]:
-    extents = contents.weights.header.extents
+    header = contents.weights.header
+    extents, shardings = header.extents, header.shardings
 
     def look(entry: Entry | Leaf) -> tuple[object, int, int]:
         if isinstance(entry, TensorInfo):
             name, shape, encoding = entry
-            return (shape, encoding.name), 1, extents[name].nbytes
+            return (shape, encoding.name, shardings.get(name)), 1, extents[name].nbytes
         if isinstance(entry, Leaf):
             return entry, 0, 0
-        return (entry.shape, kind(entry)), 1, entry.nbytes
+        cut = tuple(map(shardings.get, entry.parts))
+        return (entry.shape, kind(entry), cut), 1, entry.nbytes
 
     return look
 
@@ -102,7 +105,9 @@ def _row(line: Line[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
         cells = described(entry.shape, label(stored), stored[0], line.times)
-        return Cell(text), *cells, size, mark
+        # What scales packed numbers is cut as they are.
+        packed = entry.name if isinstance(entry, TensorInfo) else entry.parts[0]
+        return Cell(text), *cells, size, mark, *split_cells(contents.weights.header, packed)
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")

@@ -179,10 +179,14 @@ def shortened(text: str, room: int) -> str:
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
     """Print lines to stdout, in colour on a terminal that has not been told otherwise."""
-    if is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+    if is_terminal() and not _colours_refused():
         show_text("".join("".join(map(_coloured, line)).rstrip() + "\n" for line in lines))
         return
     show_text("".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines))
+
+
+def _colours_refused() -> bool:
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def _coloured(cell: Cell) -> str:
@@ -228,8 +232,9 @@ def complain(error: WeightctlError | OSError) -> None:
         error = WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}")
     # The lines of a message are its own; those of names in it are shown as they are written.
     message = "\n".join(map(printable, error.message.split("\n  ")))
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    colour = False if _colours_refused() else None  # None is on terminals only
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False, color=colour)
     typer.echo(message.replace("\n", "\n  "), err=True)
     if error.hint:
-        typer.secho("hint: ", fg="cyan", err=True, nl=False)
+        typer.secho("hint: ", fg="cyan", err=True, nl=False, color=colour)
         typer.echo(printable(error.hint), err=True)

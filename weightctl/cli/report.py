@@ -22,10 +22,10 @@ from weightctl.targets import (
 )
 from weightctl.transforms.cast import BY_RULE, is_unfit_for_llama_cpp
 from weightctl.transforms.recipes import OTHERWISE
-from weightctl.wording import printable
+from weightctl.wording import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.cli.outline import Line
     from weightctl.codecs.loss import Loss
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from weightctl.targets import Target
 
 __all__ = [
+    "beside",
     "check_report",
     "document",
     "nonfinite_notes",
     "notes",
     "overflow_notes",
+    "pace",
     "plan_kind",
     "plan_row",
     "summary",
@@ -144,7 +146,7 @@ def summary(
     lines = [
         [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
         [Cell(f"{count} {noun}, {sizes}; {_files(outcome)}")],
-        *([Cell(text)] for text in _beside(outcome)),
+        *([Cell(text)] for text in _documents(outcome)),
         *([Cell(text)] for text in filter(None, [plan.translation])),
         *([Cell(text)] for text in _changes(plan)),
         *([Cell(text)] for text in _recipe(plan)),
@@ -152,8 +154,12 @@ def summary(
     ]
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
-    rate = format_size(int(saved.nbytes / max(saved.seconds, 1e-3)))
-    return [*lines, *_losses(plan, saved), [Cell(f"{saved.seconds:.1f} s, {rate}/s")]]
+    return [*lines, *_losses(plan, saved), [Cell(pace(saved.seconds, saved.nbytes))]]
+
+
+def pace(seconds: float, nbytes: int) -> str:
+    """Return how long it took to write so many bytes, and how many they are in a second."""
+    return f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
 
 
 def _stored_bytes(plan: Plan) -> int:
@@ -176,13 +182,15 @@ def _files(outcome: Outcome) -> str:
     return f"{what} {format_size(outcome.nbytes)}"
 
 
-def _beside(outcome: Outcome) -> Iterator[str]:
-    """Yield what tells of the documents; of many the first in the order that people look for."""
-    beside = {*outcome.documents, *outcome.carried} if outcome.documents else set[str]()
-    names = sorted(beside, key=lambda name: (name not in _SOUGHT, name))
-    if names:
-        rest = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        yield f"with {', '.join(names[:2])}{rest} beside"
+def _documents(outcome: Outcome) -> Iterator[str]:
+    if outcome.documents:
+        yield beside([*outcome.documents, *outcome.carried])
+
+
+def beside(names: Iterable[str]) -> str:
+    """Return what tells of files that stand beside others, first what people look for."""
+    sought = sorted(names, key=lambda name: (name not in _SOUGHT, name))
+    return f"with {listed(sought, 2)} beside"
 
 
 def _changes(plan: Plan) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli.options import From, Json, examples
+from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
 from weightctl.cli.run_on import device_named, layers_named, text_of, tokens_listed
 from weightctl.cli.verdict import brief, verdict
@@ -27,8 +27,7 @@ from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping, Sequence
 
     from weightctl.verify.report import Report
 
@@ -186,7 +185,7 @@ def verify(
     _require_there(request.subject)
     if reports:
         check_targets(reports, _inputs(request), force=force)
-    with _progress(quiet=quiet) as progress:
+    with stages_bar(quiet=quiet) as progress:
         report = verified(replace(request, progress=progress), checks or None, skip or ())
     if reports:
         write(reports, report, force=force)
@@ -248,15 +247,6 @@ def _inputs(request: Request) -> list[str]:
         listing = [header.listing] if header.listing else []
         inputs += [*header.files, *listing, *companions(header.files).values()]
     return inputs
-
-
-def _progress(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:
-    """Return a bar on stderr, where that is a terminal and somebody wants to see it."""
-    if quiet or not sys.stderr or not sys.stderr.isatty():
-        return nullcontext()
-    from weightctl.cli.progress import stages_bar
-
-    return stages_bar()
 
 
 def _in_vain(report: Report, checks: Sequence[str] | None) -> list[str]:

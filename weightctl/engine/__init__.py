@@ -8,14 +8,17 @@ from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
     from weightctl.engine.device_buffer import DeviceBuffer
+    from weightctl.engine.process_group import Process, processes
     from weightctl.engine.session import InferenceSession, LoadedGraph
 
-__all__ = ["DeviceBuffer", "InferenceSession", "LoadedGraph"]
+__all__ = ["DeviceBuffer", "InferenceSession", "LoadedGraph", "Process", "processes"]
 
 _NAMES = {
     "DeviceBuffer": "weightctl.engine.device_buffer:DeviceBuffer",
     "InferenceSession": "weightctl.engine.session:InferenceSession",
     "LoadedGraph": "weightctl.engine.session:LoadedGraph",
+    "Process": "weightctl.engine.process_group:Process",
+    "processes": "weightctl.engine.process_group:processes",
 }
 
 __getattr__ = loaded_on_use(__name__, _NAMES)

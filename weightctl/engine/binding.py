@@ -8,9 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.engine.allocated import allocated
-from weightctl.engine.forms import Form, is_kept_as_stored, made, mismatch
+from weightctl.engine.forms import Form, is_kept_as_stored, made, meant, mismatch
+from weightctl.engine.slices import sliced
 from weightctl.engine.stored import InFiles, InMemory, stored
 from weightctl.errors import EngineError, WeightctlError
+from weightctl.steps.sliced import unfit
 from weightctl.weights.tree import Weights
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class BoundWeights:
                     self._found[form] = held
                     continue
                 # The numbers are all that is wanted; the bytes they came from may go.
-                kind = form._replace(name="", weight=0)
+                kind = form._replace(name="", weight=0, whole=None)
                 if kind not in same:
                     same[kind] = made(held, form)
                 self._ready[form] = same[kind]
@@ -118,7 +120,8 @@ def bind(
     places: dict[str, Stored | None] = {}
     problems: dict[str, str] = {}
     for form in forms:
-        name = form.name
+        wanted = _bound(given, form)
+        name = wanted.name
         if name not in places:
             try:
                 places[name] = stored(given[name], name)
@@ -131,14 +134,32 @@ def bind(
         place = places[name]
         if place is None:
             continue
-        place = allocated(given[name], form) or place
-        if problem := mismatch(place.info, form):
+        place = allocated(given[name], wanted) or place
+        if problem := mismatch(place.info, wanted):
             problems[name] = problem
+        elif wanted is not form and form.whole is not None:
+            info = meant(place.info, wanted)
+            if problem := unfit(info, form.whole.part):
+                problems[form.name] = f"stored as {info.encoding} {list(info.shape)}, {problem}"
+            else:
+                place = sliced(place, info, form.whole.part)
         found[form] = place
     if problems:
-        _add_near(problems, _spare(given, {form.name for form in forms}))
+        _add_near(problems, _spare(given, {_bound(given, form).name for form in forms}))
         raise _refusal(graph_name, problems, is_empty=registry is None)
     return found
+
+
+def _bound(registry: Weights | Mapping[str, Any], form: Form) -> Form:
+    """Return the form in which a weight is found: a shard as its whole, if not by its own name."""
+    whole = form.whole
+    if whole is None or _has(registry, form.name):
+        return form
+    return form._replace(name=whole.name, shape=whole.shape, weight=whole.weight, whole=None)
+
+
+def _has(registry: Weights | Mapping[str, Any], name: str) -> bool:
+    return registry[name].exists() if isinstance(registry, Weights) else name in registry
 
 
 def _require_registry(given: object) -> None:

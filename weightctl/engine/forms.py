@@ -16,9 +16,19 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding, QuantizationEncoding
     from weightctl.engine.stored import Stored
+    from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Form", "is_kept_as_stored", "made", "mismatch"]
+__all__ = ["Form", "Whole", "is_kept_as_stored", "made", "meant", "mismatch"]
+
+
+class Whole(NamedTuple):
+    """The weight that a shard is a `part` of, as `Form` has a weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    weight: int
+    part: Part
 
 
 class Form(NamedTuple):
@@ -26,7 +36,7 @@ class Form(NamedTuple):
 
     A `quantization` says which blocks bare bytes are. With dtype uint8 it is these that are wanted,
     not the numbers in them. `weight` is the `id` of the graph's `Weight`: a tree that gave it knows
-    what was asked for.
+    what was asked for. Of a shard `whole` is what it may be cut from.
     """
 
     name: str
@@ -35,6 +45,7 @@ class Form(NamedTuple):
     device: DeviceRef
     quantization: QuantizationEncoding | None = None
     weight: int = 0
+    whole: Whole | None = None
 
     @property
     def blocks(self) -> QuantizationEncoding | None:
@@ -52,18 +63,18 @@ def mismatch(info: TensorInfo, form: Form) -> str:
     Numbers take another dtype where that loses none of them. Blocks become numbers of any float
     dtype; nothing becomes blocks, but bytes may be declared as such.
     """
-    meant = _meant(info, form)
-    encoding, own = meant.encoding, list(meant.shape)
+    found = meant(info, form)
+    encoding, own = found.encoding, list(found.shape)
     if form.blocks is not None:
-        if meant.shape == form.shape and encoding == form.blocks.encoding:
+        if found.shape == form.shape and encoding == form.blocks.encoding:
             return ""
         return f"stored as {encoding} {own}, the graph takes it as {form}"
-    if meant.shape != form.shape:
+    if found.shape != form.shape:
         return f"stored as {encoding} {own}, the graph has {form}"
     return _lost(encoding, form.dtype)
 
 
-def _meant(info: TensorInfo, form: Form) -> TensorInfo:
+def meant(info: TensorInfo, form: Form) -> TensorInfo:
     """Return what a stored tensor is to a graph: as many bare bytes as its blocks take are they."""
     if form.quantization is None or info.encoding != DType.uint8.encoding:
         return info
@@ -96,7 +107,7 @@ def _converts(encoding: Encoding, dtype: DType) -> bool:
 
 def is_kept_as_stored(info: TensorInfo, form: Form) -> bool:
     """Whether a weight that stays in memory stays there as it is stored: blocks do."""
-    return _meant(info, form).encoding.dtype is None
+    return meant(info, form).encoding.dtype is None
 
 
 def made(stored: Stored, form: Form) -> Tensor:
@@ -105,7 +116,7 @@ def made(stored: Stored, form: Form) -> Tensor:
     Raises `EngineError` where its bytes are no numbers of that dtype.
     """
     device, dtype = torch_device(form.device), torch_dtype(form.dtype)
-    raw, encoding = stored.raw(), _meant(stored.info, form).encoding
+    raw, encoding = stored.raw(), meant(stored.info, form).encoding
     if form.blocks is not None:
         return _in_rows(raw, form.blocks.encoding, form.shape).to(device)
     if encoding.dtype is None or encoding.dtype is DType.float4_e2m1fn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from weightctl.engine.forms import Form
+from weightctl.engine.forms import Form, Whole
 from weightctl.engine.symbols import has_names, name_of, resolved
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
@@ -14,7 +14,7 @@ from weightctl.registry import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.graph.graph import Graph, Node
+    from weightctl.graph.graph import CutFrom, Graph, Node
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value
     from weightctl.shape import Dim, Shape
@@ -168,7 +168,16 @@ def _form(node: Node, prefix: str) -> Form:
     shape: Shape = attributes["original"].shape
     kind = node.outputs[0].type
     encoding, weight = attributes["encoding"], id(attributes["weight"])
-    return Form(name, kind.dtype, _known(shape, name), kind.device, encoding, weight)
+    whole = _whole(attributes["cut_from"], prefix)
+    return Form(name, kind.dtype, _known(shape, name), kind.device, encoding, weight, whole)
+
+
+def _whole(cut: CutFrom | None, prefix: str) -> Whole | None:
+    """Return what a shard is a part of, None for a weight that is no shard."""
+    if cut is None:
+        return None
+    name = (prefix if cut.is_placeholder else "") + cut.name
+    return Whole(name, _known(cut.shape, name), id(cut.weight), cut.part)
 
 
 def _numbers(node: Node, place: Place) -> Form:
@@ -191,14 +200,20 @@ def _known(shape: Shape, name: str) -> tuple[int, ...]:
 
 
 def _needed(operations: Sequence[Operation], outputs: Sequence[Place]) -> list[Operation]:
-    """Return the operations whose results somebody reads; what prints is read by people."""
+    """Return the operations whose results somebody reads, here or elsewhere."""
     wanted = set(outputs)
     kept: list[Operation] = []
     for operation in reversed(operations):
-        if operation.op == "print" or not wanted.isdisjoint(operation.outputs):
+        if _is_seen(operation) or not wanted.isdisjoint(operation.outputs):
             wanted.update(operation.inputs)
             kept.append(operation)
     return kept[::-1]
+
+
+def _is_seen(operation: Operation) -> bool:
+    """Whether people see what an operation does, or processes wait for it."""
+    ranks: int | None = operation.attributes.get("ranks")
+    return operation.op == "print" or (ranks or 0) > len(operation.inputs)
 
 
 def _end_lives(

@@ -77,7 +77,7 @@ class InFiles:
 
         made = torch.empty(self.info.nbytes, dtype=torch.uint8)
         if self.info.nbytes:
-            self.source.read_into(self.info.name, 0, bytes_of(made))
+            self._read(0, bytes_of(made))
         return made
 
     def rows(self, numbers: Sequence[int]) -> InMemory:
@@ -90,13 +90,16 @@ class InFiles:
             memory, row = bytes_of(made), info.nbytes // len(numbers)
             for place, number in enumerate(numbers):
                 part = memory[place * row : (place + 1) * row]
-                self.source.read_into(info.name, number * row, part)
+                self._read(number * row, part)
         return InMemory(info, made)
 
     def expect(self) -> None:
         """Have the system read the file ahead."""
         if (span := self.source.span(self.info.name)) is not None:
             span.expect()
+
+    def _read(self, start: int, memory: memoryview) -> None:
+        self.source.read_into(self.info.name, start, memory)
 
 
 class InMemory:

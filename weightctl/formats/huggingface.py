@@ -8,6 +8,7 @@ import shutil
 from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
+from weightctl.formats.sharded.record import MANIFEST
 from weightctl.untyped import is_object
 from weightctl.weights.json_file import read_json
 from weightctl.weights.mapping import MappedFile
@@ -50,8 +51,16 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
         if entry.is_file()
         and entry.stat().st_size <= _MAX_SIZE
         and not entry.name.endswith(".index.json")
+        and not _is_manifest(entry)
         and (entry.name.endswith(_SUFFIXES) or is_licence(entry.name))
     }
+
+
+def _is_manifest(entry: os.DirEntry[str]) -> bool:
+    """Whether a file says which rank has what of a checkpoint, which is true of no other."""
+    from weightctl.formats.sharded.manifest import is_manifest  # seldom needed
+
+    return entry.name == MANIFEST and is_manifest(entry.path)
 
 
 def is_licence(name: str) -> bool:

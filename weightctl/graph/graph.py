@@ -19,15 +19,17 @@ from weightctl.graph.value import Value
 from weightctl.graph.weight import Weight
 from weightctl.registry import load
 from weightctl.shape import Dim, Shape
+from weightctl.split import part_shape
 from weightctl.untyped import is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.graph.value import ValueLike
+    from weightctl.split import Part
     from weightctl.weights.tree import Weights
 
-__all__ = ["Graph", "Node"]
+__all__ = ["CutFrom", "Graph", "Node"]
 
 
 class Node(NamedTuple):
@@ -38,6 +40,16 @@ class Node(NamedTuple):
     attributes: Mapping[str, Any]
     outputs: tuple[Value, ...]
     path: str
+
+
+class CutFrom(NamedTuple):
+    """The weight that a shard is a part of, and which one it is; named as a graph's weights are."""
+
+    name: str
+    is_placeholder: bool
+    shape: Shape
+    part: Part
+    weight: Weight
 
 
 class _Current:
@@ -123,6 +135,7 @@ class Graph:
             "weight": weight,
             "original": original,
             "encoding": weight.quantization_encoding,
+            "cut_from": self._cut_from(weight),
         }
         kind = weight.type
         if weight.quantization_encoding is not None:
@@ -139,7 +152,8 @@ class Graph:
 
         Its attributes are what the weight was when it was added: `name`, without the graph's
         `weight_prefix` where `is_placeholder`; the `original` type of its numbers, on the weight's
-        device; the `encoding` of its blocks, or None; and the `weight` itself.
+        device; the `encoding` of its blocks, or None; what a shard is `cut_from`, or None; and the
+        `weight` itself.
         """
         return self._weight_nodes.get(value.number)
 
@@ -185,7 +199,8 @@ class Graph:
             values = self._values(inputs, takes_blocks=takes_blocks)
         with refusing(attributes.get("function", op), *values, **attributes):
             types = [value.type for value in values]
-            _refuse_devices(types)
+            if not getattr(module, "CROSSES_DEVICES", False):
+                _refuse_devices(types)
             found = module.infer(*types, **attributes)
         # One type, or a tuple of them.
         results = found if is_tuple(found) else (found,)
@@ -229,6 +244,21 @@ class Graph:
         inputs = ", ".join(str(value.type) for value in self.inputs)
         outputs = ", ".join(str(value.type) for value in self.outputs)
         return f"<Graph {self.name}({inputs}) -> ({outputs}): {len(self.nodes)} operations>"
+
+    def _cut_from(self, weight: Weight) -> CutFrom | None:
+        whole, part, shape = weight.shard_of, weight.part, weight.whole_shape
+        if whole is None or part is None or shape is None:
+            return None
+        now, own = (each.original_dtype_and_shape[1] for each in (whole, weight))
+        if now != shape or own != (part_shape(shape.sizes, part) if part else shape):
+            raise GraphError(
+                f"`{weight.name}` of shape {own.text} was a part of `{whole.name}` of shape "
+                f"{shape.text}, which is {now.text} now",
+                hint="weights are sharded when their shapes are as they shall be",
+            )
+        is_open = is_placeholder(self, whole.name)
+        name = whole.name.removeprefix(self.weight_prefix) if is_open else whole.name
+        return CutFrom(name, is_open, shape, part, whole)
 
     def _values(self, inputs: Sequence[ValueLike], *, takes_blocks: bool) -> list[Value]:
         like = next((given for given in inputs if isinstance(given, Value)), None)

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from weightctl import split
+from weightctl.errors import GraphError, ShardingError
+from weightctl.split import Whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from weightctl.device import DeviceRef
     from weightctl.graph.weight import Weight
+    from weightctl.split import Sharding
 
-__all__ = ["ShardingStrategy"]
+__all__ = ["ShardingStrategy", "Strategy", "TensorParallel", "require_strategy"]
 
 
-class ShardingStrategy(Protocol):
+# What need not be said, by strategy.
+_UNSAID: dict[str, dict[str, Any]] = {
+    "stacked_qkv": {"axis": 0},
+    "head_aware_columnwise": {"kv_heads": None, "axis": 1},
+    "gate_up": {"axis": 0},
+    "segmented": {"axis": 0},
+}
+
+
+class Strategy(Protocol):
     """A way to cut a weight into one shard for each of a number of devices."""
 
     @property
@@ -22,3 +40,227 @@ class ShardingStrategy(Protocol):
     def shard(self, weight: Weight, number: int, device: DeviceRef) -> Weight:
         """Return the shard of a weight with this number, on a device."""
         ...
+
+
+class TensorParallel(Protocol):
+    """A module that knows how its weights are cut so that its shards compute what it does."""
+
+    def tensor_parallel(self, devices: int, /) -> Mapping[Weight, Strategy]:
+        """Return for each of its weights how that is cut for so many devices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardingStrategy:
+    """A way to cut weights for a number of `devices`, whole rows, heads and blocks for each.
+
+    Sizes need not divide: the first devices have one more row, head or block. No device has an
+    empty part of what is cut; `ShardingError`, a `ValueError`, says which numbers of devices work.
+    """
+
+    name: str
+    devices: int
+    settings: Mapping[str, Any] = field(hash=False)
+    _cut: Callable[[Weight], Sharding] = field(compare=False)
+
+    @classmethod
+    def rowwise(cls, devices: int) -> Self:
+        """Cut along the first axis: the output features of a matrix."""
+        return cls._of("rowwise", devices, split.rowwise)
+
+    @classmethod
+    def columnwise(cls, devices: int) -> Self:
+        """Cut along the second axis: the input features of a matrix."""
+        return cls._of("columnwise", devices, split.columnwise)
+
+    @classmethod
+    def replicate(cls, devices: int) -> Self:
+        """Give every device the whole weight."""
+        return cls._of("replicate", devices, split.replicate)
+
+    @classmethod
+    def axiswise(cls, axis: int, devices: int) -> Self:
+        """Cut along any axis; -1 is the last."""
+        return cls._of("axiswise", devices, split.axiswise, axis=axis)
+
+    @classmethod
+    def stacked_qkv(
+        cls, devices: int, *, heads: int, kv_heads: int, head_dim: int, axis: int = 0
+    ) -> Self:
+        """Cut queries, keys and values that follow one another along an axis, each by heads.
+
+        Key-value heads are replicated where there are fewer than devices.
+        """
+        settings = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "axis": axis}
+        return cls._of("stacked_qkv", devices, split.stacked_qkv, **settings)
+
+    @classmethod
+    def head_aware_columnwise(
+        cls,
+        devices: int,
+        *,
+        heads: int,
+        head_dim: int,
+        kv_heads: int | None = None,
+        axis: int = 1,
+    ) -> Self:
+        """Cut the columns that an output projection reads as `stacked_qkv` cuts the queries."""
+        settings = {"heads": heads, "head_dim": head_dim, "kv_heads": kv_heads, "axis": axis}
+        return cls._of("head_aware_columnwise", devices, split.head_aware_columnwise, **settings)
+
+    @classmethod
+    def gate_up(cls, devices: int, *, axis: int = 0) -> Self:
+        """Cut either half of an axis, the gate and what it gates, by itself."""
+        return cls._of("gate_up", devices, split.gate_up, axis=axis)
+
+    @classmethod
+    def segmented(cls, devices: int, sizes: Sequence[int], *, axis: int = 0) -> Self:
+        """Cut each of the segments of an axis by itself."""
+        return cls._of("segmented", devices, split.segmented, sizes=tuple(sizes), axis=axis)
+
+    @classmethod
+    def expert_parallel(cls, devices: int) -> Self:
+        """Share out experts that are stacked along the first axis."""
+        return cls._of("expert_parallel", devices, split.expert_parallel)
+
+    @classmethod
+    def given(cls, sharding: Sharding) -> Self:
+        """Cut into these very parts, one for each device."""
+        settings = {"sharding": sharding}
+        return cls("given", len(sharding.parts), settings, partial(_given, sharding))
+
+    @classmethod
+    def tensor_parallel(cls, module: TensorParallel, devices: int) -> Self:
+        """Cut each weight of a module as that says, so that its shards compute what it does.
+
+        Raises what the module's `tensor_parallel` does, and `GraphError` for a module without.
+        """
+        if not hasattr(module, "tensor_parallel"):
+            raise GraphError(
+                f"{type(module).__name__} does not say how it is cut for several devices",
+                hint="give it a method `tensor_parallel(devices)`, or its weights strategies",
+            )
+        _require_count(devices)
+        strategies = dict(module.tensor_parallel(devices))
+        cut = partial(_cut_by_module, module, strategies)
+        return cls("tensor_parallel", devices, {"module": module}, cut)
+
+    def sharding(self, weight: Weight) -> Sharding:
+        """Return the part of a weight that each device has.
+
+        Raises `ShardingError` where it cannot be cut so, and `GraphError` for unknown sizes.
+        """
+        return self._cut(weight)
+
+    def shard(self, weight: Weight, number: int, device: DeviceRef) -> Weight:
+        """Return the shard of a weight with this number, on a device.
+
+        Raises what `sharding` does, and `GraphError` for a shard without anything.
+        """
+        part = self.sharding(weight).parts[number]
+        if part is None:
+            raise GraphError(f"device {number} of {self.devices} has nothing of `{weight.name}`")
+        return weight.part_for(part, number, device)
+
+    def __repr__(self) -> str:
+        unsaid = _UNSAID.get(self.name, {})
+        named = [
+            f"{key}={value!r}"
+            for key, value in self.settings.items()
+            if key not in unsaid or value != unsaid[key]
+        ]
+        said = [str(self.devices), *named]
+        if self.name == "axiswise":
+            said = [repr(self.settings["axis"]), str(self.devices)]
+        elif self.name == "segmented":
+            said[1] = repr(self.settings["sizes"])
+        elif self.name == "given":
+            said = [repr(self.settings["sharding"])]
+        elif self.name == "tensor_parallel":
+            said = [f"<{type(self.settings['module']).__name__}>", str(self.devices)]
+        return f"ShardingStrategy.{self.name}({', '.join(said)})"
+
+    @classmethod
+    def _of(
+        cls, name: str, devices: int, function: Callable[..., Sharding], **settings: Any
+    ) -> Self:
+        _require_count(devices)
+        return cls(name, devices, settings, partial(_cut, function, devices, settings))
+
+
+def require_strategy(given: Any) -> None:
+    """Raise `GraphError` for what cannot be a strategy, such as the name of one."""
+    if not (hasattr(given, "devices") and hasattr(given, "shard")):
+        raise GraphError(
+            f"a sharding_strategy is a ShardingStrategy, not {given!r}",
+            hint="`ShardingStrategy.rowwise(2)` cuts rows for two devices",
+        )
+
+
+def _require_count(devices: Any) -> None:
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise ShardingError(f"{devices!r} is no number of devices", hint="1 at least")
+
+
+# Functions of this module, and not ones within others, so that strategies can be pickled.
+
+
+def _cut(
+    function: Callable[..., Sharding], devices: int, settings: Mapping[str, Any], weight: Weight
+) -> Sharding:
+    whole = _whole(weight)
+    axis, rank = settings.get("axis", 0), len(whole.shape)
+    if -rank <= axis < 0:
+        settings = {**settings, "axis": axis + rank}
+    return function(whole, devices, **settings)
+
+
+def _given(sharding: Sharding, weight: Weight) -> Sharding:
+    _require_fitting(_whole(weight), sharding)
+    return sharding
+
+
+def _cut_by_module(
+    module: TensorParallel, strategies: Mapping[Weight, Strategy], weight: Weight
+) -> Sharding:
+    how = strategies.get(weight)
+    if not isinstance(how, ShardingStrategy):
+        raise GraphError(
+            f"{type(module).__name__} does not say how its `{weight.name}` is cut",
+            hint="set a sharding_strategy of its own on that weight",
+        )
+    return how.sharding(weight)
+
+
+def _whole(weight: Weight) -> Whole:
+    _, shape = weight.original_dtype_and_shape
+    if not shape.is_static:
+        raise GraphError(
+            f"`{weight.name}` of shape {shape.text} cannot be cut: its sizes are not known",
+            hint="declare the sizes that it is stored with",
+        )
+    quantization = weight.quantization_encoding
+    blocks = [1] * len(shape)
+    if quantization is not None:
+        blocks[-1] = quantization.encoding.block
+    return Whole(weight.name, shape.sizes, tuple(blocks))
+
+
+def _require_fitting(whole: Whole, sharding: Sharding) -> None:
+    """Raise `ShardingError` for parts that lie beyond a weight, or break its blocks."""
+    for rank, part in enumerate(sharding.parts):
+        for axis, ranges in part or ():
+            fits = 0 <= axis < len(whole.shape) and all(
+                0 <= start < stop <= whole.shape[axis] for start, stop in ranges
+            )
+            if not fits:
+                raise ShardingError(
+                    f"`{whole.name}` of shape {list(whole.shape)} has no {list(ranges)} along axis "
+                    f"{axis}, which device {rank} is to have"
+                )
+            block = whole.blocks[axis]
+            if any(end % block and end != whole.shape[axis] for each in ranges for end in each):
+                raise ShardingError(
+                    f"`{whole.name}` of shape {list(whole.shape)} is in blocks of {block} along "
+                    f"axis {axis}, which {list(ranges)} of device {rank} would break"
+                )

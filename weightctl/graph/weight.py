@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Any, Self
 from weightctl.device import CPU
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError
+from weightctl.graph.sharding import require_strategy
 from weightctl.graph.types import TensorType, require_device, require_dtype
 from weightctl.graph.value import Value
 from weightctl.shape import Shape
+from weightctl.split import part_shape
 from weightctl.weights.block_shapes import in_bytes, in_elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.device import DeviceRef
-    from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.graph.sharding import Strategy
     from weightctl.shape import ShapeLike
+    from weightctl.split import Part
 
 __all__ = ["Weight"]
 
@@ -31,17 +34,24 @@ class Weight(Value):
     and shape of its numbers, or by uint8 and its bytes, which are then of float32. `align` is the
     boundary in bytes that its data starts on, None for that of its dtype. A graph takes it as it
     is when it is first used there; what is changed later is so for other graphs.
+
+    A shard is a weight too: the `part` of the one it is a `shard_of`, which then was of
+    `whole_shape`, and number `shard_idx` of its parts. Until it is given a name of its own it is
+    called as that one, with its number.
     """
 
     __slots__ = (
         "_device",
+        "_name",
         "_original",
         "_quantization",
         "align",
         "held",
-        "name",
+        "part",
         "shard_idx",
+        "shard_of",
         "sharding_strategy",
+        "whole_shape",
     )
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -56,10 +66,13 @@ class Weight(Value):
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
         align: int | None = None,
-        sharding_strategy: ShardingStrategy | None = None,
+        sharding_strategy: Strategy | None = None,
     ) -> None:
         self.graph, self.number = None, -1
-        self.name = name
+        self._name: str | None = name
+        self.shard_of: Weight | None = None
+        self.part: Part | None = None
+        self.whole_shape: Shape | None = None
         self.device = device
         self.align = align
         self.sharding_strategy = sharding_strategy
@@ -67,6 +80,17 @@ class Weight(Value):
         # The value that a Module has loaded for it.
         self.held: object = None
         self.configure(dtype, shape, quantization_encoding)
+
+    @property
+    def name(self) -> str:
+        """What it is called, in graphs and where its numbers are loaded from."""
+        if self._name is None and self.shard_of is not None:
+            return f"{self.shard_of.name}.shard.{self.shard_idx}"
+        return self._name or ""
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
 
     def configure(
         self,
@@ -160,21 +184,56 @@ class Weight(Value):
         """Return one view of a part of this weight for each device, as its strategy cuts it.
 
         Raises `GraphError`, a `ValueError`, without a `sharding_strategy`, for one that is meant
-        for another number of devices, and for what is itself a shard.
+        for another number of devices, and for what is itself a shard; and `ShardingError`, a
+        `ValueError` too, where it cannot be cut so.
         """
+        return self.shard_by(self.sharding_strategy, devices)
+
+    def shard_by(self, strategy: Strategy | None, devices: Iterable[DeviceRef]) -> list[Weight]:
+        """Return what `shard` does, cut by a strategy that need not be its own; raises the same."""
         devices = list(devices)
-        if self.shard_idx is not None:
-            raise GraphError(f"`{self.name}` is a shard, which cannot be sharded further")
-        strategy = self.sharding_strategy
+        for device in devices:
+            require_device(device)
+        self._refuse_shard()
         if strategy is None:
             raise GraphError(
-                f"`{self.name}` has no sharding_strategy", hint="set one before it is sharded"
+                f"`{self.name}` has no sharding_strategy",
+                hint="set one before it is sharded, such as `ShardingStrategy.rowwise(2)`",
             )
+        require_strategy(strategy)
         if strategy.devices != len(devices):
             raise GraphError(
-                f"`{self.name}` is to be cut for {strategy.devices} devices, not {len(devices)}"
+                f"`{self.name}` is to be cut for {strategy.devices} devices, not {len(devices)}",
+                hint="its sharding_strategy says for how many",
             )
         return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
+
+    def part_for(self, part: Part, number: int, device: DeviceRef) -> Weight:
+        """Return the shard with this number: a part of this weight, of whole blocks, on a device.
+
+        `GraphError` for a part of what is itself a shard.
+        """
+        self._refuse_shard()
+        dtype, shape = self._original
+        made = Weight(
+            self.name,
+            dtype,
+            part_shape(shape.sizes, part) if part else shape,
+            device,
+            self.quantization_encoding,
+            self.align,
+        )
+        made._name = None
+        made.shard_of, made.part, made.shard_idx = self, part, number
+        made.whole_shape = shape
+        return made
+
+    def _refuse_shard(self) -> None:
+        if self.shard_idx is not None:
+            raise GraphError(
+                f"`{self.name}` is a shard, which cannot be sharded further",
+                hint="shard the weight that it is a part of for more devices",
+            )
 
     def __repr__(self) -> str:
         dtype, shape = self._original

@@ -40,9 +40,10 @@ def _gptq(stored: Stored) -> Logical | None:
     else:
         bits = stored.number("bits")
     inputs = times(32 * rows, bits)
-    if zeros not in {None, (groups, times(bits * outputs, 32))} or (
-        order not in {None, (0,), (inputs,)} or not tiles(groups, inputs)
-    ):
+    if zeros not in {None, (groups, times(bits * outputs, 32))}:
+        return None
+    # An order may be of groups that are no runs.
+    if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
         return None
     return _known((outputs, inputs), "GPTQ", bits)
 

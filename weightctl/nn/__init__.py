@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
+    from weightctl.nn.across_ranks import Parallel, parallel
     from weightctl.nn.attention import Attention
+    from weightctl.nn.divisible import Divisible
     from weightctl.nn.embedding import Embedding
     from weightctl.nn.experts import MixtureOfExperts
     from weightctl.nn.hooks import add_layer_hook, clear_hooks
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MLP",
     "Attention",
+    "Divisible",
     "Embedding",
     "FrequencyFactors",
     "GatedMLP",
@@ -33,16 +36,19 @@ __all__ = [
     "Linear",
     "MixtureOfExperts",
     "Module",
+    "Parallel",
     "RMSNorm",
     "RopeScaling",
     "RotaryEmbedding",
     "add_layer_hook",
     "clear_hooks",
+    "parallel",
     "recursive_named_layers",
 ]
 
 _NAMES = {
     "Attention": "weightctl.nn.attention:Attention",
+    "Divisible": "weightctl.nn.divisible:Divisible",
     "Embedding": "weightctl.nn.embedding:Embedding",
     "FrequencyFactors": "weightctl.nn.rope:FrequencyFactors",
     "GatedMLP": "weightctl.nn.mlp:GatedMLP",
@@ -54,11 +60,13 @@ _NAMES = {
     "MLP": "weightctl.nn.mlp:MLP",
     "MixtureOfExperts": "weightctl.nn.experts:MixtureOfExperts",
     "Module": "weightctl.nn.module:Module",
+    "Parallel": "weightctl.nn.across_ranks:Parallel",
     "RMSNorm": "weightctl.nn.norm:RMSNorm",
     "RopeScaling": "weightctl.nn.rope_scaling:RopeScaling",
     "RotaryEmbedding": "weightctl.nn.rope:RotaryEmbedding",
     "add_layer_hook": "weightctl.nn.hooks:add_layer_hook",
     "clear_hooks": "weightctl.nn.hooks:clear_hooks",
+    "parallel": "weightctl.nn.across_ranks:parallel",
     "recursive_named_layers": "weightctl.nn.layer:recursive_named_layers",
 }
 

@@ -9,19 +9,23 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
+from weightctl.nn.cuts import Heads, head_cuts, replicated, segment_sizes
+from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
-from weightctl.nn.module import Module
 from weightctl.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
+    from weightctl.graph.weight import Weight
+    from weightctl.split import Range
 
 __all__ = ["Attention"]
 
 
-class Attention(Module):
+class Attention(Divisible):
     """Scaled dot-product attention of several heads, between a projection in and one out.
 
     `kv_heads` keys and values are shared by groups of the `heads` queries; `head_dim` need not be
@@ -83,7 +87,7 @@ class Attention(Module):
             transposed=transposed,
         )
         width, shared = heads * self.head_dim, self.kv_heads * self.head_dim
-        self.sizes = (width, shared, shared)
+        self.sizes: tuple[int, ...] = (width, shared, shared)
         self.fused = fused
         if fused:
             self.qkv = projection(features, sum(self.sizes), bias=bias)
@@ -130,6 +134,49 @@ class Attention(Module):
             scale=self.scale,
         )
         return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim)))
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut so that each shard has some of the heads.
+
+        A rank has key-value heads and all their queries; where there are fewer than ranks, several
+        share one. Raises `ShardingError` where not each rank can have a head, in whole blocks.
+        """
+        queries, keys = [self.qkv] * 2 if self.fused else [self.q, self.k]
+        values = keys if self.fused else self.v
+        heads = Heads(self.heads, self.kv_heads, self.head_dim)
+        shared = head_cuts(
+            heads,
+            devices,
+            [queries.outputs, self.o.inputs],
+            [keys.outputs, values.outputs],
+        )
+        own = [[rows] for rows, _ in shared]
+        cuts = self.o.cut_inputs(own)
+        if self.fused:
+            cuts |= self.qkv.cut_outputs([self._stacked(*each) for each in shared])
+        else:
+            cuts |= self.q.cut_outputs(own)
+            for layer in (self.k, self.v):
+                cuts |= layer.cut_outputs([[rows] for _, rows in shared])
+        if self.has_norms:
+            cuts |= replicated(devices, self.q_norm.weight, self.k_norm.weight)
+        return cuts
+
+    def take_shards(self) -> None:
+        """Count the heads that a shard has."""
+        if self.fused:
+            self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
+        else:
+            self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
+        self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
+
+    def _stacked(self, queries: Range, keys: Range) -> list[Range]:
+        """Return where numbers of queries, keys and values stand in the projection of all."""
+        starts = (0, self.sizes[0], self.sizes[0] + self.sizes[1])
+        return [
+            (start + first, start + last)
+            for start, (first, last) in zip(starts, (queries, keys, keys), strict=True)
+        ]
 
     def _projections(self, x: Value) -> tuple[Value, ...]:
         if self.fused:

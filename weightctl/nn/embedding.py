@@ -6,20 +6,27 @@ from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
+from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
-from weightctl.nn.module import Module
+from weightctl.nn.cuts import Side, cut_along, replicated, unit_cuts
+from weightctl.nn.divisible import Divisible
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
 
 __all__ = ["Embedding"]
 
 
-class Embedding(Module):
-    """The rows of a table, `(count, features)`, that integers point at."""
+class Embedding(Divisible):
+    """The rows of a table, `(count, features)`, that integers point at.
+
+    A shard that has some of the rows gives zeros for the others: the sum of all is what the whole
+    gives. Every rank has the whole of a table that is `replicated`, as small ones are.
+    """
 
     def __init__(
         self,
@@ -29,11 +36,49 @@ class Embedding(Module):
         dtype: DType = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
+        replicated: bool = False,
     ) -> None:
+        self.replicated = replicated
         self.weight = Weight("weight", dtype, (count, features), device, quantization_encoding)
+        # Which rows a shard has, of how many.
+        self.rows: tuple[int, int, int] | None = None
 
     def __call__(self, indices: Value, dtype: DType | None = None) -> Value:
         """Return the rows, `indices.shape + (features,)`, in `dtype`, else in the table's own."""
+        if self.rows is None:
+            return self._looked_up(indices, dtype)
+        first, last, count = self.rows
+        before, behind = indices < first, indices >= last
+        # What is no row of the whole table is refused here as it is there.
+        is_elsewhere = (before & (indices >= 0)) | (behind & (indices < count))
+        rows = self._looked_up(ops.where(is_elsewhere, first, indices) - first, dtype)
+        return ops.where(ops.unsqueeze(is_elsewhere, -1), 0.0, rows)
+
+    def _looked_up(self, indices: Value, dtype: DType | None) -> Value:
         rows = ops.embedding(self.weight, indices)
         # The rows are cast, not the table: they are few.
         return rows if dtype is None or dtype is rows.dtype else rows.cast(dtype)
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return how the table is cut so that each shard has some of the rows.
+
+        Raises `ShardingError` where there are too few.
+        """
+        if self.replicated:
+            return replicated(devices, self.weight)
+        rows = Side(self.weight, 0)
+        return {self.weight: cut_along(rows, [[each] for each in unit_cuts(devices, rows)])}
+
+    def take_shards(self) -> None:
+        """Note which rows a shard has; `GraphError` for some that do not follow one another."""
+        parent = self.weight.shard_of
+        ranges = [each for cut in self.weight.part or () if not cut.axis for each in cut.ranges]
+        if parent is None or not ranges:
+            return
+        if len(ranges) > 1:
+            raise GraphError(
+                f"the rows of `{parent.name}` that shard {self.weight.shard_idx} has do not follow "
+                "one another, and its lookups could not be told from others",
+                hint="`ShardingStrategy.rowwise` cuts tables",
+            )
+        self.rows = (*ranges[0], int(parent.original_dtype_and_shape[1][0]))

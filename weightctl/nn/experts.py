@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, Self
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.errors import GraphError
+from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ops
+from weightctl.nn.cuts import replicated
+from weightctl.nn.divisible import Divisible
 from weightctl.nn.layer_list import LayerList
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import GatedMLP
-from weightctl.nn.module import Module
+from weightctl.split import listed_counts, shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
+    from weightctl.graph.weight import Weight
 
 __all__ = ["MixtureOfExperts"]
 
 
-class MixtureOfExperts(Module):
+class MixtureOfExperts(Divisible):
     """The sum of the `used` likeliest of `count` gated MLPs, each times its share.
 
     The shares are the softmax of the router's numbers for all experts; `is_normalized` divides
@@ -50,7 +55,10 @@ class MixtureOfExperts(Module):
                 f"{used} of {count} experts cannot be used for each position",
                 hint="`used` is 1 at least, and `count` at most",
             )
+        self.count = count
         self.used = used
+        # Which of all the first is that is here.
+        self.first = 0
         self.is_normalized = is_normalized
         self.router = Linear(features, count, dtype=dtype, device=device)
         self.experts = LayerList(
@@ -68,7 +76,7 @@ class MixtureOfExperts(Module):
         )
 
     def __call__(self, x: Value) -> Value:
-        """Return outputs in the shape of the inputs, `(..., features)`."""
+        """Return outputs in the shape of the inputs, `(..., features)`, of the experts here."""
         # Every expert sees every position, with a share of 0 where it was not chosen: which ones
         # choose it is known only in the run. So the weights of one expert are held at a time.
         (first, share), *others = zip(self.experts, self._shares(x), strict=True)
@@ -77,12 +85,42 @@ class MixtureOfExperts(Module):
             y = y + expert(x) * share
         return y
 
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut so that each shard has a part of every expert.
+
+        All shards choose among all. Raises `ShardingError` where an expert cannot be cut so.
+        """
+        cuts = replicated(devices, self.router.weight)
+        for expert in self.experts:
+            cuts |= expert.tensor_parallel(devices)
+        return cuts
+
+    def groups(self, count: int) -> list[Self]:
+        """Return copies with some of the experts each, whole ones, which choose among all.
+
+        Raises `ShardingError` for fewer experts than groups.
+        """
+        held = len(self.experts)
+        if held < count:
+            raise ShardingError(
+                f"`{self.router.weight.name}` chooses among {held} experts, which cannot be shared "
+                f"out over {count} groups of ranks",
+                hint=f"{listed_counts(range(1, held + 1))} groups work",
+            )
+        return [self._with(first, last) for first, last in shares(held, count)]
+
+    def _with(self, first: int, last: int) -> Self:
+        made = copy(self)
+        made.first, made.experts = self.first + first, self.experts[first:last]
+        return made
+
     def _shares(self, x: Value) -> Sequence[Value]:
-        """Return for each expert what share each position gives it, `(..., 1)`."""
+        """Return for each expert that is here what share each position gives it, `(..., 1)`."""
         shares, chosen = ops.top_k(ops.softmax(self.router(x).cast(DType.float32)), self.used)
         if self.is_normalized:
             shares = shares / ops.sum(shares, -1, keepdims=True)
-        numbers = ops.range(len(self.experts), device=x.device)
+        numbers = ops.range(self.count, device=x.device)
         is_given = ops.equal(ops.unsqueeze(chosen, -1), numbers)
         given = ops.sum(ops.where(is_given, ops.unsqueeze(shares, -1), 0.0), -2)
-        return ops.split(given.cast(x.dtype), [1] * len(self.experts), axis=-1)
+        each = ops.split(given.cast(x.dtype), [1] * self.count, axis=-1)
+        return each[self.first : self.first + len(self.experts)]

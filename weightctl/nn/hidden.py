@@ -13,9 +13,14 @@ from weightctl.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["refuse_hidden"]
+__all__ = ["is_container", "refuse_hidden"]
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def is_container(value: object) -> bool:
+    """Whether a value may hold weights, or layers of such, though it is no layer."""
+    return isinstance(value, _CONTAINERS) and not isinstance(value, Layer)
 
 
 def refuse_hidden(root: Layer) -> None:
@@ -32,14 +37,13 @@ def refuse_hidden(root: Layer) -> None:
     }
     for path, layer in layers:
         for name, value in attributes(layer).items():
-            kind = type(value)
-            if not issubclass(kind, _CONTAINERS) or issubclass(kind, Layer):
+            if not is_container(value):
                 continue
             for weight in _weights_in(value):
                 if id(weight) not in reached and weight.shard_idx is None:
                     where = f"{path}.{name}" if path else name
                     raise GraphError(
-                        f"`{where}` of {type(root).__name__} is a {kind.__name__}, and what "
+                        f"`{where}` of {type(root).__name__} is a {type(value).__name__}, and what "
                         f"it holds is in no state: weight `{weight.name}` for one",
                         hint="a LayerList names and loads its layers; a weight is an attribute",
                     )

@@ -9,15 +9,18 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
+from weightctl.nn.cuts import segment_sizes, unit_cuts
+from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
-from weightctl.nn.module import Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
+    from weightctl.graph.weight import Weight
 
 __all__ = ["ACTIVATIONS", "MLP", "GatedMLP"]
 
@@ -34,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
 }
 
 
-class MLP(Module):
+class MLP(Divisible):
     """`down(activation(up(x)))`.
 
     Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
@@ -68,8 +71,16 @@ class MLP(Module):
         """Return outputs in the shape of the inputs, `(..., features)`."""
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut so that each shard has some of the wider space.
 
-class GatedMLP(Module):
+        Raises `ShardingError` where that has fewer blocks than there are to be ranks.
+        """
+        own = [[each] for each in unit_cuts(devices, self.down.inputs, self.up.outputs)]
+        return self.up.cut_outputs(own) | self.down.cut_inputs(own)
+
+
+class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
     `fused` has one projection `gate_up` in the place of `gate` and `up`, whose rows stand in this
@@ -109,6 +120,30 @@ class GatedMLP(Module):
         """Return outputs in the shape of the inputs, `(..., features)`."""
         gate, up = self._projections(x)
         return self.down(ACTIVATIONS[self.activation](gate) * up)
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut so that each shard has some of the wider space.
+
+        Raises `ShardingError` where that has fewer blocks than there are to be ranks.
+        """
+        layers = [self.gate_up] if self.fused else [self.gate, self.up]
+        shared = unit_cuts(devices, self.down.inputs, *(layer.outputs for layer in layers))
+        own = [[each] for each in shared]
+        cuts = self.down.cut_inputs(own)
+        if self.fused:
+            width = self.intermediate
+            own = [[(first, last), (width + first, width + last)] for first, last in shared]
+        for layer in layers:
+            cuts |= layer.cut_outputs(own)
+        return cuts
+
+    def take_shards(self) -> None:
+        """Note how wide a shard is."""
+        if self.fused:
+            halves = segment_sizes(self.gate_up.outputs, [self.intermediate] * 2)
+            self.intermediate = halves[0]
+        else:
+            self.intermediate = self.gate.outputs.size
 
     def _projections(self, x: Value) -> tuple[Value, ...]:
         if self.fused:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 from weightctl.device import DeviceRef
 from weightctl.errors import GraphError, StateDictError
+from weightctl.graph.sharding import require_strategy
 from weightctl.nn.hidden import refuse_hidden
 from weightctl.nn.layer import Layer
 from weightctl.nn.outline import outline
+from weightctl.nn.shards import has_shards, shards_of
 from weightctl.nn.sites import (
     all_weights,
     name_before_call,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from weightctl.graph.graph import Graph
-    from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.graph.sharding import Strategy
     from weightctl.graph.weight import Weight
     from weightctl.nn.layer import Naming
     from weightctl.nn.subgraphs import InputTypes
@@ -46,7 +48,7 @@ class Module(Layer):
     the first. `__init__` need not call `super().__init__`.
     """
 
-    sharding_strategy: ShardingStrategy | None = None
+    sharding_strategy: Strategy | None = None
 
     @property
     def layer_weights(self) -> dict[str, Weight]:
@@ -180,11 +182,26 @@ class Module(Layer):
     def __repr__(self) -> str:
         return outline(self)
 
-    def to(self, *devices: DeviceRef, sharding_strategy: ShardingStrategy | None = None) -> None:
+    def shard(self, devices: Iterable[DeviceRef]) -> list[Self]:
+        """Return a copy of this module for each device, with its shard of every weight.
+
+        Weights are cut by their own `sharding_strategy`, else by that of the innermost module
+        around them. What several shards give is for the caller to put together: a `Parallel` does.
+        Raises `GraphError`, a `ValueError`, for a weight without a
+        strategy or with one for another number of devices, and `ShardingError`, a `ValueError`
+        too, where one cannot be cut so.
+        """
+        return shards_of(self, devices)
+
+    def take_shards(self) -> None:
+        """Take the sizes of the weights that a copy of this module got, which are shards."""
+
+    def to(self, *devices: DeviceRef, sharding_strategy: Strategy | None = None) -> None:
         """Put all weights, shared ones too, on a device, or on several as a strategy says.
 
-        The weights of several devices are on the first until `Weight.shard` cuts them. Raises
-        `GraphError`, a `ValueError`, for no device, or several without a strategy.
+        The weights of several devices are on the first until `shard` cuts them. Raises
+        `GraphError`, a `ValueError`, for no device, several without a strategy or with one for
+        another number of them, and where they are cut already.
         """
         first = next(iter(devices), None)
         if first is None:
@@ -196,6 +213,19 @@ class Module(Layer):
             )
         for device in devices:
             _require_device(device)
+        if sharding_strategy is not None:
+            require_strategy(sharding_strategy)
+        if sharding_strategy is not None and sharding_strategy.devices != len(devices) > 1:
+            raise GraphError(
+                f"{type(self).__name__} is put on {len(devices)} devices by a strategy for "
+                f"{sharding_strategy.devices}",
+                hint="a strategy is made for as many devices as there are",
+            )
+        if has_shards(self):
+            raise GraphError(
+                f"{type(self).__name__} is cut for several devices already, and stays there",
+                hint="say which devices it is for when it is cut",
+            )
         for weight in all_weights(self):
             weight.device = first
             if sharding_strategy is not None:

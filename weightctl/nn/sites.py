@@ -64,15 +64,15 @@ def share(layer: Layer, name: str, weight: Weight) -> None:
 def owned(root: Layer) -> dict[str, list[Site]]:
     """Return the weights that a layer and all below it own: by path, where each is.
 
-    Of one that is reached by several paths the first counts. Raises `GraphError` where two have
-    the same path.
+    Of one that is reached by several paths the first counts; shards are parts of others, and
+    nobody's own. Raises `GraphError` where two have the same path.
     """
     found: dict[str, list[Site]] = {}
     name_of: dict[int, str] = {}
     for path, layer in recursive_named_layers(root):
         shared = _shared(layer)
         for attribute, weight in weights_of(layer).items():
-            if shared.get(attribute) is weight:
+            if shared.get(attribute) is weight or weight.shard_idx is not None:
                 continue
             name = f"{path}.{attribute}" if path else attribute
             known = name_of.setdefault(id(weight), name)

@@ -172,12 +172,17 @@ class Divergence:
 class ForwardFigures:
     """How a model ran: on how many tokens, cut into windows that do not see each other.
 
-    `source` says where the tokens are from. `perplexity` is None where not the whole model ran, and
-    for encoders. `matrices` are those of a model that is of no known family, which did not run.
+    `source` says where the tokens are from. A checkpoint that is cut for several ranks was computed
+    by as many: `tp` in each of `ep` groups of experts, in each of `pp` stages in turn. `perplexity`
+    is None where not the whole model ran, and for encoders. `matrices` are those of a model that is
+    of no known family, which did not run.
     """
 
     source: str = ""
     device: str = "cpu"
+    tp: int = 1
+    ep: int = 1
+    pp: int = 1
     tokens: int = 0
     windows: int = 1
     activations: tuple[Activation, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.sizes import format_count, format_size
+from weightctl.split import Grid
 from weightctl.verify.figures import (
     FiniteFigures,
     ForwardFigures,
@@ -83,7 +84,10 @@ def _forward(figures: ForwardFigures) -> str:
     parts: list[str] = []
     if figures.tokens:
         source = f" of {figures.source}" if figures.source else ""
-        parts.append(f"{counted(figures.tokens, 'token')}{source} on {_device(figures.device)}")
+        grid = Grid(figures.tp, figures.ep, figures.pp)
+        ranks = f" by {counted(grid.ranks, 'rank')} ({grid.degrees})" if grid.ranks > 1 else ""
+        device = _device(figures.device)
+        parts.append(f"{counted(figures.tokens, 'token')}{source} on {device}{ranks}")
     if figures.matrices:
         count = len(figures.matrices)
         noun = "matrix" if count == 1 else "matrices"

@@ -61,7 +61,7 @@ def _found(request: Request) -> Result:
     if reference is not None and reference.refusal is not None:
         notes = (f"the reference did not run: {reference.refusal.headline}",)
     try:
-        running = Running(subject.checkpoint, request.device)
+        running = Running(subject.checkpoint, request.device, subject.cut)
     except ArchitectureError as error:
         return Result(skipped=unbuilt(error), notes=notes)
     found = _alone(request, running)
@@ -125,13 +125,16 @@ def _alone(request: Request, running: Running) -> Result:
         figures=ForwardFigures(
             source=given.source,
             device=str(request.device),
+            tp=running.grid.tp,
+            ep=running.grid.ep,
+            pp=running.grid.pp,
             tokens=given.count,
             windows=len(given.ids),
             activations=tuple(figures),
             perplexity=ending.perplexity,
             next_tokens=ending.next_tokens,
         ),
-        notes=(*given.notes, *ending.notes),
+        notes=(*given.notes, *running.notes, *ending.notes),
     )
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.formats.huggingface import CONFIG
+from weightctl.formats.sharded.gathered import Gathered
 from weightctl.untyped import is_object
+from weightctl.verify.changed_parts import changed_parts
 from weightctl.verify.figures import StructureFigures
 from weightctl.verify.outside.pickled import pickled
 from weightctl.verify.outside.readers import Answer, asked, reader_of
@@ -40,12 +42,16 @@ def check(request: Request) -> Result:
     A problem is what a reader refuses or takes otherwise than we do; what only costs time, or is
     not used, is a note. Raises `FormatError` where a file can no longer be read.
     """
-    header = request.subject.stored.header
+    source = request.subject.stored.source
+    header = source.header
     request.tell("reading headers", 0)
     problems = [problem for find in _PROBLEMS for problem in find(header)]
+    if isinstance(source, Gathered):
+        problems += changed_parts(source, request)
     request.tell("asking other readers", 0.2)
     found = pickled(header)
-    answer = Answer(reader_of(header), reason=found.reason) if found.reason else asked(header)
+    headers = source.ranks if isinstance(source, Gathered) else (header,)
+    answer = Answer(reader_of(header), reason=found.reason) if found.reason else asked(*headers)
     return Result(
         problems=(*problems, *found.problems, *answer.problems),
         figures=StructureFigures(
@@ -64,7 +70,9 @@ def check(request: Request) -> Result:
 
 def _total(header: Header) -> Iterator[Problem]:
     """Yield the size that an index tells of all tensors, where that is another."""
-    told = None if header.listing is None else _told_size(header.listing)
+    # A manifest of ranks tells the bytes of each tensor, and no sum.
+    is_index = header.listing is not None and not header.shardings
+    told = _told_size(header.listing) if is_index and header.listing else None
     # Some writers count a tensor as often as it has names.
     once = sum(extent.nbytes for extent in header.extents.values())
     again = sum(header.extents[name].nbytes for name in header.aliases.values())

@@ -14,6 +14,7 @@ from weightctl.errors import (
     UnknownArchitectureError,
     WeightctlError,
 )
+from weightctl.formats.sharded.gathered import Gathered
 from weightctl.store import open_weights
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ class Subject:
     def weights(self) -> Weights:
         """The tree in which weights that are stored in parts are ordinary tensors."""
         return dequantized(self.stored, in_blocks=False)
+
+    @property
+    def cut(self) -> Gathered | None:
+        """The set that the files are, where they are those of several ranks, else None."""
+        source = self.stored.source
+        return source if isinstance(source, Gathered) else None
 
     @cached_property
     def _recognized(self) -> Checkpoint | WeightctlError:

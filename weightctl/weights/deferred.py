@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.source import Source
 
-__all__ = ["Absent", "Deferred"]
+__all__ = ["Absent", "Assembled", "Deferred"]
 
 
 class Deferred:
@@ -58,6 +58,26 @@ class Deferred:
         from weightctl.weights.dlpack import CPU
 
         return CPU
+
+
+class Assembled(Deferred):
+    """The bytes of a tensor that no file has as they are, put together when they are first taken.
+
+    Its source has no other `data` of it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str) -> None:
+        super().__init__(source, name, source.header.tensors[name].encoding)
+
+    def _made(self) -> Buffer:
+        from weightctl.weights.data import WeightData
+
+        info = self._source.header.tensors[self._name]
+        memory = memoryview(bytearray(info.nbytes))
+        self._source.read_into(self._name, 0, memory)
+        return WeightData.stored(info, memory).to_buffer()
 
 
 class Absent:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from weightctl.weights.deferred import Deferred
+from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header, Origin, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
+    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source, Span
 
@@ -150,6 +150,7 @@ class Derived:
             big_endian=False,
             notes=(*base.header.notes, *notes),
             origins={name: each.origin for name, each in tensors.items()},
+            shardings={},
         )
 
     @property
@@ -157,11 +158,16 @@ class Derived:
         """What there is, with the files that it is made of."""
         return self._header
 
+    @property
+    def files(self) -> Sequence[MappedFile]:
+        """Those that it is made of, open."""
+        return self._base.files
+
     def data(self, name: str) -> WeightData:
         """Return a tensor's data, made when it is touched."""
         from weightctl.weights.data import WeightData
 
-        return WeightData.of(self._header.tensors[name], _Making(self, name))
+        return WeightData.of(self._header.tensors[name], Assembled(self, name))
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Make a run of a tensor's bytes."""
@@ -174,23 +180,6 @@ class Derived:
     def refuse_change(self) -> None:
         """Raise `FormatError` where a file has been written to since it was opened."""
         self._base.refuse_change()
-
-
-class _Making(Deferred):
-    """The bytes of a derived tensor, made when they are first taken."""
-
-    __slots__ = ()
-
-    def __init__(self, source: Derived, name: str) -> None:
-        super().__init__(source, name, source.header.tensors[name].encoding)
-
-    def _made(self) -> Buffer:
-        from weightctl.weights.data import WeightData
-
-        info = self._source.header.tensors[self._name]
-        memory = memoryview(bytearray(info.nbytes))
-        self._source.read_into(self._name, 0, memory)
-        return WeightData.stored(info, memory).to_buffer()
 
 
 def tensor_of(source: Source, name: str) -> Tensor:

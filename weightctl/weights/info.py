@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.dtype import Encoding
+    from weightctl.split import Sharding
     from weightctl.weights.metadata import Value
 
 __all__ = ["Extent", "Header", "Leaf", "Origin", "TensorInfo"]
@@ -83,6 +84,7 @@ class Header(NamedTuple):
     values. `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the
     file that lists the parts. `notes` are what a person should be told of how it was opened.
     `origins` say what tensors are made of that no file has; there are none of what a file has.
+    `shardings` say how tensors are cut for several ranks, each of which has one of the `files`.
     """
 
     format: str
@@ -97,3 +99,4 @@ class Header(NamedTuple):
     listing: str | None = None
     notes: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = _NOTHING
+    shardings: Mapping[str, Sharding] = _NOTHING

@@ -24,6 +24,7 @@ _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 _HINTS = {
     errno.EACCES: "may you read it?",
+    errno.ENOMEM: "no more memory may be mapped; `ulimit -v` tells and sets how much",
     errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
 }
 
@@ -31,7 +32,8 @@ _HINTS = {
 class MappedFile:
     """A file opened for reading: mapped for views, or read into buffers that the caller owns.
 
-    Raises `FormatError` where the path cannot be opened or is no regular file.
+    `size` is how many bytes it has, and `written` when that was written last, in nanoseconds, both
+    as it was opened. Raises `FormatError` where the path cannot be opened or is no regular file.
     """
 
     # Of the class too, for an object that an interrupt leaves half made.
@@ -49,7 +51,7 @@ class MappedFile:
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
         self.size = status.st_size
-        self._written = status.st_mtime_ns
+        self.written = status.st_mtime_ns
         self._whole: memoryview | None = None
 
     def __del__(self) -> None:
@@ -61,11 +63,17 @@ class MappedFile:
 
     @property
     def whole(self) -> memoryview:
-        """The whole file, read-only; pages are read when they are touched."""
+        """The whole file, read-only; pages are read when they are touched.
+
+        Raises `FormatError` where it cannot be mapped.
+        """
         if self._whole is None:
-            self._whole = memoryview(
-                mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
-            )
+            try:
+                self._whole = memoryview(
+                    mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
+                )
+            except (OSError, ValueError) as error:
+                raise self._unmapped(0, self.size, error) from error
         return self._whole
 
     def private(self, offset: int, nbytes: int) -> memoryview:
@@ -82,11 +90,13 @@ class MappedFile:
                 self._descriptor, before + nbytes, _PRIVATE, _WRITABLE, offset=offset - before
             )
         except (OSError, ValueError) as error:
-            raise FormatError(
-                self.path, offset, f"{nbytes} bytes cannot be mapped: {error}",
-                hint="did the file change meanwhile?",
-            ) from error  # fmt: skip
+            raise self._unmapped(offset, nbytes, error) from error
         return memoryview(mapped)[before:]
+
+    def _unmapped(self, offset: int, nbytes: int, error: OSError | ValueError) -> FormatError:
+        hint = _HINTS.get(getattr(error, "errno", None) or 0, "did the file change meanwhile?")
+        text = f"{nbytes} bytes cannot be mapped: {error}"
+        return FormatError(self.path, offset, text, hint=hint)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes at `offset`.
@@ -117,7 +127,7 @@ class MappedFile:
     def refuse_change(self) -> None:
         """Raise `FormatError` where the file has been written to since it was opened."""
         status = os.fstat(self._descriptor)
-        if (status.st_size, status.st_mtime_ns) != (self.size, self._written):
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
             raise FormatError(
                 self.path, None, "changed while it was read",
                 hint="try again when nothing writes to it any more",

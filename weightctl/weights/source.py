@@ -9,7 +9,7 @@ from weightctl.errors import EncodingError, MissingTensorError
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -41,6 +41,11 @@ class Source(Protocol):
         """What is there."""
         ...
 
+    @property
+    def files(self) -> Sequence[MappedFile]:
+        """The files that are read, in the order of the header's; none where all is in memory."""
+        ...
+
     def data(self, name: str) -> WeightData:
         """Return a tensor's data; nothing is read before it is touched."""
         ...
@@ -69,6 +74,11 @@ class Files:
     def header(self) -> Header:
         """What the files say is in them."""
         return self._header
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The files, open."""
+        return self._files
 
     def data(self, name: str) -> WeightData:
         """Return a tensor's data as a private mapping of its part of the file.
@@ -159,6 +169,11 @@ class Held:
         """What is held."""
         return self._header
 
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """None."""
+        return ()
+
     def data(self, name: str) -> WeightData:
         """Return a tensor's data."""
         return self._tensors[name]
@@ -181,6 +196,11 @@ class Declared:
     def header(self) -> Header:
         """Nothing."""
         return Header(format="declared", files=(), tensors={}, extents={})
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """None."""
+        return ()
 
     def data(self, name: str) -> WeightData:
         """Raise `MissingTensorError`."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, WeightctlError
+from weightctl.formats.collection import without_collection
 from weightctl.formats.cut import rest_of
 from weightctl.formats.pytorch.archive import Archive, is_zip
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
@@ -22,7 +21,7 @@ from weightctl.weights.info import Header
 from weightctl.weights.metadata import from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
@@ -38,20 +37,8 @@ _DAMAGED = "the file is damaged or was made by a faulty tool"
 
 def read(file: MappedFile) -> Header:
     """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
-    with _without_collection():
+    with without_collection():
         return _read(file)
-
-
-@contextmanager
-def _without_collection() -> Generator[None, None, None]:
-    """Keep Python from looking for garbage: all that is made here is kept for a while."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _read(file: MappedFile) -> Header:

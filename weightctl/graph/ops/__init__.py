@@ -14,6 +14,8 @@ of every op. One that differs from others in a single function of torch's joins 
 
 from __future__ import annotations
 
+from weightctl.graph.ops.allgather import allgather
+from weightctl.graph.ops.allreduce import allreduce
 from weightctl.graph.ops.argmax import argmax
 from weightctl.graph.ops.arithmetic import add, div, floordiv, maximum, minimum, mod, mul, pow, sub
 from weightctl.graph.ops.attention import attention
@@ -45,6 +47,7 @@ from weightctl.graph.ops.permute import permute
 from weightctl.graph.ops.print_value import print_value
 from weightctl.graph.ops.range import range
 from weightctl.graph.ops.reduce import max, mean, min, sum
+from weightctl.graph.ops.reduce_scatter import reduce_scatter
 from weightctl.graph.ops.reshape import reshape
 from weightctl.graph.ops.rms_norm import rms_norm
 from weightctl.graph.ops.rope import rope
@@ -78,6 +81,8 @@ __all__ = [
     "OPS",
     "abs",
     "add",
+    "allgather",
+    "allreduce",
     "argmax",
     "attention",
     "broadcast_to",
@@ -120,6 +125,7 @@ __all__ = [
     "pow",
     "print_value",
     "range",
+    "reduce_scatter",
     "relu",
     "reshape",
     "rms_norm",
@@ -147,6 +153,8 @@ __all__ = [
 # The ops of graphs, but for inputs and weights, which are given. `weightctl.registry.load` finds a
 # module, also where a function of the same name hides it here.
 OPS: dict[str, str] = {
+    "allgather": "weightctl.graph.ops.allgather",
+    "allreduce": "weightctl.graph.ops.allreduce",
     "argmax": "weightctl.graph.ops.argmax",
     "arithmetic": "weightctl.graph.ops.arithmetic",
     "attention": "weightctl.graph.ops.attention",
@@ -168,6 +176,7 @@ OPS: dict[str, str] = {
     "print": "weightctl.graph.ops.print_value",
     "range": "weightctl.graph.ops.range",
     "reduce": "weightctl.graph.ops.reduce",
+    "reduce_scatter": "weightctl.graph.ops.reduce_scatter",
     "reshape": "weightctl.graph.ops.reshape",
     "rms_norm": "weightctl.graph.ops.rms_norm",
     "rope": "weightctl.graph.ops.rope",

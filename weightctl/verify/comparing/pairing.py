@@ -59,7 +59,7 @@ def _adopted(weights: Weights, known: Checkpoint) -> Checkpoint | None:
         if is_most and (best is None or len(found.tensors) > len(best.tensors)):
             best = replace(
                 known, tree=weights, dialect=dialect, tensors=found.tensors, beside=found.beside,
-                missing=found.missing, unexpected=found.unexpected,
+                missing=found.missing, unexpected=found.unexpected, stored=found.stored,
             )  # fmt: skip
     return best
 

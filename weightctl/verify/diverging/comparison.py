@@ -51,7 +51,8 @@ def compare(request: Request) -> Result:
     problems = [each.problem for each in found]
     problems += _other_tokens(request, given)
     try:
-        subject, reference = (Running(each, request.device) for each in (own, other))
+        subject = Running(own, request.device, request.subject.cut)
+        reference = Running(other, request.device, request.reference.cut)
     except ArchitectureError as error:
         return Result(problems=tuple(problems), skipped=unbuilt(error))
     if why := _cannot(own, other, given):
@@ -137,7 +138,8 @@ class _Comparison:
             cosine = least_cosine(walk.wanted[mask], walk.own[mask])
             figures = self._figures(Divergence(layers=(), cosine=cosine), None)
         problems = [*problems, *self._faults.problems(), *self._bars(figures)]
-        return Result(problems=tuple(problems), figures=figures, notes=self._given.notes)
+        notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
+        return Result(problems=tuple(problems), figures=figures, notes=notes)
 
     def _look(self, part: Part) -> None:
         self._layers.append(
@@ -170,7 +172,7 @@ class _Comparison:
         return replace(made, next_tokens=heard.next_tokens)
 
     def _figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
-        given, request = self._given, self._request
+        given, request, grid = self._given, self._request, self._walk.subject.grid
         asked = [
             each for number, each in enumerate(self._walk.activations, -1)
             if request.has_layer(number)
@@ -178,6 +180,9 @@ class _Comparison:
         return ForwardFigures(
             source=given.source,
             device=str(request.device),
+            tp=grid.tp,
+            ep=grid.ep,
+            pp=grid.pp,
             tokens=given.count,
             windows=len(given.ids),
             activations=tuple(asked),

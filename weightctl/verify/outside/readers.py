@@ -62,19 +62,32 @@ class Answer(NamedTuple):
         return [] if has_judged else [f"{_CALLED[self.reader]} was not heard: {self.reason}"]
 
 
-def asked(header: Header, *, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
+class _File(NamedTuple):
+    """A file, by its number in the header that says what is in it."""
+
+    header: Header
+    number: int
+
+    @property
+    def path(self) -> str:
+        return self.header.files[self.number]
+
+
+def asked(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
     """Have a checkpoint's files read by the reader that its format is known by.
 
-    That runs in a process of its own, which ends after so many `seconds` and takes no more than so
-    many bytes of `memory` and what the files have; nothing that befalls it befalls the caller.
+    They are those of one header, or of several where each says what is in files of its own. The
+    reader runs in a process of its own, which ends after so many `seconds` and takes no more than
+    so many bytes of `memory` and what the files have; nothing that befalls it befalls the caller.
     """
-    reader = reader_of(header)
+    reader = reader_of(headers[0])
     if not reader:
         return Answer("")
     if find_spec(reader) is None:
         return Answer(reader, reason="it is not installed")
-    lines, ending = _told(reader, header.files, seconds, memory)
-    return _judged(reader, header, lines, ending)
+    files = [_File(header, number) for header in headers for number in range(len(header.files))]
+    lines, ending = _told(reader, [file.path for file in files], seconds, memory)
+    return _judged(reader, files, lines, ending)
 
 
 def reader_of(header: Header) -> str:
@@ -118,19 +131,21 @@ def _lines(raw: bytes) -> Iterator[dict[str, Any]]:
             return
 
 
-def _judged(reader: str, header: Header, lines: Sequence[Mapping[str, Any]], ending: str) -> Answer:
-    are_known = all(info.encoding.is_known for info in header.tensors.values())
+def _judged(
+    reader: str, files: Sequence[_File], lines: Sequence[Mapping[str, Any]], ending: str
+) -> Answer:
     problems: list[Problem] = []
     reasons: list[str] = []
     number = 0
-    where = header.files[0]
+    where = files[0].path
     for line in lines:
         if "missing" in line:
             return Answer(reader, reason=f"it does not start: {line['missing']}")
         number = int(line.get("begin", number))
-        where = header.files[number]
+        where = files[number].path
         if "error" in line:
             said = str(line["error"])
+            are_known = _are_known(files[number].header)
             if are_known and any(part in said for part in _TOO_OLD):
                 reasons.append(f"it does not read such files: {said}")
             else:
@@ -138,7 +153,7 @@ def _judged(reader: str, header: Header, lines: Sequence[Mapping[str, Any]], end
                 problems.append(Problem(where=where, text=text))
                 reasons.append(said)
         elif "tensors" in line:
-            differences = list(_differences(header, number, line))
+            differences = list(_differences(files[number], line))
             named = [
                 Problem(where=name, text=f"{_CALLED[reader]} {text}") for name, text in differences
             ]
@@ -166,8 +181,13 @@ def _article(name: str) -> str:
     return "an" if name[:1].lower() in "aeiou" else "a"
 
 
-def _differences(header: Header, number: int, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _are_known(header: Header) -> bool:
+    return all(info.encoding.is_known for info in header.tensors.values())
+
+
+def _differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what a reader sees in a file otherwise than we do: a name, and what of it."""
+    header, number = file
     seen: Mapping[str, Any] = line["tensors"]
     ours = {
         name: info for name, info in header.tensors.items() if header.extents[name].file == number

@@ -11,9 +11,12 @@ import numpy as np
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.engine import InferenceSession
+from weightctl.errors import ShardingError
 from weightctl.graph.graph import Graph
 from weightctl.nn.layer import under
 from weightctl.nn.sites import naming_of
+from weightctl.split import Grid
+from weightctl.verify.running.ranks import Ranks
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.derived import Derived
 from weightctl.weights.tree import Weights
@@ -24,10 +27,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.network import Network
     from weightctl.codecs.base import F32
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding
     from weightctl.errors import WeightctlError
+    from weightctl.formats.sharded.gathered import Gathered
     from weightctl.graph.types import TensorType
     from weightctl.weights.derived import Tensor
 
@@ -62,17 +67,33 @@ class Running:
     """A model in float32 that is run part by part; the weights of one are in memory at a time.
 
     Its parts are `embedding`, `layers.0` and so on, and `output`. What is `replaced` stands in for
-    the checkpoint's tensors, by the names of our modules. Raises `ArchitectureError` where the
-    checkpoint is no whole model, and `EngineError` where there is no torch or no such device.
+    the checkpoint's tensors, by the names of our modules. Of a checkpoint that is `cut` for several
+    ranks these compute it together, but for parts of which something is replaced; `grid` are those
+    that do, and `notes` say why where they cannot. Raises `ArchitectureError` where the checkpoint
+    is no whole model, and `EngineError` where there is no torch or no such device.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: DeviceRef = CPU) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, device: DeviceRef = CPU, cut: Gathered | None = None
+    ) -> None:
         self.checkpoint = checkpoint
+        self.notes: tuple[str, ...] = ()
         self._session = InferenceSession([device])
         self._network = checkpoint.module()
         self._network.to(device)
         self._weights = self._network.raw_state_dict()
-        self._types = [value.type for value in self._begin().outputs]
+        self._ranks: Ranks | None = None
+        if cut is not None and cut.manifest.grid.ranks > 1:
+            try:
+                self._ranks = Ranks(checkpoint, cut, device)
+            except ShardingError as error:
+                self.notes = (f"the ranks did not compute it together: {error.headline}",)
+        self._types = [value.type for value in self._begin(self._network).outputs]
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks that compute it together; one alone where it is not cut."""
+        return Grid() if self._ranks is None else self._ranks.grid
 
     @property
     def layers(self) -> int:
@@ -99,7 +120,7 @@ class Running:
         """
         given = [mask.astype(np.int64) if name == _MASK else ids for name in self._network.INPUTS]
         with self._with(replaced):
-            graph = self._begin()
+            graph = self._begin(self._computing(replaced))
         x, *beside = self._run(graph, given, replaced)
         return Flow(x.to_numpy(), tuple(beside))
 
@@ -107,10 +128,10 @@ class Running:
         self, number: int, x: F32, beside: Sequence[Buffer], replaced: Replaced = _NOTHING
     ) -> F32:
         """Return what a layer makes of any number of windows, as many times those of `beside`."""
-        with self._with(replaced), self._built(layer_name(number), self._types) as graph:
+        network = self._computing(replaced)
+        with self._with(replaced), _built(network, layer_name(number), self._types) as graph:
             first, *others = graph.inputs
-            layer = self._network.layers[number]
-            graph.output(self._network.through(layer, first, tuple(others)))
+            graph.output(network.through(network.layers[number], first, tuple(others)))
         given = [
             _repeated(each, kind, len(x))
             for each, kind in zip(beside, self._types[1:], strict=True)
@@ -123,7 +144,7 @@ class Running:
         No position sees another here: any part of what came out of the last layer will do.
         """
         with self._with(replaced):
-            graph = self._end()
+            graph = self._end(self._computing(replaced))
         return self._run(graph, [x], replaced)[0].to_numpy()
 
     def weights_of(self, part: str) -> list[str]:
@@ -132,35 +153,35 @@ class Running:
         A tied output needs the embedding's.
         """
         if part == EMBEDDING:
-            return list(self._begin().weights_by_name)
+            return list(self._begin(self._network).weights_by_name)
         if part == OUTPUT:
-            return list(self._end().weights_by_name)
+            return list(self._end(self._network).weights_by_name)
         return [name for name in self._weights if name.startswith(f"{part}.")]
 
-    @contextmanager
-    def _built(self, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
-        # The weights are named already: to do so for each layer anew is a third of a model's time.
-        with Graph(name, types) as graph, under(naming_of(self._network)):
-            yield graph
+    def _computing(self, replaced: Replaced) -> Network:
+        """Return what computes a part: the ranks together, where nothing stands in for weights."""
+        return self._network if replaced or self._ranks is None else self._ranks.network
 
-    def _begin(self) -> Graph:
-        with self._built(EMBEDDING, self._network.input_types()) as graph:
-            x, beside = self._network.begin(*graph.inputs)
+    def _begin(self, network: Network) -> Graph:
+        with _built(network, EMBEDDING, network.input_types()) as graph:
+            x, beside = network.begin(*graph.inputs)
             graph.output(x, *beside)
         return graph
 
-    def _end(self) -> Graph:
-        with self._built(OUTPUT, self._types[:1]) as graph:
-            graph.output(self._network.end(graph.inputs[0]))
+    def _end(self, network: Network) -> Graph:
+        with _built(network, OUTPUT, self._types[:1]) as graph:
+            graph.output(network.end(graph.inputs[0]))
         return graph
 
     def _run(self, graph: Graph, given: Sequence[Any], replaced: Replaced) -> list[Buffer]:
-        names = graph.weights_by_name
-        registry: dict[str, Any] = {
-            name: self.checkpoint.weights[name] for name in names if name not in replaced
-        }
-        for name in names & replaced.keys():
-            registry[name] = self._stood_in(name, replaced[name])
+        registry: dict[str, Any] = {}
+        for name, weight in graph.weights_by_name.items():
+            if name in replaced:
+                registry[name] = self._stood_in(name, replaced[name])
+            elif self._ranks is not None and weight.shard_of is not None:
+                registry[name] = self._ranks.part(weight)
+            else:
+                registry[name] = self.checkpoint.weights[name]
         return self._session.load(graph, registry).execute(*given)
 
     def _stood_in(self, name: str, given: Tensor | F32) -> Weights | F32:
@@ -185,6 +206,13 @@ class Running:
         finally:
             for name, weight in changed.items():
                 weight.configure(*before[name])
+
+
+@contextmanager
+def _built(network: Network, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
+    # The weights are named already: to do so for each layer anew is a third of a model's time.
+    with Graph(name, types) as graph, under(naming_of(network)):
+        yield graph
 
 
 def _stored_as(given: Tensor | F32) -> tuple[tuple[int, ...], Encoding]:

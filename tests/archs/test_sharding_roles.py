@@ -1,0 +1,53 @@
+"""Every line of every family has a role on purpose, and what is widened is narrowed again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightctl.archs import ARCHS
+from weightctl.archs.sharding import ROLES, part_of_layer, role
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from weightctl.archs.arch import Arch, Name
+
+LINES = [(arch, line) for arch in map(load, ARCHS.values()) for line in arch.names]
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=f"{arch.name}-{line.module}") for arch, line in LINES]
+)
+def test_every_part_of_every_family_has_a_role(line: Name) -> None:
+    found = ROLES[part_of_layer(line)]
+    assert bool(found.extents) == (found.strategy != "replicate")
+
+
+def test_there_is_no_role_of_a_part_that_no_family_has() -> None:
+    assert {part_of_layer(line) for _, line in LINES} == ROLES.keys()
+
+
+@pytest.mark.parametrize("arch", [load(each) for each in ARCHS.values()], ids=list(ARCHS))
+def test_what_makes_inner_numbers_is_cut_as_what_reads_them(arch: Arch) -> None:
+    roles = {part_of_layer(line): role(line, "weight") for line in arch.names}
+    made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}
+    read = {extent for each in roles.values() if each.axis == 1 for extent in each.extents}
+    assert made == {"queries", "keys", "inner", "vocabulary"}
+    # Keys and values are read by the queries, tokens by people.
+    assert read == {"queries", "inner"}
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=f"{arch.name}-{line.module}") for arch, line in LINES]
+)
+def test_a_bias_is_cut_as_the_outputs_that_it_is_added_to(line: Name) -> None:
+    weight, bias = role(line, "weight"), role(line, "bias")
+    assert bias == (weight if weight.axis == 0 else ROLES["norm"])
+
+
+def test_what_is_for_all_layers_is_never_cut() -> None:
+    assert {name for name, each in ROLES.items() if each.all_layers} == {
+        "rope_factors", "long_rope_factors", "short_rope_factors",
+    }  # fmt: skip
+    assert not any(each.extents for each in ROLES.values() if each.all_layers)

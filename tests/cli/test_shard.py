@@ -1,0 +1,380 @@
+"""`weightctl shard`: what it shows, what it writes, and what it says of what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import made
+import pytest
+from terminal import on_a_terminal
+from typer.testing import CliRunner
+
+from build import safetensors
+from conftest import ROOT
+from weightctl import open_weights, recognize, save, translate
+from weightctl.cli.shard import app
+from weightctl.dtype import parse_encoding
+from weightctl.errors import WeightctlError
+from weightctl.shards import Grid, save_shards, shard_plan
+from weightctl.transforms.cast import cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from conftest import Completed
+
+    Run = Callable[..., Completed]
+
+TINY = ROOT / "fixtures" / "tiny-llama"
+O_PROJ = "model.layers.0.self_attn.o_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small llama, cut for two ranks."""
+    path = tmp_path_factory.mktemp("sharded") / "halves"
+    save_shards(shard_plan(open_weights(TINY), Grid(2)), path)
+    return path
+
+
+def asked(*arguments: str | Path) -> Result:
+    """Return what becomes of the command, without the time that a process takes to start."""
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    done = asked(*arguments, "--json")
+    assert done.exit_code == 0, done.exception
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def refusal(*arguments: str | Path) -> str:
+    """Return what the command says where it refuses something: the error and its hint."""
+    error = asked(*arguments).exception
+    assert isinstance(error, WeightctlError)
+    return str(error)
+
+
+def test_it_says_what_it_has_written(weightctl: Run, tmp_path: Path) -> None:
+    done = weightctl("shard", TINY, "out", "--tp", "2", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    *lines, time_taken = done.stdout.splitlines()
+    size = (tmp_path / "out" / "rank-0" / "model.safetensors").stat().st_size
+    assert lines == [
+        f"{TINY} -> out (safetensors, 2 ranks: tp 2)",
+        "30 tensors, 3.87 MB: 23 cut, 7 replicated; copies take 3.58 kB more",
+        f"2 files of {2 * size / 1e6:.2f} MB together",
+        f"  rank-[0-1]/model.safetensors: 30 tensors, {size / 1e6:.2f} MB each",
+        "with config.json, tokenizer.json and 3 more beside each",
+    ]
+    assert re.fullmatch(r"\d+\.\d s, .*B/s", time_taken)
+    assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+def test_a_dry_run_shows_who_gets_what_and_writes_nothing(tmp_path: Path) -> None:
+    done = asked(TINY, tmp_path / "out", "--tp", "2", "--pp", "3", "-n")
+    assert done.exit_code == 0
+    assert re.search(
+        r"o_proj\.weight .* head_aware_columnwise +256x128 on 0-1$", done.stdout, re.MULTILINE
+    )
+    assert re.search(r"lm_head\.weight .* rowwise +256x256 on 4-5$", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("\nnothing was written\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_dry_run_that_cannot_be_carried_out_is_shown_and_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = asked(TINY, tmp_path, "--tp", "2", "--dry-run")
+    assert "nothing was written" in done.stdout
+    assert f"{tmp_path} exists and is not empty" in str(done.exception)
+    assert "--force would not replace notes.txt" in str(done.exception)
+    assert "would not write: notes.txt" in refusal(TINY, tmp_path, "--tp", "2", "-n", "--force")
+
+
+def test_a_dry_run_knows_the_files_to_the_byte(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    planned = document(TINY, out, "--tp", "6", "--pp", "2", "-n")
+    done = document(TINY, out, "--tp", "6", "--pp", "2")
+    assert (planned["written"], done["written"]) == (False, True)
+    assert planned["files"] == done["files"]
+    assert planned["seconds"] is planned["kept_bytes"] is None
+    assert done["seconds"] > 0
+    assert done["kept_bytes"] == 0
+    for file in done["files"]:
+        assert (out / file["name"]).stat().st_size == file["bytes"]
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    cut = asked(TINY, tmp_path / "out", "--tp", "2", "--quiet")
+    put_together = asked("--gather", tmp_path / "out", tmp_path / "whole", "-q")
+    assert [cut.output, put_together.output] == ["", ""]
+    assert (tmp_path / "whole" / "model.safetensors").is_file()
+
+
+def test_a_plan_of_ones_own_decides_and_the_family_on_the_rest(tmp_path: Path) -> None:
+    rules = ROOT / "fixtures" / "shard.toml"
+    done = asked(TINY, tmp_path / "out", "--tp", "2", "--plan", rules, "--json", "-n")
+    strategies = {each["name"]: each["strategy"] for each in json.loads(done.stdout)["tensors"]}
+    assert strategies["lm_head.weight"] == "replicate"
+    assert strategies[O_PROJ] == "head_aware_columnwise"
+    assert strategies["model.layers.0.mlp.down_proj.weight"] == "columnwise"
+    note = r"note: \d+ weights that the plan does not name are cut as those of llama\n"
+    assert re.fullmatch(note, done.stderr)
+
+
+def test_a_cut_checkpoint_is_put_together_byte_for_byte(halves: Path, tmp_path: Path) -> None:
+    done = asked("--gather", halves, tmp_path / "whole")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[:4] == [
+        f"{halves} -> {tmp_path / 'whole'} (safetensors)",
+        "30 tensors of 2 ranks, 3.87 MB; the file takes 3.87 MB",
+        "with config.json, tokenizer.json and 3 more beside",
+        "every part has the SHA-256 that it was written with",
+    ]
+    assert sorted(os.listdir(tmp_path / "whole")) == sorted(os.listdir(TINY))
+    for name in os.listdir(TINY):
+        assert (tmp_path / "whole" / name).read_bytes() == (TINY / name).read_bytes()
+
+
+def test_a_dry_run_of_gathering_writes_nothing(halves: Path, tmp_path: Path) -> None:
+    done = asked("--gather", halves, tmp_path / "whole", "-n")
+    assert done.exit_code == 0
+    assert done.stdout.endswith("beside\nnothing was written\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_part_is_named(halves: Path, tmp_path: Path) -> None:
+    shutil.copytree(halves, tmp_path / "halves")
+    (tmp_path / "halves" / "rank-1" / "model.safetensors").unlink()
+    said = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
+    assert "the shards are not whole: rank 1: rank-1/model.safetensors is missing" in said
+
+
+def test_an_altered_part_is_named_and_nothing_written(halves: Path, tmp_path: Path) -> None:
+    shutil.copytree(halves, tmp_path / "halves")
+    part = tmp_path / "halves" / "rank-1" / "model.safetensors"
+    extent = open_weights(part).header.extents[O_PROJ]
+    with part.open("r+b") as file:
+        file.seek(extent.offset + 1000)
+        byte = file.read(1)
+        file.seek(extent.offset + 1000)
+        file.write(bytes([byte[0] ^ 1]))
+    said = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
+    assert f"altered since it was written: rank 1: `{O_PROJ}` in {part}" in said
+    assert not (tmp_path / "whole").exists()
+
+
+def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path) -> None:
+    out = tmp_path / "whole.gguf"
+    said = refusal("--gather", halves, out)
+    assert "are safetensors, and are put together as they are" in said
+    assert f"hint: `weightctl convert {halves} {out}` writes gguf" in said
+    bare = tmp_path / "out"
+    said = refusal("--gather", halves, bare, "--to", "gguf")
+    assert f"hint: `weightctl convert {halves} {bare}.gguf` writes gguf" in said
+    assert "writes into a pipe" in refusal("--gather", halves, "-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{tiny}", "for how many ranks?"),
+        ("{tiny} out", "for how many ranks?"),
+        ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard IN OUT --tp N"),
+        ("{tiny} out --tp 0", "--tp 0 is no number of ranks\n  hint: pass 1 or more, or auto"),
+        ("{tiny} out --tp two", "--tp two is no number of ranks"),
+        ("{tiny} out --tp 99999999999", "99,999,999,999 ranks are too many"),
+        ("{tiny} out --tp 99999 --pp 3", "299,997 ranks are too many"),
+        ("{tiny} out --ep 2", "the model has no experts, which 2 groups cannot share"),
+        ("{tiny} out --pp 4", "3 layers, which 4 stages cannot share\n  hint: --pp takes up to 3"),
+        ("{tiny} out --tp auto", "--tp auto writes nothing"),
+        ("{tiny} --tp auto --pp 2 --to gguf", "hint: leave --pp and --to out"),
+        ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
+        ("{tiny} out --tp 2 --to nothing", "`nothing` is no format\n  hint: formats: safetensors"),
+        ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
+        ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
+        ("{tiny} - --tp 2", "stdout takes one file, and shards are several"),
+        ("nowhere out --tp 2", "nowhere: No such file or directory"),
+        ("nowhere --tp auto", "nowhere: No such file or directory"),
+        ("{readme} out --tp 2", "no checkpoint that weightctl reads: it is text"),
+        ("{training} out --tp 2", "; --plan FILE says how its tensors are cut"),
+        ("--gather {tiny}", "OUT is missing\n  hint: weightctl shard --gather DIR OUT"),
+        ("--gather {tiny} whole", "is no sharded checkpoint: it has no manifest of one"),
+        ("--gather nowhere whole", "nowhere: No such file or directory"),
+        ("--gather {tiny} whole --tp 2", "takes parts as they are\n  hint: leave --tp out"),
+        ("--gather {tiny} whole --layout vllm", "hint: leave --layout out"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_can(arguments: str, said: str) -> None:
+    fixtures = ROOT / "fixtures"
+    places = {"tiny": TINY, "readme": fixtures / "README.md", "training": fixtures / "training.pt"}
+    assert said in refusal(*arguments.format(**places).split())
+
+
+def test_the_input_and_what_holds_it_are_no_output(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "model")
+    for out in (tmp_path / "model", tmp_path):
+        said = refusal(tmp_path / "model", out, "--tp", "2", "--force")
+        assert "holds" in said
+    assert sorted(os.listdir(tmp_path)) == ["model"]
+    assert sorted(os.listdir(tmp_path / "model")) == sorted(os.listdir(TINY))
+
+
+def test_a_number_that_cannot_be_names_the_tensor_and_numbers_that_work() -> None:
+    said = refusal(TINY, "out", "--tp", "3")
+    assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in said
+    assert "8 heads of 32, which share 2 of keys and values" in said
+    assert said.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
+
+
+def test_auto_shows_the_numbers_that_work_and_what_is_in_the_way_of_others() -> None:
+    lines = asked(TINY, "--tp", "auto").stdout.splitlines()
+    assert lines[:2] == [f"{TINY} can be cut with --tp", ""]
+    assert lines[2] == "  1-2, 4, 6, 8           works"
+    assert lines[3].startswith("  3, 5, 7, 9-16, 32, 64  `model.layers.0.self_attn.k_proj.weight`")
+    shown = document(TINY, "--tp", "auto")["possible"]
+    assert [each["tp"] for each in shown if each["works"]] == [1, 2, 4, 6, 8]
+    assert "for 3 ranks" in shown[2]["reason"]
+
+
+def test_blocks_of_quantized_weights_are_in_the_way_too(tmp_path: Path) -> None:
+    plan = translate(recognize(open_weights(TINY)), "gguf").plan("gguf")
+    save(cast(plan, parse_encoding("q4_k")), tmp_path / "q.gguf")
+    lines = asked(tmp_path / "q.gguf", "--tp", "auto").stdout.splitlines()
+    assert re.fullmatch(r"  1 +works", lines[2])
+    assert re.fullmatch(r"  2, 4, 6, 8 +`blk\.0\.attn_output\.weight`.*", lines[3])
+
+
+def test_lines_of_auto_fit_a_terminal_or_the_width_that_is_asked_for(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    asked = ("shard", "tiny", "--tp", "auto")
+    narrow = weightctl(*asked, cwd=tmp_path, COLUMNS="60").stdout
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert on_a_terminal(60, *asked, cwd=tmp_path, NO_COLOR="1") == narrow
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on_and_it_does(tmp_path: Path) -> None:
+    source, out, again = large_llama(tmp_path / "large"), tmp_path / "out", tmp_path / "again"
+    told = stopped(source, out)
+    assert told == f"note: {out}.partial has what is complete; the same command goes on from there"
+    assert not out.exists()
+    said = refusal("--gather", f"{out}.partial", tmp_path / "whole")
+    assert "these shards are unfinished: their writing was stopped" in said
+    shutil.copytree(f"{out}.partial", f"{again}.partial")
+    lines = asked(source, out, "--tp", "2").stdout.splitlines()
+    assert re.fullmatch(r"\S+ [kM]B were complete already, from a run that was stopped", lines[-2])
+    done = document(source, again, "--pp", "2")
+    assert done["kept_bytes"] == 0
+    assert "plan" in done["started_over"]
+    for path in (source, out, again):
+        shutil.rmtree(path)
+
+
+def large_llama(path: Path) -> Path:
+    """Write a llama that takes a moment to cut, though nothing of it is on the disk."""
+    path.mkdir()
+    width, layers = 1024, 5
+    shapes = {"model.embed_tokens.weight": (512, width), "model.norm.weight": (width,)}
+    for layer in range(layers):
+        for name in ("q", "k", "v", "o"):
+            shapes[f"model.layers.{layer}.self_attn.{name}_proj.weight"] = (width, width)
+        for name, shape in (("gate", (4 * width, width)), ("up", (4 * width, width)),
+                            ("down", (width, 4 * width))):  # fmt: skip
+            shapes[f"model.layers.{layer}.mlp.{name}_proj.weight"] = shape
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"model.layers.{layer}.{name}.weight"] = (width,)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    raw = safetensors(header)
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(raw)
+        file.truncate(len(raw) + end)
+    config = {
+        "model_type": "llama", "hidden_size": width, "intermediate_size": 4 * width,
+        "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "vocab_size": 512, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def stopped(source: Path, out: Path) -> str:
+    """Stop a run by Ctrl-C where some tensors are complete and others are not; return its words."""
+    seconds = 0.05
+    journal = out.with_name(f"{out.name}.partial") / "manifest.journal"
+    for _ in range(12):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weightctl", "shard", source, out, "--tp", "2", "-j", "1"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while process.poll() is None and not journal.exists():
+            time.sleep(0.001)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[1]
+        assert process.returncode in {0, 130}, said
+        if journal.exists():
+            return said.strip()
+        seconds *= 1.5 if process.returncode else 0.6
+        shutil.rmtree(out, ignore_errors=True)
+    raise AssertionError("no moment was found at which some tensors are complete, and not all")
+
+
+def test_names_cannot_hide_anything(tmp_path: Path) -> None:
+    folder = made.small(tmp_path, "sm\x1b[31mall")
+    rules = tmp_path / "plan.toml"
+    rules.write_text("[tensors]\n'proj' = 'rowwise'\n")
+    done = asked(folder, "out", "--tp", "2", "--plan", rules, "-n")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    assert "sm\\x1b[31mall -> out" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [("shard", "again", "--tp", "1"), ("convert", "whole.safetensors")]
+)
+def test_nothing_is_made_of_a_set_in_which_a_part_is_altered(
+    command: tuple[str, ...], weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    parts = tmp_path / "parts"
+    assert weightctl("shard", tiny_llama, parts, "--tp", "2").returncode == 0
+    path = parts / "rank-1" / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    name, out, *options = command
+    done = weightctl(name, parts, tmp_path / out, *options)
+    assert done.returncode == 2
+    assert "altered since it was written: rank 1: `" in done.stderr
+    assert {each.name for each in tmp_path.iterdir()} == {"parts"}
+
+
+def test_auto_asks_a_plan_of_ones_own_too(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[tensors]\n'' = 'replicate'\n")
+    shown = weightctl("shard", tiny_llama, "--tp", "auto", "--plan", plan).stdout
+    assert shown.splitlines()[-1] == "  1-16, 32, 64  works"
+    plan.write_text("[tensors]\n'lm_head' = { strategy = 'axiswise', axis = 7 }\n")
+    shown = weightctl("shard", tiny_llama, "--tp", "auto", "--plan", plan).stdout
+    assert "has no axis 7" in shown

@@ -1,0 +1,267 @@
+"""Processes that torchrun starts compute together, and none waits for what does not come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import joined_program
+import ml_dtypes
+import numpy as np
+import pytest
+from joined_program import WAIT, numbers
+
+from once import once, shared
+from runs import executed
+from torchrun import torchrun
+from weightctl.device import DeviceRef
+from weightctl.dtype import DType
+from weightctl.engine import processes
+from weightctl.errors import EngineError
+from weightctl.graph import Graph, TensorType, ops
+
+RANKS = range(2)
+
+
+def of_run(name: str, factory: pytest.TempPathFactory, *groups: str) -> list[dict[str, Any]]:
+    """Return what each of two processes has found, by what it did; it is run once for all tests."""
+
+    def run(folder: Path) -> None:
+        folder.mkdir()
+        done = torchrun(Path(joined_program.__file__), len(RANKS), folder, *groups)
+        first = folder / "0.json"
+        assert first.exists(), done.stderr
+        assert groups[-1] in json.loads(first.read_text()), done.stderr
+
+    path = once(shared(factory) / name, run)
+    return [json.loads((path / f"{rank}.json").read_text()) for rank in RANKS]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what each process has found where nobody waits."""
+    groups = ("together", "failing", "after_all", "killed")
+    return of_run("joined", tmp_path_factory, *groups)
+
+
+@pytest.fixture(scope="module")
+def waited(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what each process has found where some wait."""
+    return of_run("waited", tmp_path_factory, "too_late", "not_coming")
+
+
+def found(said: list[dict[str, Any]], name: str) -> list[Any]:
+    """Return what each process has found; a test fails with the error where there is one."""
+    each = [of_rank[name]["found"] for of_rank in said]
+    assert all(isinstance(one, list) for one in each), each
+    return each
+
+
+def errors(said: list[dict[str, Any]], name: str) -> list[str]:
+    """Return the error of each process, all of which are to be ours."""
+    each = [of_rank[name]["found"] for of_rank in said]
+    assert [one["kind"] for one in each] == ["EngineError"] * len(RANKS), each
+    return [one["error"] for one in each]
+
+
+def each_rank(*shape: int, count: int = 2, dtype: Any = np.float32) -> list[Any]:
+    return [numbers(*shape, rank=rank, dtype=dtype) for rank in range(count)]
+
+
+# What they compute
+
+
+def test_each_process_has_its_number_and_its_device(said: list[dict[str, Any]]) -> None:
+    assert found(said, "place") == [[0, 2, "cpu:0"], [1, 2, "cpu:0"]]
+
+
+@pytest.mark.parametrize("name", ["allreduce", "after_all"])
+def test_the_sum_is_that_of_all_in_all(said: list[dict[str, Any]], name: str) -> None:
+    first, second = each_rank(2, 3)
+    assert found(said, name) == [[(first + second).tolist()]] * 2
+
+
+def test_numbers_of_16_bits_are_added_up_in_32(said: list[dict[str, Any]]) -> None:
+    first, second = (each.astype(np.float32) for each in each_rank(7, dtype=ml_dtypes.bfloat16))
+    total = (first + second).astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert found(said, "allreduce_bfloat16") == [[total.tolist()]] * 2
+
+
+def test_sizes_may_be_known_only_when_it_runs(said: list[dict[str, Any]]) -> None:
+    first, second = each_rank(3, 2)
+    assert found(said, "allreduce_unknown_sizes") == [[(first + second).tolist()]] * 2
+
+
+def test_nothing_may_be_added_up(said: list[dict[str, Any]]) -> None:
+    assert found(said, "allreduce_nothing") == [[[]]] * 2
+
+
+def test_parts_of_several_sizes_follow_one_another(said: list[dict[str, Any]]) -> None:
+    joined = np.concatenate([numbers(2, 3, rank=0), numbers(2, 2, rank=1)], 1)
+    assert found(said, "allgather_uneven") == [[joined.tolist()]] * 2
+
+
+def test_whole_numbers_are_gathered_along_any_axis(said: list[dict[str, Any]]) -> None:
+    assert found(said, "allgather_first_axis") == [[[[0], [1], [2], [1], [2], [3]]]] * 2
+
+
+def test_each_process_has_its_part_of_the_sum(said: list[dict[str, Any]]) -> None:
+    first, second = each_rank(2, 5)
+    total = first + second
+    assert found(said, "reduce_scatter_uneven") == [
+        [total[:, :3].tolist()], [total[:, 3:].tolist()],
+    ]  # fmt: skip
+
+
+def test_a_process_may_have_several_ranks(said: list[dict[str, Any]]) -> None:
+    each = each_rank(2, 6, count=4)
+    total = np.sum(each, axis=0, dtype=np.float64).astype(np.float32)
+    joined = np.concatenate(each)
+    parts = np.split(total, [3, 4, 5], axis=1)
+    assert found(said, "two_ranks_each") == [
+        [array.tolist() for array in (total, total, joined, joined, *parts[first : first + 2])]
+        for first in (0, 2)
+    ]
+
+
+def test_what_only_one_process_uses_all_compute(said: list[dict[str, Any]]) -> None:
+    first, second = each_rank(2)
+    assert found(said, "what_one_process_alone_needs") == [
+        [first.tolist()], [(first + second).tolist()],
+    ]  # fmt: skip
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("other_sizes", ["float32 [[3], [3]]", "float32 [[4], [4]]"]),
+        ("other_dtypes", ["float32 [[4], [4]]", "int32 [[4], [4]]"]),
+        ("other_steps", ["allreduce of float32 [[4], [4]]", "allgather of float32 [[4], [4]]"]),
+    ],
+)
+def test_processes_that_have_not_the_same_all_say_so(
+    said: list[dict[str, Any]], name: str, told: list[str]
+) -> None:
+    for rank, error in enumerate(errors(said, name)):
+        assert f"process {1 - rank} of 2 has other shapes, another dtype or another step" in error
+        assert f"{told[rank]}\n" in error.partition("this one, which is at ")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("the_graph_of_another_rank", "a value of shape [2, 3] is here where [2, 2] should be"),
+        ("the_part_of_another_rank", "rank 1 is the first in this process, and the graph was"),
+        ("the_sum_of_another_rank", "rank 1 is the first in this process, and the graph was"),
+        ("the_whole_of_another_rank", "rank 1 is the first in this process, and the graph was"),
+    ],
+)
+def test_a_process_with_the_graph_of_another_rank_is_not_waited_for(
+    said: list[dict[str, Any]], name: str, why: str
+) -> None:
+    first, second = errors(said, name)
+    assert "process 1 of 2 has refused to go on\n  hint: its error says why" in first
+    assert why in second
+
+
+def test_there_must_be_a_process_for_each_rank(said: list[dict[str, Any]]) -> None:
+    for error in errors(said, "more_ranks_than_processes"):
+        assert "of 3 ranks 1 is here, and there are 2 processes" in error
+        assert "--nproc-per-node 3" in error
+
+
+def test_what_has_joined_does_not_join_again(said: list[dict[str, Any]]) -> None:
+    for error in errors(said, "joining_twice"):
+        assert error.startswith("this process has joined the others already")
+
+
+# What ends a group
+
+
+def test_an_error_is_its_own_and_the_others_do_not_wait(said: list[dict[str, Any]]) -> None:
+    first, second = (of_rank["failing"]["found"] for of_rank in said)
+    assert second == {"error": "this one has failed by itself", "kind": "ValueError"}
+    assert "no answer came from all of the 2 processes (" in first["error"]
+    assert first["kind"] == "EngineError"
+
+
+def test_a_process_that_is_killed_is_not_waited_for(said: list[dict[str, Any]]) -> None:
+    of_rank, killed = said
+    assert "killed" not in killed
+    assert "no answer came from all of the 2 processes (" in of_rank["killed"]["found"]["error"]
+
+
+@pytest.mark.long
+def test_no_process_waits_longer_than_it_was_told(waited: list[dict[str, Any]]) -> None:
+    for error in errors(waited, "too_late"):
+        assert "no answer came from all of the 2 processes (" in error
+    assert WAIT / 2 < waited[0]["too_late"]["seconds"] < 20 * WAIT
+
+
+@pytest.mark.long
+def test_a_process_that_does_not_come_is_not_waited_for(waited: list[dict[str, Any]]) -> None:
+    for rank, error in enumerate(errors(waited, "not_coming")):
+        assert error.startswith(f"process {rank} could not join all of the 2: ")
+        assert "[/" not in error
+        assert "does each come to `processes()`?" in error
+
+
+# Without the others
+
+STARTED = {
+    "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
+}  # fmt: skip
+
+
+def test_without_torchrun_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in STARTED:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        EngineError, match="RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MAS"
+    ) as no:
+        processes().__enter__()
+    assert "torchrun --nproc-per-node 2 PROGRAM" in no.value.hint
+    for name in STARTED.keys() - {"MASTER_PORT"}:
+        monkeypatch.setenv(name, STARTED[name])
+    with pytest.raises(EngineError, match=r"torchrun has not started .*: MASTER_PORT is not set"):
+        processes().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two', which is no number"),
+        ("RANK", "-1", "RANK is '-1', which is no number"),
+        ("RANK", "1", "RANK 1 of WORLD_SIZE 1, LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1 is no process"),
+        ("LOCAL_RANK", "2", "LOCAL_RANK 2 of LOCAL_WORLD_SIZE 1 is no process of them"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    for other, each in (STARTED | {name: value}).items():
+        monkeypatch.setenv(other, each)
+    with pytest.raises(EngineError, match=says):
+        processes().__enter__()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in STARTED.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match="gpu:99 was asked for"):
+        processes(DeviceRef.GPU(99)).__enter__()
+
+
+def test_ranks_elsewhere_are_not_there_outside_of_processes() -> None:
+    with Graph("alone", [TensorType(DType.float32, (2,))]) as graph:
+        graph.output(*ops.allreduce([graph.inputs[0]], ranks=2))
+    with pytest.raises(EngineError, match="of 2 ranks 1 is here, and this process has") as refusal:
+        executed(graph, np.ones(2, np.float32))
+    assert "with weightctl.engine.processes()" in refusal.value.hint

@@ -1,0 +1,42 @@
+"""Whether parts of a tensor are all of it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from weightctl.formats.sharded.covering import first_gap, joined
+from weightctl.split import Cut
+
+
+def test_what_parts_do_not_cover_is_found_in_any_number_of_axes() -> None:
+    def part(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
+        return tuple(Cut(axis, (each,)) for axis, each in enumerate(ranges))
+
+    halves = [(0, 2), (2, 4)]
+    cubes = [part(*each) for each in product(halves, repeat=3)]
+    assert first_gap((4, 4, 4), cubes) is None
+    assert first_gap((4, 4, 4), cubes[:-1]) == (2, 2, 2)
+    assert first_gap((4, 4, 4), cubes[1:]) == (0, 0, 0)
+    assert first_gap((4, 4, 4), [*cubes[1:], ()]) is None
+    assert first_gap((4, 4), [part((0, 3)), part((1, 4), (0, 3)), part((3, 4), (2, 4))]) is None
+    assert first_gap((4, 0), []) is None
+
+
+def test_parts_that_are_entangled_are_refused_before_they_take_long() -> None:
+    # Each starts and ends elsewhere, along every axis.
+    parts = [
+        tuple(Cut(axis, ((number, 4000 - number),)) for axis in range(3)) for number in range(1000)
+    ]
+    with pytest.raises(ValueError, match="too entangled"):
+        first_gap((4000, 4000, 4000), parts)
+
+
+def test_pieces_that_differ_in_one_axis_are_one_part() -> None:
+    first, second = (Cut(0, ((0, 1),)), Cut(1, ((2, 3),))), (Cut(0, ((0, 1),)), Cut(1, ((0, 1),)))
+    assert joined([first, second]) == (Cut(0, ((0, 1),)), Cut(1, ((0, 1), (2, 3))))
+    assert joined([(Cut(0, ((0, 1),)),), (Cut(0, ((1, 2),)),)]) == (Cut(0, ((0, 2),)),)
+    assert joined([first, (Cut(0, ((0, 1),)),)]) is None
+    assert joined([first, (Cut(0, ((1, 2),)), Cut(1, ((3, 4),)))]) is None
+    assert joined([first, first]) is None

@@ -1,0 +1,371 @@
+"""What a manifest says, and what becomes of one that says what cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawn_parts import Drawn, drawn_sets
+from sharded_files import document_of, manifest_of, two_ranks, write_document
+from weightctl import open_weights
+from weightctl.errors import FormatError
+from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
+from weightctl.formats.sharded.record import MANIFEST, Identity, RankFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Document = dict[str, Any]
+    Change = Callable[[Document], object]
+
+SHA256 = "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_ranks(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture(scope="module")
+def document(sound: Path) -> Document:
+    return document_of(sound)
+
+
+def refusal(path: Path) -> str:
+    """Return why a manifest is refused, which is said of it and with a hint."""
+    with pytest.raises(FormatError) as raised:
+        read_manifest(str(path))
+    assert raised.value.path == str(path)
+    assert raised.value.hint
+    return raised.value.reason
+
+
+@given(drawn=drawn_sets(), data=st.data())
+@settings(max_examples=25)
+def test_what_is_written_is_read_again(
+    drawn: Drawn, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("manifest")
+    plan = drawn.plan(directory)
+    names = st.text(max_size=4)
+    files = st.tuples(names, st.integers(0, 1 << 60), st.integers(-(1 << 60), 1 << 60))
+    identity = Identity(tuple(data.draw(st.lists(files, max_size=2))), SHA256)
+    aliases = {f"{name} again": name for name in drawn.contents}
+    ranks = [RankFile(f"rank-{rank}/ä.gguf", shards) for rank, shards in enumerate(plan.ranks)]
+    manifest = manifest_of(plan, ranks)._replace(source=identity, aliases=aliases)
+    (directory / MANIFEST).write_bytes(manifest_bytes(manifest))
+    assert read_manifest(str(directory / MANIFEST)) == manifest
+
+
+def test_a_sound_manifest_is_no_matter_how_it_is_laid_out(
+    document: Document, sound: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / MANIFEST
+    path.write_text(json.dumps(dict(reversed(document.items())), indent=3))
+    assert read_manifest(str(path)) == read_manifest(str(sound / MANIFEST))
+
+
+def at(*keys: Any, to: Any) -> Change:
+    """Return what puts something else at a place of the document."""
+
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = to
+
+    return change
+
+
+def without(*keys: Any) -> Change:
+    """Return what takes away what is at a place of the document."""
+
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        del document[keys[-1]]
+
+    return change
+
+
+NORM, W, Q = (("ranks", 0, "tensors", number) for number in range(3))
+CUT = (*W, "pieces", 0, "cuts", 0)
+
+
+def twice(*keys: Any) -> Change:
+    """Return what repeats the first entry of a list."""
+
+    def change(document: Any) -> None:
+        for key in keys:
+            document = document[key]
+        document.append(deepcopy(document[0]))
+
+    return change
+
+
+def both(first: Change, second: Change) -> Change:
+    def change(document: Document) -> None:
+        first(document)
+        second(document)
+
+    return change
+
+
+def absurd(document: Document) -> None:
+    document["grid"]["tp"] = 6000
+    document["ranks"] += [{"path": f"{rank}", "tensors": []} for rank in range(2, 6000)]
+    for number in range(3000):
+        entry = {"name": f"t{number}", "shape": [], "encoding": "F32", "strategy": ""}
+        document["tensors"].append(entry)
+        piece = {"source": entry["name"], "cuts": []}
+        document["ranks"][0]["tensors"].append({**entry, "pieces": [piece], "sha256": ""})
+
+
+def many_ranges(document: Document) -> None:
+    ranges = [[2 * number, 2 * number + 1] for number in range(150)]
+    document["tensors"][1]["shape"] = [300, 300]
+    cuts = [{"axis": axis, "ranges": ranges} for axis in (0, 1)]
+    document["ranks"][0]["tensors"][1]["pieces"][0]["cuts"] = cuts
+
+
+def across_rows(document: Document) -> None:
+    for entry, rows in ((document["tensors"][1], 4), (document["ranks"][0]["tensors"][1], 2)):
+        entry |= {"encoding": "F4", "shape": [rows, 3]}
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "another layout": (at("layout", to="rows"), "`layout` is `rows`, and can be ranks or vllm"),
+    "no layout": (without("layout"), "`layout` is no text"),
+    "another format": (at("format", to="zip"), "`format` is `zip`, and can be safetensors or gguf"),
+    "no grid": (without("grid"), "`grid` is no object"),
+    "a grid without an axis": (without("grid", "pp"), "`pp` is no number from 0 on"),
+    "an axis of none": (at("grid", "ep", to=0), "a grid of 2 x 0 x 1 ranks cannot be"),
+    "an axis below 0": (at("grid", "ep", to=-2), "`ep` is no number from 0 on"),
+    "an axis that is true": (at("grid", "ep", to=True), "`ep` is no number from 0 on"),
+    "an axis that is a fraction": (at("grid", "tp", to=2.0), "`tp` is no number from 0 on"),
+    "more ranks than there can be": (
+        at("grid", "pp", to=1 << 40), "a grid of 2 x 1 x 1099511627776 ranks cannot be",
+    ),
+    "a number beyond 63 bits": (at("grid", "pp", to=1 << 64), "`pp` is no number from 0 on"),
+    "fewer ranks than the grid": (without("ranks", 1), "there are 1 ranks, and 2 of tp x ep x pp"),
+    "ranks that are no list": (at("ranks", to={"0": {}}), "`ranks` is no list"),
+    "a rank that is no object": (at("ranks", 1, to=7), "`ranks` is no list of objects"),
+    "more tensors and ranks than bytes": (absurd, "3003 tensors on 6000 ranks cannot be"),
+    "tensors that are no list": (at("tensors", to=None), "`tensors` is no list"),
+    "a tensor that is no object": (at("tensors", 0, to=[]), "`tensors` is no list of objects"),
+    "a tensor twice": (twice("tensors"), "`norm` stands twice among the tensors"),
+    "a name that is no text": (at("tensors", 0, "name", to=3), "`name` is no text"),
+    "a name of half a character": (at("tensors", 0, "name", to="\ud800"), "is no UTF-8"),
+    "no strategy": (without("tensors", 0, "strategy"), "`strategy` is no text"),
+    "an encoding that is none": (
+        at("tensors", 0, "encoding", to="Q9_Z"), "the encoding of `norm` is none that is known",
+    ),
+    "an encoding that is an object": (
+        at("tensors", 0, "encoding", to={"block": 0}), "`encoding` is no text",
+    ),
+    "a shape that is a number": (at("tensors", 0, "shape", to=4), "`shape` is no list"),
+    "a shape of fractions": (
+        at("tensors", 0, "shape", to=[4.0]), "the shape of `norm` is not of whole numbers",
+    ),
+    "a shape of truths": (
+        at("tensors", 0, "shape", to=[True]), "the shape of `norm` is not of whole numbers",
+    ),
+    "a shape below 0": (at("tensors", 0, "shape", to=[-4]), "of shape [-4] cannot be of F32"),
+    "a shape beyond memory": (
+        at("tensors", 0, "shape", to=[1 << 32, 1 << 32]), "cannot be of F32",
+    ),
+    "a shape of 65 axes": (at("tensors", 0, "shape", to=[1] * 65), "cannot be of F32"),
+    "a shape of broken blocks": (
+        at("tensors", 2, "shape", to=[2, 33]), "`q` of shape [2, 33] cannot be of Q8_0",
+    ),
+    "no path": (without("ranks", 1, "path"), "rank 1: `path` is no text"),
+    "a path out of the directory": (
+        at("ranks", 1, "path", to="rank-1/../../x"),
+        "the path of rank 1, `rank-1/../../x`, leads out of the directory",
+    ),
+    "a path from the root": (at("ranks", 1, "path", to="/etc/x"), "leads out of the directory"),
+    "a path that is empty": (at("ranks", 1, "path", to=""), "leads out of the directory"),
+    "a path of Windows": (at("ranks", 1, "path", to="a\\..\\b"), "leads out of the directory"),
+    "a path with a zero": (at("ranks", 1, "path", to="a\0b"), "leads out of the directory"),
+    "a path of two ranks": (
+        at("ranks", 1, "path", to="rank-0/model.gguf"),
+        "`rank-0/model.gguf` is the file of several ranks",
+    ),
+    "tensors of a rank that are no list": (
+        at("ranks", 1, "tensors", to=1), "rank 1: `tensors` is no list",
+    ),
+    "a tensor of a rank twice": (
+        twice("ranks", 1, "tensors"), "`norm` stands twice on rank 1",
+    ),
+    "a part of another encoding": (
+        at(*W, "encoding", to="I32"), "`w` on rank 0: it is of another encoding than its pieces",
+    ),
+    "a part of another shape": (
+        at(*W, "shape", to=[3, 6]), "`w` on rank 0: its shape [3, 6] is not that of its piece",
+    ),
+    "a part of nothing": (
+        at(*W, "pieces", to=[]), "`w` on rank 0: its shape [2, 6] is not that of its piece",
+    ),
+    "pieces that are no list": (at(*W, "pieces", to={}), "`w` on rank 0: `pieces` is no list"),
+    "a digest that is none": (at(*W, "sha256", to="ab"), "`w` on rank 0: `sha256` is none"),
+    "a digest in capitals": (
+        at(*W, "sha256", to="AB" * 32), "`w` on rank 0: `sha256` is none",
+    ),
+    "no digest": (without(*W, "sha256"), "`w` on rank 0: `sha256` is no text"),
+    "no strategy of a part": (without(*W, "strategy"), "`w` on rank 0: `strategy` is no text"),
+    "a piece of no tensor": (
+        at(*W, "pieces", 0, "source", to="v"),
+        "`w` on rank 0: it has a piece of `v`, which is no tensor",
+    ),
+    "cuts that are no objects": (
+        at(*W, "pieces", 0, "cuts", to=[[0, 2]]), "`w` on rank 0: `cuts` is no list of objects",
+    ),
+    "a cut twice along an axis": (
+        twice(*W, "pieces", 0, "cuts"), "`w` on rank 0: `w` is cut twice along an axis",
+    ),
+    "a cut along no axis": (
+        at(*CUT, "axis", to=2), "`w` on rank 0: `w` cannot be cut along axis 2",
+    ),
+    "an axis counted from the end": (at(*CUT, "axis", to=-1), "`axis` is no number from 0 on"),
+    "ranges that are no list": (at(*CUT, "ranges", to="02"), "`ranges` is no list"),
+    "a range of one": (at(*CUT, "ranges", 0, to=[0]), "a range is no pair of numbers"),
+    "a range of texts": (at(*CUT, "ranges", 0, to=["0", "2"]), "a range is no pair of numbers"),
+    "a range of truths": (at(*CUT, "ranges", 0, to=[False, 2]), "a range is no pair of numbers"),
+    "a range that is empty": (
+        at(*CUT, "ranges", to=[[2, 2]]),
+        "the range from 2 to 2 of axis 0 overlaps the one before, is empty, or is not within the 4",
+    ),
+    "a range that runs back": (at(*CUT, "ranges", to=[[2, 0]]), "the range from 2 to 0"),
+    "a range below 0": (at(*CUT, "ranges", to=[[-1, 2]]), "the range from -1 to 2"),
+    "a range past the end": (at(*CUT, "ranges", to=[[0, 5]]), "the range from 0 to 5"),
+    "a range past all numbers": (at(*CUT, "ranges", to=[[0, 10**30]]), "the range from 0 to 1000"),
+    "ranges that overlap": (at(*CUT, "ranges", to=[[0, 2], [1, 3]]), "the range from 1 to 3"),
+    "ranges that are out of order": (at(*CUT, "ranges", to=[[2, 3], [0, 1]]), "range from 0 to 1"),
+    "a cut of blocks that cross rows": (
+        across_rows, "`w` on rank 0: `w` cannot be cut along axis 0",
+    ),
+    "no ranges": (
+        at(*CUT, "ranges", to=[]), "`w` is cut along axis 0, and nothing of it is left",
+    ),
+    "a range that breaks blocks": (
+        at(*Q, "pieces", 0, "cuts", to=[{"axis": 1, "ranges": [[0, 16]]}]),
+        "`q` on rank 0: the range from 0 to 16 breaks blocks of 32",
+    ),
+    "more ranges than can be meant": (
+        many_ranges, "`w` on rank 0: `w` is cut into more pieces than anybody can have meant",
+    ),
+    "a gap": (
+        without("ranks", 1, "tensors", 1), "no rank has element [2, 0] of `w` of shape [4, 6]",
+    ),
+    "a tensor of nobody": (
+        both(without("ranks", 0, "tensors", 0), without("ranks", 1, "tensors", 0)),
+        "no rank has element [0] of `norm` of shape [4]",
+    ),
+    "aliases that are no object": (at("aliases", to=[]), "`aliases` is no object"),
+    "an alias of no tensor": (
+        at("aliases", to={"a": "b"}), "the alias `a` is of no tensor, or is one itself",
+    ),
+    "an alias that is a tensor": (
+        at("aliases", to={"w": "norm"}), "the alias `w` is of no tensor, or is one itself",
+    ),
+    "an alias of half a character": (at("aliases", to={"\ud800": "w"}), "is no UTF-8"),
+    "an alias of a list": (at("aliases", to={"a": ["w"]}), "the alias `a` is of no tensor"),
+    "a source that is none": (at("source", to=None), "`source` is no object"),
+    "a source without its header": (without("source", "header"), "`header` is no text"),
+    "a source of another digest": (
+        at("source", "header", to="x"), "`header` of `source` is no SHA-256",
+    ),
+    "a file of the source without a time": (
+        at("source", "files", to=[{"name": "a", "size": 1}]),
+        "a file of `source` has no name or no time",
+    ),
+    "a file of the source of any size": (
+        at("source", "files", to=[{"name": "a", "size": -1, "modified": 0}]),
+        "`size` is no number from 0 on",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused(what: str, document: Document, tmp_path: Path) -> None:
+    change, expected = REFUSED[what]
+    changed = deepcopy(document)
+    change(changed)
+    assert expected in refusal(write_document(changed, tmp_path))
+
+
+def as_vllm(pieces: list[Document], rows: int) -> Change:
+    """Return what has the first rank keep pieces of `w` one after the other, in so many rows."""
+    return both(
+        at("layout", to="vllm"), both(at(*W, "pieces", to=pieces), at(*W, "shape", to=[rows, 6]))
+    )
+
+
+def rows(*ranges: tuple[int, int]) -> Document:
+    return {"source": "w", "cuts": [{"axis": 0, "ranges": ranges}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (as_vllm([rows((0, 2))], 1), "`w` on rank 0: it is smaller than its pieces"),
+        (as_vllm([rows((0, 2)), rows((1, 2))], 3), "`w`: its pieces on rank 0 overlap, or are no"),
+        (as_vllm([rows((0, 2)), {"source": "w", "cuts": []}], 6), "`w`: its pieces on rank 0 over"),
+        (as_vllm([{"source": "w", "cuts": []}] * 2, 8), "`w`: its pieces on rank 0 overlap"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(
+    change: Change, expected: str, document: Document, tmp_path: Path
+) -> None:
+    changed = deepcopy(document)
+    change(changed)
+    assert expected in refusal(write_document(changed, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "it is no JSON"),
+        (b"[]", "it is no manifest of a sharded checkpoint"),
+        (b"null", "it is no manifest of a sharded checkpoint"),
+        (b'{"weight_map": {}}', "it is no manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": "1"}', "it is no manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": true}', "it is no manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": 2}', "it is a manifest of version 2, and this reads 1"),
+        (b'{"weightctl_shards": 0}', "it is a manifest of version 0, and this reads 1"),
+        (b'{"weightctl_shards": 1}', "`layout` is no text"),
+        (b'{"weightctl_shards": 1, "layout": "a", "layout": "b"}', "stands twice in an object"),
+        (b'{"weightctl_shards": ' + b"[" * 100_000, "it is no JSON"),
+        (b'{"weightctl_shards": ' + b"9" * 5000 + b"}", "it is no JSON"),
+        (b'{"weightctl_shards": NaN}', "it is no manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": 1, "layout": "\xff"}', "it is no JSON"),
+        (b'\xef\xbb\xbf{"weightctl_shards": 1}', "it is no JSON"),
+    ],
+)  # fmt: skip
+def test_what_is_no_manifest_is_refused(raw: bytes, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / MANIFEST
+    path.write_bytes(raw)
+    assert expected in refusal(path)
+
+
+def test_a_manifest_that_is_cut_off_anywhere_is_refused(sound: Path, tmp_path: Path) -> None:
+    raw = (sound / MANIFEST).read_bytes().rstrip()
+    path = tmp_path / MANIFEST
+    for end in range(0, len(raw), 37):
+        path.write_bytes(raw[:end])
+        assert "it is no JSON" in refusal(path)
+
+
+def test_a_directory_without_a_manifest_of_ours_is_one_like_any(
+    sound: Path, tmp_path: Path
+) -> None:
+    shutil.copy(sound / "rank-0" / "model.gguf", tmp_path)
+    for raw in (b"", b"{}", b'{"files": []}', b"\0" * 300, b'["weightctl_shards"]'):
+        (tmp_path / MANIFEST).write_bytes(raw)
+        assert open_weights(tmp_path).header.files == (str(tmp_path / "model.gguf"),)

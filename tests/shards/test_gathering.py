@@ -1,0 +1,246 @@
+"""Parts are put together into what they were cut from, or it is said why they are not."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from sharded_files import (
+    bytes_for,
+    contents_of,
+    document_of,
+    plan_of,
+    rows_or_all,
+    two_ranks,
+    write_document,
+    write_shards,
+    write_whole,
+)
+from weightctl import Plan, open_weights
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError, FormatError, OutputError
+from weightctl.formats.sharded.gathered import Gathered
+from weightctl.shards.digests import Altered, altered
+from weightctl.shards.gathering import gather, gathering
+from weightctl.split import Grid, Sharding, Whole, columnwise, replicate
+from weightctl.store import save
+from weightctl.transforms.sharding.planning import shard_plan
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from weightctl.weights.tree import Weights
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_ranks(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def parts(sound: Path, tmp_path: Path) -> Path:
+    """A copy that a test may do anything to."""
+    return Path(shutil.copytree(sound, tmp_path / "parts"))
+
+
+def set_of(path: Path) -> Gathered:
+    source = open_weights(path).source
+    assert isinstance(source, Gathered)
+    return source
+
+
+def change(parts: Path, rank: int, name: str, at: int = 0) -> Path:
+    """Turn a bit of a tensor in a rank's file; return its path."""
+    header = set_of(parts).ranks[rank]
+    with Path(header.files[0]).open("r+b") as file:
+        file.seek(header.extents[name].offset + at)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    return Path(header.files[0])
+
+
+def copied(weights: Weights, path: Path) -> bytes:
+    """Return the file that a plain copy of a checkpoint is."""
+    save(Plan.copy(weights, "gguf" if path.suffix == ".gguf" else "safetensors"), path)
+    return path.read_bytes()
+
+
+def columns_or_all(whole: Whole, ranks: int) -> Sharding:
+    return columnwise(whole, ranks) if len(whole.shape) > 1 else replicate(whole, ranks)
+
+
+@pytest.mark.parametrize("grid", [Grid(2), Grid(4), Grid(1, 1, 3), Grid(2, 1, 2)])
+def test_a_model_is_the_very_file_that_it_was(grid: Grid, tiny_llama: Path, tmp_path: Path) -> None:
+    plan = shard_plan(open_weights(tiny_llama), grid)
+    saved = gather(write_shards(plan, tmp_path / "parts"), tmp_path / "whole.safetensors")
+    assert saved.paths == [str(tmp_path / "whole.safetensors")]
+    expected = (tiny_llama / "model.safetensors").read_bytes()
+    assert (tmp_path / "whole.safetensors").read_bytes() == expected
+
+
+def test_into_a_directory_goes_what_stood_beside_the_parts(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    parts = write_shards(shard_plan(open_weights(tiny_llama), Grid(2)), tmp_path / "parts")
+    for rank in (0, 1):
+        shutil.copy(tiny_llama / "config.json", parts / f"rank-{rank}")
+        shutil.copy(tiny_llama / "tokenizer.json", parts / f"rank-{rank}")
+    gather(parts, tmp_path / "whole")
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "whole" / name).read_bytes() == (tiny_llama / name).read_bytes()
+
+
+def test_what_says_who_has_what_is_not_carried_along(tiny_llama: Path, tmp_path: Path) -> None:
+    plan = replace(shard_plan(open_weights(tiny_llama), Grid(2)), layout="vllm")
+    parts = write_shards(plan, tmp_path / "parts")
+    shutil.copy(tiny_llama / "config.json", parts)
+    gather(parts, tmp_path / "whole")
+    assert {path.name for path in (tmp_path / "whole").iterdir()} == {
+        "config.json", "model.safetensors",
+    }  # fmt: skip
+    # What others call a manifest is theirs.
+    (tmp_path / "whole" / "manifest.json").write_text('{"version": 1}')
+    save(Plan.copy(open_weights(tmp_path / "whole"), "safetensors"), tmp_path / "copy")
+    assert (tmp_path / "copy" / "manifest.json").read_text() == '{"version": 1}'
+
+
+def test_a_gguf_is_the_very_file_that_it_was_with_all_its_metadata(tmp_path: Path) -> None:
+    shapes = {"Q8_0": (6, 64), "Q4_K": (2, 1024), "F32": (5,), "BF16": (4, 3, 2)}
+    infos = [TensorInfo(f"blk.0.{kind}", shape, ENCODINGS[kind]) for kind, shape in shapes.items()]
+    contents = {info.name: (info, bytes_for(info)) for info in infos}
+    metadata = {
+        "general.architecture": Value("string", "llama"),
+        "general.alignment": Value("u32", 64),
+        "llama.block_count": Value("u64", 1),
+        "tokenizer.ggml.tokens": Value("array[string]", ["a", "b", "ü"]),
+        "tokenizer.ggml.scores": Value("array[f32]", [0.5, -1.0, float("inf")]),
+    }
+    path = write_whole(tmp_path / "whole.gguf", "gguf", contents, metadata)
+    expected = copied(open_weights(path), tmp_path / "copy.gguf")
+    for cut in (rows_or_all, columns_or_all):
+        plan = plan_of(open_weights(path), Grid(2), cut)
+        gather(write_shards(plan, tmp_path / "parts"), tmp_path / "again.gguf", force=True)
+        assert (tmp_path / "again.gguf").read_bytes() == expected
+
+
+def test_tied_names_and_values_of_a_nested_checkpoint_come_back(tmp_path: Path) -> None:
+    tensor = torch.arange(12.0).reshape(4, 3)
+    nested = {"model": {"w": tensor, "b": torch.zeros(3)}, "steps": [1, 2], "tied": tensor}
+    torch.save(nested, tmp_path / "trained.pt")
+    weights = open_weights(tmp_path / "trained.pt")
+    copied(weights, tmp_path / "copy.safetensors")
+    parts = write_shards(plan_of(weights, Grid(2), format_name="safetensors"), tmp_path / "parts")
+    header = open_weights(parts).header
+    assert (header.leaves, header.aliases) == (weights.header.leaves, {"tied": "model.w"})
+    gather(parts, tmp_path / "again.safetensors")
+    assert contents_of(tmp_path / "again.safetensors") == contents_of(tmp_path / "trained.pt")
+    again, copy = (open_weights(tmp_path / f"{name}.safetensors") for name in ("again", "copy"))
+    assert again.metadata == copy.metadata
+    assert again.header.leaves == weights.header.leaves
+
+
+def test_a_copy_of_a_cut_checkpoint_is_what_one_of_the_whole_is(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    parts = write_shards(shard_plan(open_weights(tiny_llama), Grid(2)), tmp_path / "parts")
+    expected = copied(open_weights(tiny_llama), tmp_path / "a.safetensors")
+    assert copied(open_weights(parts), tmp_path / "b.safetensors") == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "at"), [(0, "norm", 3), (1, "norm", 0), (1, "w", 47), (0, "q", 67)]
+)
+def test_an_altered_byte_is_named_and_nothing_is_written(
+    rank: int, name: str, at: int, parts: Path, tmp_path: Path
+) -> None:
+    path = change(parts, rank, name, at)
+    assert altered(set_of(parts)) == [Altered(rank, str(path), name)]
+    with pytest.raises(FormatError) as raised:
+        gather(parts, tmp_path / "whole.gguf")
+    error = raised.value
+    assert error.reason == f"altered since it was written: rank {rank}: `{name}` in {path}"
+    assert error.hint
+    assert not (tmp_path / "whole.gguf").exists()
+
+
+def test_all_that_is_altered_is_told_at_once(parts: Path, tmp_path: Path) -> None:
+    paths = [change(parts, rank, name) for rank in (0, 1) for name in ("norm", "w", "q")]
+    with pytest.raises(FormatError) as raised:
+        gather(parts, tmp_path / "whole.gguf")
+    lines = raised.value.reason.splitlines()
+    assert lines[0] == "altered since they were written:"
+    assert lines[1] == f"  rank 0: `norm` in {paths[0]}"
+    assert lines[5:] == [f"  rank 1: `w` in {paths[3]}", "  ... and 1 more"]
+
+
+def test_a_digest_that_is_another_is_an_altered_tensor(parts: Path, tmp_path: Path) -> None:
+    document = document_of(parts)
+    document["ranks"][1]["tensors"][0]["sha256"] = "0" * 64
+    write_document(document, parts)
+    with pytest.raises(FormatError, match="rank 1: `norm` in "):
+        gather(parts, tmp_path / "whole.gguf")
+
+
+def test_parts_that_are_missing_are_named_and_nothing_is_written(
+    parts: Path, tmp_path: Path
+) -> None:
+    (parts / "rank-1" / "model.gguf").unlink()
+    with pytest.raises(FormatError, match=r"rank 1: rank-1/model\.gguf is missing"):
+        gather(parts, tmp_path / "whole.gguf")
+    assert not (tmp_path / "whole.gguf").exists()
+
+
+@pytest.mark.parametrize("what", ["rank-0", "rank-0/model.gguf"])
+def test_what_is_no_set_is_told_to_be_none(what: str, sound: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="is no sharded checkpoint: it has no manifest"):
+        gather(sound / what, tmp_path / "whole.gguf")
+
+
+def test_a_target_that_is_there_stays_as_it_is(sound: Path, tmp_path: Path) -> None:
+    target = tmp_path / "whole.gguf"
+    target.write_bytes(b"mine")
+    with pytest.raises(OutputError, match="exists"):
+        gather(sound, target)
+    assert target.read_bytes() == b"mine"
+    gather(sound, target, force=True)
+    assert contents_of(target) == contents_of(sound)
+
+
+@pytest.mark.parametrize("out", ["parts/rank-1/model.gguf", "parts/manifest.json/x.gguf"])
+def test_no_part_is_ever_a_target(out: str, parts: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
+    with pytest.raises(OutputError):
+        gather(parts, tmp_path / out, force=True)
+    assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
+
+
+def test_a_directory_of_parts_is_never_a_target(tiny_llama: Path, tmp_path: Path) -> None:
+    parts = write_shards(shard_plan(open_weights(tiny_llama), Grid(2)), tmp_path / "parts")
+    for out in (parts, parts / "rank-1"):
+        with pytest.raises(OutputError, match="holds the input"):
+            gather(parts, out, force=True)
+    assert contents_of(parts) == contents_of(tiny_llama)
+
+
+def test_what_will_be_done_is_told_and_nothing_is_done(sound: Path, tmp_path: Path) -> None:
+    described = gathering(sound, tmp_path / "whole.gguf")
+    assert described.gathered.manifest.grid == Grid(2)
+    assert list(tmp_path.iterdir()) == []
+    gather(sound, tmp_path / "whole.gguf")
+    assert described.outcome.nbytes == (tmp_path / "whole.gguf").stat().st_size
+
+
+def test_progress_comes_to_all_that_is_read_and_written(sound: Path, tmp_path: Path) -> None:
+    told: list[int] = []
+    gather(sound, tmp_path / "whole.gguf", progress=told.append)
+    assert sum(told) == gathering(sound, tmp_path / "other.gguf").nbytes
+    # Of `norm` there are two copies to check, and one to write.
+    assert sum(told) == 2 * sum(len(raw) for _, raw in contents_of(sound).values()) + 16

@@ -1,0 +1,177 @@
+"""Checkpoints to be cut, of which most have no bytes at all, and which entries each rank has."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import small_models
+from weightctl import WeightData, Weights, open_weights
+from weightctl.dtype import ENCODINGS
+from weightctl.translation import translate
+from weightctl.weights import Extent, Header, TensorInfo
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from small_models import Arrays
+    from weightctl.split import Part
+    from weightctl.transforms.sharding.plan import ShardPlan
+
+FAMILIES = (
+    "llama", "gpt2", "bert", "gemma2", "gemma3", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe",
+)  # fmt: skip
+_TOKENS = {"gpt2": {"bos_token_id": 1, "eos_token_id": 2}}
+
+
+class HeaderAlone:
+    """A checkpoint of which nobody may read more than the header."""
+
+    files = ()
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+
+    def data(self, name: str) -> WeightData:
+        raise AssertionError(f"`{name}` was read")
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        raise AssertionError(f"{len(buffer)} bytes of `{name}` were read, from {start} on")
+
+    def span(self, _: str, /) -> None:
+        return None
+
+    def refuse_change(self) -> None:
+        pass
+
+
+def stated(
+    tensors: Mapping[str, tuple[tuple[int, ...], str]],
+    *,
+    directory: Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Value] | None = None,
+) -> Weights:
+    """Return a tree of tensors, shapes and encodings, a config.json beside them or metadata."""
+    infos = {name: TensorInfo(name, shape, ENCODINGS[kind])
+             for name, (shape, kind) in tensors.items()}  # fmt: skip
+    files: tuple[str, ...] = ()
+    if directory is not None:
+        (directory / "config.json").write_text(json.dumps(config))
+        files = (str(directory / "model.safetensors"),)
+    extents = {name: Extent(0, 0, info.nbytes) for name, info in infos.items()}
+    kind = "safetensors" if metadata is None else "gguf"
+    return Weights(HeaderAlone(Header(kind, files, infos, extents, metadata or {})))
+
+
+def with_names(weights: Weights, aliases: Mapping[str, str]) -> Weights:
+    """Return the same tree without bytes, some of whose tensors have further names."""
+    return Weights(HeaderAlone(weights.header._replace(aliases=aliases)))
+
+
+def with_bytes(weights: Weights) -> Weights:
+    """Return a tree of the same tensors in memory, of random bytes."""
+    random = np.random.default_rng(9)
+    data = {name: WeightData.stored(info, memoryview(random.bytes(info.nbytes)))
+            for name, info in weights.header.tensors.items()}  # fmt: skip
+    return Weights.from_data(data, weights.metadata)
+
+
+def gguf_llama(
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    inner: int = 512,
+    hidden: int = 256,
+    vocabulary: int = 96,
+    layers: int = 1,
+    encoding: str = "F16",
+) -> Weights:
+    """Return a llama as GGUF has it, of which there is a header alone; its matrices are encoded."""
+    values: dict[str, Any] = {
+        "block_count": layers, "context_length": 128, "embedding_length": hidden,
+        "feed_forward_length": inner, "attention.head_count": heads, "vocab_size": vocabulary,
+        "attention.head_count_kv": kv_heads, "attention.key_length": head_dim,
+        "attention.value_length": head_dim, "rope.dimension_count": head_dim,
+    }  # fmt: skip
+    metadata = {f"llama.{key}": Value("u32", value) for key, value in values.items()}
+    metadata["llama.attention.layer_norm_rms_epsilon"] = Value("f32", 1e-5)
+    metadata["general.architecture"] = Value("string", "llama")
+    shapes = {"attn_q": (heads * head_dim, hidden), "attn_k": (kv_heads * head_dim, hidden),
+              "attn_v": (kv_heads * head_dim, hidden), "attn_output": (hidden, heads * head_dim),
+              "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),
+              "ffn_down": (hidden, inner)}  # fmt: skip
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {
+        "token_embd.weight": ((vocabulary, hidden), encoding)
+    }
+    for layer in range(layers):
+        tensors |= {f"blk.{layer}.{name}.weight": (shape, encoding)
+                    for name, shape in shapes.items()}  # fmt: skip
+        tensors |= {f"blk.{layer}.{name}.weight": ((hidden,), "F32")
+                    for name in ("attn_norm", "ffn_norm")}  # fmt: skip
+    tensors["output_norm.weight"] = ((hidden,), "F32")
+    tensors["output.weight"] = ((vocabulary, hidden), encoding)
+    return stated(tensors, metadata=metadata)
+
+
+def saved(directory: Path, arrays: Arrays, config: Mapping[str, Any]) -> Weights:
+    """Return a checkpoint as Hugging Face has it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(contiguous, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+    return open_weights(directory)
+
+
+def of_family(directory: Path, family: str, dialect: str, **changes: Any) -> Weights:
+    """Return a small random model of a family in a dialect, `gguf` or `hugging_face`."""
+    model = getattr(small_models, family)(**(_TOKENS.get(family, {}) | changes))
+    if dialect == "gguf":
+        return translate(small_models.checkpoint(model), "gguf").weights
+    return saved(directory, small_models.arrays(model), model.config.to_dict())
+
+
+def apart(arrays: Arrays) -> Arrays:
+    """Return tensors in which each expert of a mixture has its own."""
+    found: Arrays = {}
+    for name, array in arrays.items():
+        stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
+        if not stem.endswith(".experts."):
+            found[name] = array
+            continue
+        for expert, matrix in enumerate(array):
+            gate, up = np.split(matrix, 2)
+            parts = {"down": matrix} if name.endswith("down_proj") else {"gate": gate, "up": up}
+            found |= {f"{stem}{expert}.{part}_proj.weight": each for part, each in parts.items()}
+    return found
+
+
+def entries(shape: tuple[int, ...], part: Part, axis: int) -> list[int]:
+    """Return which entries of an axis are in a part of a tensor, in their order."""
+    for cut in part:
+        if cut.axis == axis:
+            return [entry for start, stop in cut.ranges for entry in range(start, stop)]
+    return list(range(shape[axis]))
+
+
+def held(plan: ShardPlan, name: str, rank: int, axis: int = 0) -> list[int] | None:
+    """Return which entries of an axis of a tensor a rank has, None where nothing of it."""
+    part = plan.shardings[name].parts[rank]
+    return None if part is None else entries(plan.source.header.tensors[name].shape, part, axis)
+
+
+def times_held(plan: ShardPlan, name: str, ranks: list[int]) -> np.ndarray[Any, Any]:
+    """Return on how many of some ranks each element of a tensor is."""
+    shape = plan.source.header.tensors[name].shape
+    made = np.zeros(shape, np.int64)
+    for rank in ranks:
+        part = plan.shardings[name].parts[rank]
+        if part is not None:
+            made[np.ix_(*(entries(shape, part, axis) for axis in range(len(shape))))] += 1
+    return made

@@ -1,0 +1,324 @@
+"""Checkpoints that are no whole model of a known family, and people's own rules for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cut_models import gguf_llama, held, saved, stated, with_names
+
+from weightctl.errors import ArchitectureError, ConversionError, ShardingError
+from weightctl.split import Grid
+from weightctl.transforms.sharding.plan_file import Rules, read_rules
+from weightctl.transforms.sharding.planning import shard_plan
+from weightctl.transforms.sharding.possible import possible
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl import Weights
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96,
+}  # fmt: skip
+_LAYER: dict[str, tuple[int, ...]] = {
+    "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
+    "self_attn.o_proj": (64, 64), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64),
+    "mlp.down_proj": (64, 96), "input_layernorm": (64,), "post_attention_layernorm": (64,),
+}  # fmt: skip
+SHAPES: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (96, 64),
+    **{f"model.layers.{layer}.{part}.weight": shape
+       for layer in range(2) for part, shape in _LAYER.items()},
+    "model.norm.weight": (64,),
+    "lm_head.weight": (96, 64),
+}  # fmt: skip
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def llama(
+    directory: Path, more: dict[str, tuple[int, ...]] | None = None, *, without: str = "",
+    **changes: Any,
+) -> Weights:  # fmt: skip
+    """Return a llama of transformers' without bytes, with more tensors, or without one."""
+    shapes = {name: shape for name, shape in (SHAPES | (more or {})).items() if name != without}
+    tensors = {name: (shape, "BF16") for name, shape in shapes.items()}
+    return stated(tensors, directory=directory, config=CONFIG | changes)
+
+
+def stranger(directory: Path, **shapes: tuple[int, ...]) -> Weights:
+    """Return a checkpoint of no family, with dots for the double underscores of its names."""
+    tensors = {name.replace("__", "."): (shape, "F32") for name, shape in shapes.items()}
+    return stated(tensors, directory=directory, config={"model_type": "mamba"})
+
+
+def rules(directory: Path, *lines: str) -> Rules:
+    path = directory / "plan.toml"
+    path.write_text("[tensors]\n" + "\n".join(lines))
+    return read_rules(str(path))
+
+
+def parts_of(weights: Weights, grid: Grid, own: Rules | None = None) -> dict[str, list[Any]]:
+    """Return which entries of the first axis each rank has of each tensor."""
+    plan = shard_plan(weights, grid, rules=own)
+    return {name: [held(plan, name, rank) for rank in range(grid.ranks)] for name in plan.shardings}
+
+
+def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> None:
+    with pytest.raises(ArchitectureError, match="mamba") as caught:
+        shard_plan(stranger(tmp_path, a=(4, 4)), Grid(2))
+    assert "--plan FILE says how its tensors are cut" in caught.value.hint
+
+
+def test_what_people_do_not_name_of_a_stranger_is_whole(tmp_path: Path) -> None:
+    weights = stranger(tmp_path, in_proj=(6, 4), out_proj=(4, 6), scale=(), none=(0, 4))
+    own = rules(tmp_path, "in_proj = 'rowwise'", "out_proj = 'columnwise'")
+    plan = shard_plan(weights, Grid(2), rules=own)
+    assert {name: each.strategy for name, each in plan.shardings.items()} == {
+        "in_proj": "rowwise", "out_proj": "columnwise", "scale": "replicate", "none": "replicate",
+    }  # fmt: skip
+    assert [shard.info.shape for shard in plan.ranks[1]] == [(3, 4), (4, 3), (), (0, 4)]
+    assert plan.notes[0].startswith("only the plan says how tensors are cut: ")
+    assert plan.notes[1:] == ("2 weights that the plan does not name are not cut",)
+
+
+def test_layers_of_a_stranger_are_those_that_names_say(tmp_path: Path) -> None:
+    weights = stranger(tmp_path, emb=(4, 4), layers__0__a=(4, 4), layers__1__a=(4, 4))
+    found = parts_of(weights, Grid(2, 1, 2), rules(tmp_path, "a = 'rowwise'"))
+    assert found == {
+        "emb": [[*range(4)]] * 4,
+        "layers.0.a": [[0, 1], [2, 3], None, None],
+        "layers.1.a": [None, None, [0, 1], [2, 3]],
+    }
+    with pytest.raises(ShardingError, match="2 layers, which 3 stages cannot share"):
+        shard_plan(weights, Grid(1, 1, 3), rules=rules(tmp_path, "a = 'rowwise'"))
+
+
+def test_experts_of_a_stranger_are_shared_out_over_all_groups(tmp_path: Path) -> None:
+    weights = stranger(tmp_path, layers__0__experts=(4, 3, 2), layers__0__a=(4, 4))
+    own = rules(tmp_path, "experts = 'expert_parallel'", "a = 'rowwise'")
+    assert parts_of(weights, Grid(2, 2), own) == {
+        "layers.0.experts": [[0], [1], [2], [3]],
+        "layers.0.a": [[0, 1], [2, 3], [0, 1], [2, 3]],
+    }
+
+
+def test_people_are_asked_before_the_family(tmp_path: Path) -> None:
+    own = rules(tmp_path, "'layers.1.mlp' = 'replicate'")
+    plan = shard_plan(llama(tmp_path), Grid(2), rules=own)
+    assert plan.shardings[DOWN] == ("replicate", ((), ()))
+    assert plan.shardings[DOWN.replace("1", "0")].strategy == "columnwise"
+    assert plan.notes == ("18 weights that the plan does not name are cut as those of llama",)
+
+
+def test_rules_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
+    own = rules(tmp_path, "down_proj = 'columnwise'", "mlp = 'replicate'", "'1.mlp' = 'replicate'",
+                "experts = 'expert_parallel'")  # fmt: skip
+    notes = shard_plan(llama(tmp_path), Grid(2), rules=own).notes
+    assert [note.split(": ")[1] for note in notes[:2]] == [
+        "every tensor whose name matches `1.mlp` is of a rule above it",
+        "no tensor's name matches `experts`",
+    ]
+
+
+def test_people_may_cut_what_does_not_fit_the_config(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    weights = llama(tmp_path, {name: (48, 64)})
+    for ranks in (1, 2):
+        with pytest.raises(ShardingError, match=rf"`{name}`.*\[48, 64\].*32 elements") as caught:
+            shard_plan(weights, Grid(ranks))
+        assert "config" in caught.value.hint
+    with pytest.raises(ShardingError, match=rf"`{name}`"):
+        possible(weights, [2])
+    assert parts_of(weights, Grid(2), rules(tmp_path, "k_proj = 'rowwise'"))[name] == [
+        [*range(24)], [*range(24, 48)],
+    ]  # fmt: skip
+
+
+def test_a_rule_that_cannot_be_followed_names_itself_and_the_tensor(tmp_path: Path) -> None:
+    own = rules(tmp_path, "norm = 'columnwise'")
+    with pytest.raises(ShardingError, match=r"plan\.toml: `norm`: `model.*norm.weight`.*no axis 1"):
+        shard_plan(llama(tmp_path), Grid(2), rules=own)
+
+
+def test_tensors_that_are_missing_are_told_of(tmp_path: Path) -> None:
+    plan = shard_plan(llama(tmp_path, without=DOWN), Grid(2))
+    assert plan.notes == (f"1 tensor of llama is missing, as `{DOWN}`",)
+    assert DOWN not in plan.shardings
+
+
+def test_a_config_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArchitectureError, match=r"of bert is missing") as caught:
+        shard_plan(llama(tmp_path, model_type="bert"), Grid(2))
+    assert "--plan FILE" in caught.value.hint
+
+
+def test_tensors_of_no_part_are_whole_and_on_the_stage_of_the_layer_that_they_are_in(
+    tmp_path: Path,
+) -> None:
+    more = {
+        "vision.layers.1.weight": (8, 8),
+        "model.layers.1.self_attn.k_scale": (1,),
+        "model.layers.7.eh_proj.weight": (8, 8),
+        "layers.None.weight": (8,),
+    }
+    plan = shard_plan(llama(tmp_path, more), Grid(1, 1, 2))
+    assert {name: plan.shardings[name].parts for name in more} == {
+        "vision.layers.1.weight": ((), ()),
+        "model.layers.1.self_attn.k_scale": (None, ()),
+        "model.layers.7.eh_proj.weight": ((), ()),
+        "layers.None.weight": ((), ()),
+    }
+    assert plan.notes[0].startswith("4 tensors of no part of llama are not cut, as `")
+
+
+def test_a_name_for_the_embedding_and_the_output_is_one_tensor_on_both_stages(
+    tmp_path: Path,
+) -> None:
+    weights = llama(tmp_path, without="lm_head.weight")
+    weights = with_names(weights, {"lm_head.weight": "model.embed_tokens.weight"})
+    plan = shard_plan(weights, Grid(2, 1, 2))
+    assert plan.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    embedding = [held(plan, "model.embed_tokens.weight", rank) for rank in range(4)]
+    assert embedding == [[*range(48)], [*range(48, 96)]] * 2
+
+
+def test_a_tensor_that_is_two_parts_which_are_cut_otherwise_needs_a_rule(tmp_path: Path) -> None:
+    up, down = (f"model.layers.0.mlp.{part}_proj.weight" for part in ("up", "down"))
+    shapes = SHAPES | {
+        name: tuple(64 if size == 96 else size for size in shape)
+        for name, shape in SHAPES.items() if ".mlp." in name
+    }  # fmt: skip
+    del shapes[down]
+    tree = stated(
+        {name: (shape, "BF16") for name, shape in shapes.items()},
+        directory=tmp_path, config=CONFIG | {"intermediate_size": 64},
+    )  # fmt: skip
+    weights = with_names(tree, {down: up})
+    with pytest.raises(ShardingError, match=rf"`{up}` is two parts") as caught:
+        shard_plan(weights, Grid(2))
+    assert "--plan" in caught.value.hint
+    own = rules(tmp_path, "'layers.0.mlp' = 'replicate'")
+    assert shard_plan(weights, Grid(2), rules=own).shardings[up].parts == ((), ())
+
+
+def test_a_checkpoint_without_tensors_is_no_model_but_people_may_cut_it(tmp_path: Path) -> None:
+    weights = stated({}, directory=tmp_path, config=CONFIG)
+    with pytest.raises(ArchitectureError, match="2 layers, and there are 0 tensors"):
+        shard_plan(weights, Grid(2))
+    plan = shard_plan(weights, Grid(2), rules=rules(tmp_path, "a = 'rowwise'"))
+    assert plan.ranks == ((), ())
+
+
+@pytest.mark.parametrize("grid", [Grid(0), Grid(1, 0), Grid(1, 1, -1)])
+def test_numbers_of_ranks_begin_with_one(tmp_path: Path, grid: Grid) -> None:
+    with pytest.raises(ShardingError, match="no numbers of ranks"):
+        shard_plan(llama(tmp_path), grid)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message", "hint"),
+    [
+        (Grid(1, 2), "no experts, which 2 groups", "leave --ep out"),
+        (Grid(1, 1, 3), "2 layers, which 3 stages", "--pp takes up to 2"),
+        (Grid(3), r"`model\.layers\.0.*q_proj.*4 heads of 16, which share 2", "1, 2 or 4 ranks"),
+        (Grid(1 << 40), r"`model\.embed_tokens.*96 elements are too few", "1 to 96 ranks work"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_what_can(
+    tmp_path: Path, grid: Grid, message: str, hint: str
+) -> None:
+    with pytest.raises(ShardingError, match=message) as caught:
+        shard_plan(llama(tmp_path), grid)
+    assert hint in caught.value.hint
+
+
+def test_layouts_and_formats_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardingError, match="no layout `tensorrt`"):
+        shard_plan(llama(tmp_path), Grid(2), layout="tensorrt")
+    with pytest.raises(ConversionError, match="onnx"):
+        shard_plan(llama(tmp_path), Grid(2), format_name="onnx")
+
+
+def test_ranks_have_the_format_of_the_checkpoint_unless_another_is_named(tmp_path: Path) -> None:
+    assert shard_plan(llama(tmp_path), Grid(2)).format == "safetensors"
+    assert shard_plan(gguf_llama(), Grid(2)).format == "gguf"
+    assert shard_plan(gguf_llama(), Grid(2), format_name="safetensors").format == "safetensors"
+
+
+def test_each_number_of_ranks_works_or_has_a_tensor_in_its_way(tmp_path: Path) -> None:
+    found = {each.ranks: each.refusal for each in possible(llama(tmp_path), [4, 3, 0, 1, 5])}
+    assert list(found) == [4, 3, 0, 1, 5]
+    assert found[4] is found[1] is None
+    assert "q_proj.weight` of shape [64, 64] cannot be cut" in str(found[3])
+    assert "no numbers of ranks" in str(found[0])
+    with pytest.raises(ArchitectureError, match="mamba"):
+        possible(stranger(tmp_path, a=(4, 4)), [2])
+
+
+def test_blocks_are_in_the_way_before_heads_are() -> None:
+    # Of 8 heads four are a block.
+    weights = gguf_llama(heads=8, kv_heads=8, head_dim=64, inner=1024, encoding="Q4_K")
+    two, four = possible(weights, [2, 4])
+    assert two.refusal is None
+    assert four.refusal is not None
+    assert "`blk.0.attn_output.weight`" in four.refusal.message
+    assert "8 heads of 64, in blocks of 256" in four.refusal.message
+    assert four.refusal.hint == "1 or 2 ranks work"
+
+
+def test_scales_of_blocks_are_cut_with_their_numbers_and_heads_stay_whole(tmp_path: Path) -> None:
+    shapes = {
+        name: tuple({64: 768, 32: 192, 96: 1000}[size] for size in shape)
+        for name, shape in SHAPES.items()
+    }
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, shape in shapes.items():
+        is_matrix = "_proj" in name
+        tensors[name] = (shape, "F8_E4M3" if is_matrix else "BF16")
+        if is_matrix:
+            tensors[f"{name}_scale_inv"] = tuple(-(-size // 128) for size in shape), "F32"
+    config = CONFIG | {
+        "hidden_size": 768, "intermediate_size": 1000, "num_attention_heads": 12,
+        "num_key_value_heads": 3,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }  # fmt: skip
+    weights = stated(tensors, directory=tmp_path, config=config)
+    plan = shard_plan(weights, Grid(2))
+    for name in shapes:
+        if "_proj" not in name:
+            continue
+        for axis in (0, 1):
+            for rank in (0, 1):
+                own = held(plan, name, rank, axis)
+                scales = held(plan, f"{name}_scale_inv", rank, axis)
+                assert own is not None
+                assert own[0] % 128 == 0
+                assert scales == sorted({entry // 128 for entry in own})
+    # Three heads of 64 are a block and a half: one rank has two of them, with their queries.
+    stem = "model.layers.0.self_attn."
+    sizes = [len(held(plan, f"{stem}{part}_proj.weight", 0) or []) for part in "qkv"]
+    assert sizes == [512, 128, 128]
+    refusal = possible(weights, [3])[0].refusal
+    assert refusal is not None
+    assert "12 heads of 64, which share 3 of keys and values, in blocks of 128" in str(refusal)
+
+
+def test_nothing_of_numpy_is_loaded_where_nothing_is_quantized_in_parts(tmp_path: Path) -> None:
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    saved(tmp_path, arrays, CONFIG)
+    code = f"""
+import sys
+from weightctl import open_weights
+from weightctl.split import Grid
+from weightctl.transforms.sharding.planning import shard_plan
+from weightctl.transforms.sharding.possible import possible
+weights = open_weights({str(tmp_path)!r})
+assert len(shard_plan(weights, Grid(2)).ranks) == len(possible(weights, [1, 2]))
+assert not {{"numpy", "torch"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

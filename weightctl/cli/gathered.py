@@ -1,0 +1,95 @@
+"""`weightctl shard --gather`: the parts of a sharded checkpoint put together again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from weightctl.cli.progress import progress_bar
+from weightctl.cli.render import Cell, note, show_lines, show_text
+from weightctl.cli.report import beside, pace
+from weightctl.errors import ConversionError
+from weightctl.shards.gathering import gathering, put_together
+from weightctl.sizes import format_size
+from weightctl.wording import counted, printable
+
+if TYPE_CHECKING:
+    from weightctl.shards.gathering import Gathering
+    from weightctl.store import Saved
+
+__all__ = ["gather_into"]
+
+
+def gather_into(
+    path: str,
+    out: str,
+    to: str | None,
+    *,
+    force: bool,
+    dry_run: bool,
+    threads: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Put the parts in the directory at `path` together, and tell of it.
+
+    Raises as `gathering` and `put_together` do, and `ConversionError` for a pipe as the output.
+    """
+    described = gathering(path, out, to)
+    if described.outcome.where.is_stream:
+        raise ConversionError(
+            "--gather writes a file or a directory",
+            hint=f"`weightctl convert {path} - --to {described.plan.format}` writes into a pipe",
+        )
+    for text in () if quiet else _notes(described):
+        note(text)
+    saved = None
+    if not dry_run:
+        with progress_bar(described.nbytes, quiet=quiet) as advance:
+            saved = put_together(described, force=force, threads=threads, progress=advance)
+    if as_json:
+        show_text(json.dumps(_document(path, out, described, saved)) + "\n")
+    elif not quiet:
+        show_lines(_summary(path, out, described, saved))
+    if dry_run:
+        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        described.outcome.refuse(force=force)
+
+
+def _notes(described: Gathering) -> list[str]:
+    return [*described.plan.source.header.notes, *described.plan.notes]
+
+
+def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> list[list[Cell]]:
+    plan, outcome = described.plan, described.outcome
+    tensors = counted(len(plan.items), "tensor")
+    size = format_size(sum(item.info.nbytes for item in plan.items))
+    ranks = counted(described.gathered.manifest.grid.ranks, "rank")
+    lines = [
+        [Cell(f"{printable(path)} -> {printable(out)} ({plan.format})", "bold")],
+        [Cell(f"{tensors} of {ranks}, {size}; the file takes {format_size(outcome.nbytes)}")],
+    ]
+    if outcome.carried:
+        lines.append([Cell(beside(outcome.carried))])
+    if saved is None:
+        return [*lines, [Cell("nothing was written")]]
+    lines.append([Cell("every part has the SHA-256 that it was written with")])
+    return [*lines, [Cell(pace(saved.seconds, saved.nbytes))]]
+
+
+def _document(path: str, out: str, described: Gathering, saved: Saved | None) -> dict[str, Any]:
+    """Return everything about it, as `weightctl/schemas/shard.json` describes it."""
+    plan, outcome = described.plan, described.outcome
+    return {
+        "input": path,
+        "output": out,
+        "format": plan.format,
+        "ranks": described.gathered.manifest.grid.ranks,
+        "tensors": len(plan.items),
+        "files": [{"name": name, "bytes": layout.nbytes} for name, layout in outcome.parts.items()],
+        "bytes": outcome.nbytes,
+        "written": saved is not None,
+        "seconds": saved.seconds if saved else None,
+        "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
+        "notes": _notes(described),
+    }

@@ -1,0 +1,62 @@
+"""For how many ranks a checkpoint can be cut, and what is in the way of other numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.cli.render import Cell, columns, is_terminal, show_lines, show_text
+from weightctl.cli.splits import listed_ranks
+from weightctl.cli.wrapping import hung
+from weightctl.wording import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.transforms.sharding.possible import Possible
+
+__all__ = ["COUNTS", "show_possible"]
+
+# As many as one machine has, and what several such have together.
+COUNTS = (*range(1, 17), 32, 64)
+
+
+def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> None:
+    """Print which numbers of ranks work, and of the others the tensor and the reason."""
+    if as_json:
+        show_text(json.dumps(_document(path, found)) + "\n")
+        return
+    reasons: dict[str, list[int]] = {}
+    for each in found:
+        reasons.setdefault(_reason(each), []).append(each.ranks)
+    counts = {reason: listed_ranks(ranks) for reason, ranks in reasons.items()}
+    room = max(map(len, counts.values()))
+    # A pipe's lines may be as long as they like, unless somebody has said how long.
+    wraps = is_terminal() or "COLUMNS" in os.environ
+    lines = [[Cell(printable(path), "bold"), Cell(" can be cut with --tp")], list[Cell]()]
+    for reason, told in counts.items():
+        head = Cell(f"  {told:<{room}}  ", "" if reason else "green")
+        lines += hung([head], reason or "works", columns() if wraps else None)
+    show_lines(lines)
+
+
+def _reason(each: Possible) -> str:
+    """Return why so many ranks do not work, in the same words for others; empty where they do."""
+    return (
+        "" if each.refusal is None else each.refusal.message.replace(f" for {each.ranks} ranks", "")
+    )
+
+
+def _document(path: str, found: Sequence[Possible]) -> dict[str, Any]:
+    return {
+        "input": path,
+        "possible": [
+            {
+                "tp": each.ranks,
+                "works": each.refusal is None,
+                "reason": each.refusal.message if each.refusal else None,
+            }
+            for each in found
+        ],
+    }

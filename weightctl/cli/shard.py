@@ -1,0 +1,288 @@
+"""`weightctl shard`: cut a checkpoint for several ranks, and put the parts back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weightctl.cli.gathered import gather_into
+from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, examples
+from weightctl.cli.possible import COUNTS, show_possible
+from weightctl.cli.progress import progress_bar
+from weightctl.cli.render import note, show_lines, show_table, show_text
+from weightctl.cli.shares import document, share_rows, summary
+from weightctl.errors import ConversionError
+from weightctl.formats import format_by_suffix
+from weightctl.shards.outcome import describe_shards
+from weightctl.shards.save import save_shards
+from weightctl.split import Grid
+from weightctl.store import open_weights
+from weightctl.targets import is_stream, stream_name
+from weightctl.transforms.sharding.plan_file import read_rules
+from weightctl.transforms.sharding.planning import shard_plan
+from weightctl.transforms.sharding.possible import possible
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from weightctl.shards.outcome import ShardOutcome
+    from weightctl.transforms.sharding.planning import Rules
+    from weightctl.weights.tree import Weights
+
+__all__ = ["app"]
+
+_CUT = "How it is cut"
+_FILES = "Files"
+_AUTO = "auto"
+# More than any cluster has; for each there is a file.
+_MOST = 65_536
+
+app = typer.Typer(add_completion=False)
+
+
+class Layout(Enum):
+    """How the files of ranks lie."""
+
+    RANKS = "ranks"
+    VLLM = "vllm"
+
+
+def _degrees() -> list[str]:
+    return [_AUTO]
+
+
+def _formats() -> list[str]:
+    return ["safetensors", "gguf"]
+
+
+@app.command(
+    epilog=examples(
+        [
+            "weightctl shard fixtures/tiny-llama --tp auto",
+            "weightctl shard fixtures/tiny-llama tiny-2 --tp 2",
+            "weightctl shard fixtures/tiny-llama tiny-4 --tp 2 --pp 2 --dry-run",
+            "weightctl shard fixtures/tiny-llama tiny-mine --tp 2 --plan fixtures/shard.toml",
+            "weightctl shard fixtures/tiny-llama tiny-vllm --tp 2 --layout vllm",
+            "weightctl shard --gather tiny-2 tiny-whole",
+        ]
+    ),
+)
+def shard(
+    *,
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="IN", help="A checkpoint, as `ls` takes it; with --gather a sharded one."
+        ),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[OUT]",
+            help="The new directory, with --gather also a file; --tp auto needs none.",
+        ),
+    ] = None,
+    tensor: Annotated[
+        str | None,
+        typer.Option(
+            "--tp",
+            metavar="N",
+            help="Cut the tensors of each layer for N ranks; auto shows which N work.",
+            rich_help_panel=_CUT,
+            autocompletion=_degrees,
+        ),
+    ] = None,
+    experts: Annotated[
+        int | None,
+        typer.Option(
+            "--ep",
+            metavar="N",
+            min=1,
+            help="Share experts out over N groups of ranks.",
+            rich_help_panel=_CUT,
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            "--pp",
+            metavar="N",
+            min=1,
+            help="Share layers out over N stages, one after the other.",
+            rich_help_panel=_CUT,
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="How tensors are cut, by a TOML file of REGEX = STRATEGY; the model's family "
+            "says it for the rest.",
+            rich_help_panel=_CUT,
+        ),
+    ] = None,
+    layout: Annotated[
+        Layout | None,
+        typer.Option(
+            help="A directory for each rank, or the files that vLLM's sharded-state loader reads; "
+            "ranks, otherwise.",
+            rich_help_panel=_FILES,
+        ),
+    ] = None,
+    gather: Annotated[
+        bool,
+        typer.Option(
+            "--gather", help="Put the parts in directory IN together again.", rich_help_panel=_FILES
+        ),
+    ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Write safetensors or gguf; the format of IN, otherwise.",
+            rich_help_panel=_FILES,
+            autocompletion=_formats,
+        ),
+    ] = None,
+    source: From = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Cut a checkpoint into a part for each of several ranks, or put such parts together.
+
+    Heads, experts and blocks of quantized weights stay whole; bytes are copied.
+    The ranks are tp x ep x pp. OUT is called OUT.partial until it is complete;
+    where a run was stopped, the same command goes on.
+    """
+    axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
+    if gather:
+        given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
+        _refuse(given, "--gather takes parts as they are")
+        gather_into(
+            path,
+            _named(out, "--gather DIR OUT"),
+            to,
+            force=force,
+            dry_run=dry_run,
+            threads=threads,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
+    if tensor == _AUTO:
+        given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
+        _refuse(given, "--tp auto writes nothing: it shows which N work for --layout ranks")
+        found = possible(_opened(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
+        show_possible(path, found, as_json=as_json)
+        return
+    grid = _grid(axes)
+    target = _directory(_named(out, "IN OUT --tp N"))
+    plan = shard_plan(
+        _opened(path, source, quiet=quiet),
+        grid,
+        rules=_rules(rules),
+        layout=(layout or Layout.RANKS).value,
+        format_name=to,
+    )
+    for text in () if quiet else plan.notes:
+        note(text)
+    outcome, saved = describe_shards(plan, target), None
+    if not dry_run:
+        with (
+            _told_when_stopped(outcome),
+            progress_bar(outcome.tensor_bytes, quiet=quiet) as advance,
+        ):
+            saved = save_shards(plan, target, force=force, threads=threads, progress=advance)
+    if as_json:
+        show_text(json.dumps(document(path, target, plan, outcome, saved)) + "\n")
+    elif not quiet:
+        if dry_run:
+            show_table(share_rows(plan))
+            show_lines([[]])
+        show_lines(summary(path, target, plan, outcome, saved))
+    if dry_run:
+        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        outcome.refuse(force=force)
+
+
+def _opened(path: str, source: str | None, *, quiet: bool) -> Weights:
+    weights = open_weights(path, source)
+    for text in () if quiet else weights.header.notes:
+        note(text)
+    return weights
+
+
+def _rules(path: str | None) -> Rules | None:
+    return None if path is None else read_rules(path)
+
+
+@contextmanager
+def _told_when_stopped(outcome: ShardOutcome) -> Generator[None, None, None]:
+    """Tell, where a signal ends the block, what stays and what to do with it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if os.path.isdir(outcome.partial):
+            note(f"{outcome.partial} has what is complete; the same command goes on from there")
+        raise
+
+
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    """Raise `ConversionError` where something is given, by its name, that means nothing here."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConversionError(why, hint=f"leave {' and '.join(names)} out")
+
+
+def _named(out: str | None, usage: str) -> str:
+    if not out:
+        raise ConversionError("OUT is missing", hint=f"weightctl shard {usage}")
+    return out
+
+
+def _directory(out: str) -> str:
+    """Return a path that can only mean a directory; raises `ConversionError` for another."""
+    if is_stream(out):
+        raise ConversionError(
+            f"{stream_name(out)} takes one file, and shards are several", hint="name a directory"
+        )
+    if format_by_suffix(out) and not os.path.isdir(out):
+        raise ConversionError(
+            f"{out} has the suffix of a file, and shards are a directory",
+            hint="end it with a slash if it is meant",
+        )
+    return out
+
+
+def _grid(axes: Mapping[str, str | int | None]) -> Grid:
+    """Return the ranks that are asked for; raises `ConversionError` where none are, or too many."""
+    if all(value is None for value in axes.values()):
+        raise ConversionError(
+            "for how many ranks?",
+            hint="pass --tp N to cut layers, --ep N to share out experts, --pp N for stages of "
+            "layers; --tp auto shows which N work",
+        )
+    numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
+    for name, text in numbers.items():
+        if not re.fullmatch(r"0*[1-9]\d{0,99}", text, re.ASCII):
+            more = ", or auto" if name == "--tp" else ""
+            raise ConversionError(
+                f"{name} {text} is no number of ranks", hint=f"pass 1 or more{more}"
+            )
+    grid = Grid(*map(int, numbers.values()))
+    if grid.ranks > _MOST:
+        raise ConversionError(
+            f"{grid.ranks:,} ranks are too many", hint=f"{_MOST:,} are the most there can be"
+        )
+    return grid

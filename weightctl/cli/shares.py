@@ -1,0 +1,207 @@
+"""Who gets what of a checkpoint that is cut for several ranks, for people and for scripts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.cli.outline import counted, outline
+from weightctl.cli.render import Cell, described
+from weightctl.cli.report import beside, pace
+from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
+from weightctl.sizes import format_size
+from weightctl.weights.nodes import planted
+from weightctl.wording import counted as amount
+from weightctl.wording import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.cli.outline import Line
+    from weightctl.shards.outcome import ShardOutcome
+    from weightctl.shards.save import SavedShards
+    from weightctl.split import Sharding
+    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["document", "share_rows", "summary"]
+
+# What becomes of tensors, and how so many are told of.
+_KINDS = {"cut": "cut", "replicate": "replicated", "whole": "whole on a rank"}
+
+
+class _Share(NamedTuple):
+    """A tensor, the way it is cut, and the shape and bytes of what each rank has of it."""
+
+    info: TensorInfo
+    strategy: str
+    shapes: tuple[tuple[int, ...] | None, ...]
+    nbytes: int
+
+
+def _shares(plan: ShardPlan) -> dict[str, _Share]:
+    known: dict[tuple[object, ...], _Share] = {}
+    shares: dict[str, _Share] = {}
+    for name, sharding in plan.shardings.items():
+        info = plan.source.header.tensors[name]
+        # Layers are cut alike, for each of many ranks.
+        key = info.shape, info.encoding.name, sharding
+        if key not in known:
+            known[key] = _share(info, sharding)
+        shares[name] = known[key]._replace(info=info)
+    return shares
+
+
+def _share(info: TensorInfo, sharding: Sharding) -> _Share:
+    shapes = tuple(sharding.shape(info.shape, rank) for rank in range(len(sharding.parts)))
+    parts = (info._replace(shape=shape) for shape in shapes if shape is not None)
+    return _Share(info, strategy_name(sharding), shapes, sum(part.nbytes for part in parts))
+
+
+def share_rows(plan: ShardPlan) -> Iterator[Sequence[Cell]]:
+    """Yield the rows that show the tree of a checkpoint and how each tensor is cut."""
+    shares = _shares(plan)
+    root = planted([*shares, *plan.tied])
+    for line in outline(root, shares, _look):
+        yield _row(line, plan)
+
+
+def _look(share: _Share) -> tuple[object, int, int]:
+    info = share.info
+    return (info.shape, info.encoding.name, share.strategy, share.shapes), 1, info.nbytes
+
+
+def _row(line: Line[_Share], plan: ShardPlan) -> Sequence[Cell]:
+    times = f"  x{line.times}" if line.times > 1 else ""
+    text = f"{'  ' * line.depth}{line.label}{times}"
+    size = Cell(format_size(line.nbytes), "dim", right=True)
+    share = line.entry
+    if share is not None:
+        # What a narrow terminal has no room for: the type stays as it is, and of experts that are
+        # shared out the ranks tell.
+        shape, kind = described(share.info.shape, share.info.encoding.name, "", line.times)
+        strategy = Cell(share.strategy, "yellow", short=brief(share.strategy))
+        held = rank_shapes(share.info.shape, share.shapes)
+        return Cell(text), shape, kind, size, strategy, held
+    if line.name is not None:
+        return Cell(f"{text} = {plan.tied[line.name]}"), Cell(""), Cell("tied", "cyan")
+    below = Cell(counted(line.tensors, line.times), "dim", right=True)
+    return Cell(text, "bold"), below, Cell(""), size
+
+
+def summary(
+    path: str, out: str, plan: ShardPlan, outcome: ShardOutcome, saved: SavedShards | None
+) -> list[list[Cell]]:
+    """Return the lines that tell of a cut; `saved` is None where none took place."""
+    title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
+    lines = [[Cell(title, "bold")], *([Cell(text)] for text in _told(plan, outcome))]
+    if outcome.carried:
+        each = " each" if plan.layout == "ranks" and plan.grid.ranks > 1 else ""
+        names = {name.rpartition("/")[2] for name in outcome.carried}
+        lines.append([Cell(beside(names) + each)])
+    if saved is None:
+        return [*lines, [Cell("nothing was written")]]
+    return [*lines, *_carried_out(saved)]
+
+
+def _carried_out(saved: SavedShards) -> Iterator[list[Cell]]:
+    if saved.kept_bytes:
+        kept = format_size(saved.kept_bytes)
+        yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
+    if saved.started_over:
+        yield [Cell(f"an unfinished run was begun anew: {saved.started_over}", "yellow")]
+    yield [Cell(pace(saved.seconds, saved.nbytes))]
+
+
+def _told(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
+    amounts = _amounts(plan, outcome)
+    kinds = Counter(map(_kind, plan.shardings.values()))
+    told = ", ".join(f"{kinds[kind]:,} {text}" for kind, text in _KINDS.items() if kinds[kind])
+    counts = f"{amount(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {told}"
+    more = {"copies take": amounts.replicated, "padding takes": amounts.padding}
+    yield "; ".join(
+        [counts, *(f"{what} {format_size(nbytes)} more" for what, nbytes in more.items() if nbytes)]
+    )
+    files = amount(len(outcome.files), "file")
+    yield f"{files} of {format_size(outcome.nbytes)}{' together' if len(outcome.files) > 1 else ''}"
+    yield from _files(plan, outcome)
+
+
+def _kind(sharding: Sharding) -> str:
+    """Return whether a tensor is cut, on several ranks, or whole on one."""
+    if any(sharding.parts):
+        return "cut"
+    return "replicate" if sum(part is not None for part in sharding.parts) > 1 else "whole"
+
+
+def _files(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
+    """Yield a line for the files of ranks that follow one another and are alike."""
+    files = zip(outcome.files.items(), plan.ranks, strict=True)
+    known = [(rank, name, len(shards), layout.nbytes)
+             for rank, ((name, layout), shards) in enumerate(files)]  # fmt: skip
+    for (count, nbytes), alike in groupby(known, key=lambda each: each[2:]):
+        ranks = [(rank, name) for rank, name, _, _ in alike]
+        first, name = ranks[0]
+        each = " each" if len(ranks) > 1 else ""
+        if len(ranks) > 1:
+            name = name.replace(f"rank-{first}", f"rank-[{first}-{ranks[-1][0]}]", 1)
+        yield f"  {name}: {amount(count, 'tensor')}, {format_size(nbytes)}{each}"
+
+
+class _Amounts(NamedTuple):
+    """Bytes of tensors: of the input, of all ranks, of zeros that pad them, and of copies.
+
+    What several ranks have of a tensor is a copy on each but one.
+    """
+
+    whole: int
+    ranks: int
+    padding: int
+    replicated: int
+
+
+def _amounts(plan: ShardPlan, outcome: ShardOutcome) -> _Amounts:
+    shares = _shares(plan).values()
+    whole = sum(share.info.nbytes for share in shares)
+    held = sum(share.nbytes for share in shares)
+    return _Amounts(whole, outcome.tensor_bytes, outcome.tensor_bytes - held, held - whole)
+
+
+def document(
+    path: str, out: str, plan: ShardPlan, outcome: ShardOutcome, saved: SavedShards | None
+) -> dict[str, Any]:
+    """Return everything about a cut, as `weightctl/schemas/shard.json` describes it."""
+    files = zip(outcome.files.items(), plan.ranks, strict=True)
+    return {
+        "input": path,
+        "output": out,
+        "format": plan.format,
+        "layout": plan.layout,
+        "grid": plan.grid._asdict(),
+        "files": [
+            {"name": name, "rank": rank, "tensors": len(shards), "bytes": layout.nbytes}
+            for rank, ((name, layout), shards) in enumerate(files)
+        ],
+        "carried": sorted(outcome.carried),
+        "bytes": outcome.nbytes,
+        "tensor_bytes": _amounts(plan, outcome)._asdict(),
+        "written": saved is not None,
+        "seconds": saved.seconds if saved else None,
+        "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
+        "kept_bytes": saved.kept_bytes if saved else None,
+        "started_over": saved.started_over or None if saved else None,
+        "notes": [*plan.source.header.notes, *plan.notes],
+        "tied": dict(plan.tied),
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(share.info.shape),
+                "encoding": share.info.encoding.name,
+                "bytes": share.info.nbytes,
+                "strategy": share.strategy,
+                "ranks": [None if shape is None else list(shape) for shape in share.shapes],
+            }
+            for name, share in _shares(plan).items()
+        ],
+    }

@@ -1,0 +1,89 @@
+"""How tensors are cut for several ranks, as a listing shows it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from weightctl.cli.render import Cell, shape_text
+from weightctl.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.split import Grid, Sharding
+    from weightctl.weights.info import Header
+
+__all__ = ["brief", "grid_text", "listed_ranks", "rank_shapes", "split_cells", "strategy_name"]
+
+_FEW = 2
+
+# What each rank has of a tensor, None where that is nothing.
+_Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+def grid_text(grid: Grid) -> str:
+    """Return how ranks are laid out, as it is asked for: `2 ranks: tp 2`."""
+    ranks = counted(grid.ranks, "rank")
+    return f"{ranks}: {grid.degrees}" if grid.degrees else ranks
+
+
+def split_cells(header: Header, name: str) -> tuple[Cell, ...]:
+    """Return the cells that show how a tensor is cut: `rowwise 2x`, and the ranks' shapes.
+
+    Empty where the checkpoint is not of several ranks.
+    """
+    sharding = header.shardings.get(name)
+    return () if sharding is None else _cells(header.tensors[name].shape, sharding)
+
+
+# Layers are cut alike, for each of many ranks.
+@lru_cache(maxsize=1024)
+def _cells(whole: tuple[int, ...], sharding: Sharding) -> tuple[Cell, ...]:
+    count = len({part for part in sharding.parts if part is not None})
+    times = f" {count}x" if count > 1 else ""
+    shapes = tuple(sharding.shape(whole, rank) for rank in range(len(sharding.parts)))
+    strategy = strategy_name(sharding)
+    return (
+        Cell(strategy + times, "yellow", short=brief(strategy) + times),
+        rank_shapes(whole, shapes)._replace(short=""),
+    )
+
+
+def strategy_name(sharding: Sharding) -> str:
+    """Return what people call the way it is cut; `whole` where one rank alone has all of it."""
+    is_whole = [part for part in sharding.parts if part is not None] == [()]
+    return "whole" if is_whole and sharding.strategy == "replicate" else sharding.strategy
+
+
+def brief(strategy: str) -> str:
+    """Return what a narrow terminal has room for of a strategy's name."""
+    return strategy.rpartition(", ")[2].replace("head_aware_columnwise", "head_aware")
+
+
+def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
+    """Return the shapes of the ranks' parts, and where they are not on all ranks, of which."""
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for rank, shape in enumerate(shapes):
+        if shape is not None:
+            by_shape.setdefault(shape, []).append(rank)
+    if list(by_shape.values()) == [list(range(len(shapes)))]:
+        shape = next(iter(by_shape))
+        return Cell("" if shape == tuple(whole) else shape_text(shape))
+    told = [f"{shape_text(shape)} on {listed_ranks(ranks)}" for shape, ranks in by_shape.items()]
+    if len(by_shape) == 1:
+        return Cell(told[0])
+    rest = ["..."] if len(by_shape) > _FEW else []
+    shown = [shape_text(shape) for shape in by_shape][:_FEW]
+    return Cell("; ".join(told), short=" / ".join([*shown, *rest]))
+
+
+def listed_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks, runs of them by their ends: `0-3, 6`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] + 1 == rank:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

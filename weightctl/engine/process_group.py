@@ -1,0 +1,150 @@
+"""Processes that torchrun has started, joined so that their graphs compute together."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from weightctl.device import CPU, DeviceRef
+from weightctl.engine.devices import require_devices
+from weightctl.errors import EngineError
+from weightctl.graph.ops.across_ranks import told_by
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["Process", "processes"]
+
+_BY_TORCHRUN = "start the program with `torchrun --nproc-per-node 2 PROGRAM`, which sets them"
+# Where the processes meet remembers each group that there was: every one has a number of its own.
+_groups = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """This process among `count` that were joined: its `rank`, from 0 on, and its device."""
+
+    rank: int
+    count: int
+    device: DeviceRef
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What torchrun says of a process; the `local` ones are those of its machine."""
+
+    rank: int
+    count: int
+    local_rank: int
+    local_count: int
+
+
+@contextmanager
+def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Generator[Process]:
+    """Join the processes that torchrun has started, until the end of the `with`.
+
+    Where nothing else is said each has a GPU of its own if its machine has as many as processes,
+    and else the processor. No process waits for another longer than `timeout` seconds; where one
+    fails, or leaves before the others, those raise `EngineError` at the next value that they share.
+    Raises `EngineError` where torchrun has not started this process, where it has joined the
+    others already, where there is no such device, and where others do not come.
+    """
+    started = _started()
+    require_devices([CPU if device is None else device])
+    own = _device_of(started) if device is None else device
+    _join(started, own, timeout)
+    try:
+        yield Process(started.rank, started.count, own)
+    except BaseException:
+        # What has gone wrong is the news, not that others are gone too.
+        with suppress(RuntimeError):
+            _leave()
+        raise
+    _leave()
+
+
+def _started() -> _Started:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    wanted = (*names, "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in wanted if not os.environ.get(name)]:
+        one = len(missing) == 1
+        raise EngineError(
+            f"torchrun has not started this process: {', '.join(missing)} "
+            f"{'is' if one else 'are'} not set",
+            hint=_BY_TORCHRUN,
+        )
+    rank, ranks, local_rank, local_count = map(_number, names)
+    if rank >= ranks or local_rank >= local_count:
+        raise EngineError(
+            f"RANK {rank} of WORLD_SIZE {ranks}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
+            f"{local_count} is no process of them",
+            hint=_BY_TORCHRUN,
+        )
+    return _Started(rank, ranks, local_rank, local_count)
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not text.isdecimal():
+        raise EngineError(f"{name} is {text!r}, which is no number", hint=_BY_TORCHRUN)
+    return int(text)
+
+
+def _device_of(started: _Started) -> DeviceRef:
+    import torch
+
+    has_enough = torch.cuda.device_count() >= started.local_count
+    return DeviceRef.GPU(started.local_rank) if has_enough else CPU
+
+
+def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
+    import torch
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise EngineError(
+            f"torch {torch.__version__} is built without torch.distributed",
+            hint="install a torch that has it, as those for Linux do",
+        )
+    if distributed.is_initialized():
+        raise EngineError(
+            "this process has joined the others already",
+            hint="one `with weightctl.engine.processes()` around all that they do is enough",
+        )
+    is_gpu = device.kind == "gpu"
+    try:
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
+            store=_meeting(started, timeout),
+            rank=started.rank,
+            world_size=started.count,
+            timeout=timedelta(seconds=timeout),
+            device_id=torch.device("cuda", device.id) if is_gpu else None,
+        )
+    except RuntimeError as error:
+        raise EngineError(
+            f"process {started.rank} could not join all of the {started.count}: {told_by(error)}",
+            hint="have all of them been started, and does each come to `processes()`?",
+        ) from error
+
+
+def _meeting(started: _Started, timeout: float) -> Any:
+    """Return where the processes of this group tell each other how they are reached."""
+    from torch import distributed
+
+    # torch does not say what it has for this.
+    untyped: Any = distributed
+    limit = timedelta(seconds=timeout)
+    store, _, _ = next(untyped.rendezvous("env://", started.rank, started.count, timeout=limit))
+    store.set_timeout(limit)
+    return untyped.PrefixStore(f"weightctl/{next(_groups)}", store)
+
+
+def _leave() -> None:
+    from torch import distributed
+
+    distributed.destroy_process_group()

@@ -1,0 +1,184 @@
+"""The whole tensors of a sharded checkpoint, read out of the files of its ranks."""
+
+from __future__ import annotations
+
+from copy import copy
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.base import LEVELS_KEY
+from weightctl.split import part_shape
+from weightctl.weights.boxes import boxes_of_run, byte_part, byte_shape, collect, meetings
+from weightctl.weights.deferred import Assembled
+from weightctl.weights.info import Extent, Header
+from weightctl.weights.source import Files, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from weightctl.formats.sharded.record import Manifest
+    from weightctl.split import Part
+    from weightctl.weights.data import WeightData
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.mapping import MappedFile
+
+__all__ = ["Gathered", "shard_key"]
+
+# What is read beside the buffer that is to be filled, for a moment.
+_MOST_BESIDE = 1 << 20
+
+
+class _Portion(NamedTuple):
+    """A part of a tensor, and the shard whose bytes from `offset` on are it."""
+
+    part: Part
+    shard: str
+    offset: int
+
+
+class Gathered:
+    """A source of whole tensors, of which each rank's file has parts.
+
+    `manifest` is what the set says of itself, and `ranks` the headers of its files as they were
+    read. `shards` is a source of what is in the files, by `shard_key`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        listing: str,
+        ranks: Sequence[Header],
+        files: Sequence[MappedFile],
+    ) -> None:
+        self.manifest = manifest
+        self.ranks = tuple(ranks)
+        self._files = tuple(files)
+        self.shards = Files(_shards(self.ranks), self._files)
+        self._portions = _portions(manifest)
+        header = self.ranks[0]._replace(
+            files=self.shards.header.files,
+            tensors=manifest.tensors,
+            extents={name: self._extent(info) for name, info in manifest.tensors.items()},
+            aliases=manifest.aliases,
+            listing=listing,
+            notes=tuple(dict.fromkeys(note for header in self.ranks for note in header.notes)),
+            shardings=manifest.shardings,
+        )
+        if LEVELS_KEY in header.metadata:
+            from weightctl.formats.pytorch.stated import with_leaves
+
+            header = with_leaves(header)
+        self._header = header
+
+    @property
+    def header(self) -> Header:
+        """What the whole is; where a tensor lies is said of its first part."""
+        return self._header
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The files of all ranks, open."""
+        return self.shards.files
+
+    def seen_by(self, ranks: Collection[int]) -> Gathered:
+        """Return the same source as it is read by some ranks: from their own files first."""
+        seen = copy(self)
+        seen._portions = _portions(self.manifest, ranks)  # noqa: SLF001  # of its own class
+        return seen
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data: a mapping of the file that has it whole, or read when touched."""
+        from weightctl.weights.data import WeightData
+
+        info, span = self._header.tensors[name], self.span(name)
+        if span is None:
+            return WeightData.of(info, Assembled(self, name))
+        return WeightData.stored(info, span.file.private(span.offset, span.nbytes), self)
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` from the parts; of them only what is asked for is read.
+
+        What several have that are not alike is read of each.
+        """
+        info, portions = self._header.tensors[name], self._portions[name]
+        shape, size = byte_shape(info), info.encoding.size
+        limit = max(_MOST_BESIDE // size, 1) * size
+        # Of what several have in part, that of the first is to stay.
+        parts = [(each, byte_part(info, each.part)) for each in reversed(portions)]
+        done = 0
+        for box in boxes_of_run(shape, start, start + buffer.nbytes, limit):
+            nbytes = (box.stop - box.start) * prod(shape[len(box.place) + 1 :])
+            held = buffer[done : done + nbytes]
+            done += nbytes
+            for portion, part in parts:
+                for met in meetings(shape, part, box):
+                    at = portion.offset + met.offset
+                    if met.is_contiguous:
+                        own = held[met.start : met.start + met.nbytes]
+                        self.shards.read_into(portion.shard, at, own)
+                    else:
+                        own = memoryview(bytearray(met.nbytes))
+                        self.shards.read_into(portion.shard, at, own)
+                        collect(shape, box, held, met, own)
+
+    def span(self, name: str, /) -> Span | None:
+        """Return the range of a file that is the whole tensor; None where no rank has that."""
+        first = self._portions[name][0]
+        span = None if first.part else self.shards.span(first.shard)
+        if span is None:
+            return None
+        return Span(span.file, span.offset + first.offset, self._header.tensors[name].nbytes)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where a rank's file has been written to since it was opened."""
+        self.shards.refuse_change()
+
+    def _extent(self, info: TensorInfo) -> Extent:
+        first = self._portions[info.name][0]
+        file, offset, *_ = self.shards.header.extents[first.shard]
+        return Extent(file, offset + first.offset, info.nbytes)
+
+
+def shard_key(rank: int, name: str) -> str:
+    """Return what the source of all shards calls a tensor of a rank's file."""
+    return f"{rank}/{name}"
+
+
+def _shards(ranks: Sequence[Header]) -> Header:
+    """Return the header of all files together, with every tensor of each."""
+    return Header(
+        format=ranks[0].format,
+        files=tuple(header.files[0] for header in ranks),
+        tensors={
+            shard_key(rank, name): info
+            for rank, header in enumerate(ranks)
+            for name, info in header.tensors.items()
+        },
+        extents={
+            shard_key(rank, name): Extent(rank, extent.offset, extent.nbytes)
+            for rank, header in enumerate(ranks)
+            for name, extent in header.extents.items()
+        },
+    )
+
+
+def _portions(manifest: Manifest, first: Collection[int] = ()) -> dict[str, tuple[_Portion, ...]]:
+    """Return the parts of each tensor, and who has them; of those that several have the first.
+
+    Of ranks these are the `first`. Behind the whole nothing is wanted.
+    """
+    found: dict[str, dict[Part, _Portion]] = {name: {} for name in manifest.tensors}
+    for rank in dict.fromkeys((*first, *range(len(manifest.files)))):
+        for shard in manifest.files[rank].shards:
+            key, offset = shard_key(rank, shard.info.name), 0
+            for source, part in shard.pieces:
+                known = found[source]
+                if part not in known and () not in known:
+                    known[part] = _Portion(part, key, offset)
+                if len(shard.pieces) > 1:
+                    offset += _nbytes(manifest.tensors[source], part)
+    return {name: tuple(by_part.values()) for name, by_part in found.items()}
+
+
+def _nbytes(info: TensorInfo, part: Part) -> int:
+    return prod(part_shape(byte_shape(info), byte_part(info, part)))

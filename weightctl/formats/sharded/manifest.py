@@ -1,0 +1,134 @@
+"""The manifest of a sharded checkpoint as JSON: written, and read as anybody's file."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import FormatError
+from weightctl.formats.collection import without_collection
+from weightctl.formats.sharded.stated import stated
+from weightctl.untyped import is_object
+from weightctl.weights.json_file import read_json
+from weightctl.weights.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.formats.sharded.record import Manifest, Piece, Shard
+    from weightctl.split import Part
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["is_manifest", "manifest_bytes", "read_manifest"]
+
+VERSION = 1
+# The first key, by which ours are told from whatever else is called manifest.json.
+_MARK = "weightctl_shards"
+_BEGINNING = re.compile(rb'\s*\{\s*"weightctl_shards"\s*:')
+_MOST = 1 << 30
+_JOINT = ",\n"
+_HINT = "`weightctl shard` writes it anew; nobody else should"
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return a manifest as JSON, a tensor on a line; `read_manifest` gives the same one back."""
+    files, header = manifest.source
+    grid = manifest.grid
+    head = {
+        _MARK: VERSION,
+        "layout": manifest.layout,
+        "format": manifest.format,
+        "grid": {"tp": grid.tp, "ep": grid.ep, "pp": grid.pp},
+        "source": {
+            "files": [{"name": n, "size": size, "modified": at} for n, size, at in files],
+            "header": header,
+        },
+        "aliases": dict(manifest.aliases),
+    }
+    tensors = (
+        {"name": name, **_described(info), "strategy": manifest.shardings[name].strategy}
+        for name, info in manifest.tensors.items()
+    )
+    ranks = (
+        f'{{"path": {json.dumps(file.path)}, "tensors": {_lines(map(_shard, file.shards))}}}'
+        for file in manifest.files
+    )
+    parts = (
+        json.dumps(head)[:-1],
+        f'"tensors": {_lines(tensors)}',
+        f'"ranks": [\n{_JOINT.join(ranks)}\n]}}\n',
+    )
+    return _JOINT.join(parts).encode("ascii")
+
+
+def _lines(entries: Iterable[Any]) -> str:
+    return f"[\n{_JOINT.join(map(json.dumps, entries))}\n]"
+
+
+def _described(info: TensorInfo) -> dict[str, Any]:
+    # One that the table lacks no format can hold.
+    return {"shape": list(info.shape), "encoding": info.encoding.name}
+
+
+def _shard(shard: Shard) -> dict[str, Any]:
+    return {
+        "name": shard.info.name,
+        **_described(shard.info),
+        "strategy": shard.strategy,
+        "pieces": [_piece(piece) for piece in shard.pieces],
+        "sha256": shard.sha256,
+    }
+
+
+def _piece(piece: Piece) -> dict[str, Any]:
+    return {"source": piece.source, "cuts": _cuts(piece.part)}
+
+
+def _cuts(part: Part) -> list[dict[str, Any]]:
+    return [{"axis": cut.axis, "ranges": [list(each) for each in cut.ranges]} for cut in part]
+
+
+def is_manifest(path: str) -> bool:
+    """Whether a file is the manifest of a sharded checkpoint, by how it begins."""
+    try:
+        return _BEGINNING.match(bytes(MappedFile(path).whole[:256])) is not None
+    except FormatError:
+        return False
+
+
+def read_manifest(path: str) -> Manifest:
+    """Read a manifest; whatever it says is possible, and all of each tensor is on some rank.
+
+    That of an unfinished set has empty `sha256`. Raises `FormatError` for what is no manifest, or
+    none that can be.
+    """
+    with without_collection():
+        document = _document(path)
+        version = document.get(_MARK) if is_object(document) else None
+        if type(version) is not int:
+            message = "it is no manifest of a sharded checkpoint"
+            raise FormatError(path, None, message, hint=_HINT)
+        if version != VERSION:
+            raise FormatError(
+                path, None, f"it is a manifest of version {version}, and this reads {VERSION}",
+                hint="a newer weightctl reads it" if version > VERSION else _HINT,
+            )  # fmt: skip
+        try:
+            return stated(document)
+        except ValueError as error:
+            raise FormatError(path, None, str(error), hint=_HINT) from error
+
+
+def _document(path: str) -> Any:
+    try:
+        return read_json(MappedFile(path), _MOST, _unique)
+    except FormatError as error:
+        raise FormatError(path, error.offset, error.reason, hint=error.hint or _HINT) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return made

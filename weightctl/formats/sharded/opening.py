@@ -1,0 +1,135 @@
+"""Opens a sharded checkpoint by its manifest, and says what of its files is not as that says."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+from weightctl.formats import format_module, recognise
+from weightctl.formats.collection import without_collection
+from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.manifest import is_manifest, read_manifest
+from weightctl.formats.sharded.record import MANIFEST
+from weightctl.weights.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.formats.sharded.record import Manifest, RankFile
+    from weightctl.weights.info import Header, TensorInfo
+
+__all__ = ["manifest_at", "note_of_part", "open_sharded"]
+
+_MOST_NAMED = 5
+_RANK_DIRECTORY = re.compile(r"rank-\d+", re.ASCII)
+_RANK_FILE = re.compile(r"model-rank-\d+-part-\d+\.", re.ASCII)
+_HINT = "are all ranks of one run, and is the copy complete? `weightctl shard` writes them anew"
+
+
+def manifest_at(path: str) -> str | None:
+    """Return the path of the manifest that a path means: itself, or that of its directory."""
+    where = os.path.join(path, MANIFEST) if os.path.isdir(path) else path
+    is_one = where.endswith(".json") and os.path.isfile(where) and is_manifest(where)
+    return where if is_one else None
+
+
+def note_of_part(files: Sequence[str]) -> str:
+    """Return what should be told of a file that is the part of one rank; empty of others."""
+    if len(files) != 1:
+        return ""
+    path = os.path.abspath(files[0])
+    directory, name = os.path.split(path)
+    above, rank = os.path.split(directory)
+    wholes = [above] * bool(_RANK_DIRECTORY.fullmatch(rank))
+    wholes += [directory] * bool(_RANK_FILE.match(name))
+    for whole in wholes:
+        listing = os.path.join(whole, MANIFEST)
+        if os.path.isfile(listing) and is_manifest(listing):
+            return f"this is the part of one rank alone; the whole checkpoint is {whole}"
+    return ""
+
+
+def open_sharded(listing: str, format_name: str | None = None) -> Gathered:
+    """Open the set of a manifest; the headers of all ranks are read.
+
+    Raises `FormatError` that names what is missing, or other than the manifest says.
+    """
+    with without_collection():
+        return _opened(listing, format_name)
+
+
+def _opened(listing: str, format_name: str | None) -> Gathered:
+    manifest = read_manifest(listing)
+    if format_name not in {None, manifest.format}:
+        raise FormatError(
+            listing, None, f"the ranks' files are {manifest.format}",
+            hint=f"leave out --from, or say --from {manifest.format}",
+        )  # fmt: skip
+    if not all(shard.sha256 for file in manifest.files for shard in file.shards):
+        raise FormatError(
+            listing, None, "these shards are unfinished: their writing was stopped",
+            hint="the same `weightctl shard` command goes on where it stopped, and finishes them",
+        )  # fmt: skip
+    files: list[MappedFile] = []
+    ranks: list[Header] = []
+    problems: list[str] = []
+    failures: list[FormatError] = []
+    for rank, stated in enumerate(manifest.files):
+        path = os.path.join(os.path.dirname(listing), stated.path)
+        told = f"rank {rank}: {stated.path}"
+        try:
+            file, header = _read(path, manifest)
+        except FormatError as error:
+            failures.append(error)
+            problems.append(
+                f"{told}: {error.reason}" if os.path.lexists(path) else f"{told} is missing"
+            )
+            continue
+        files.append(file)
+        ranks.append(header)
+        problems += (f"{told}: {text}" for text in _differences(stated, header))
+    if problems:
+        raise _error(listing, problems, failures)
+    return Gathered(manifest, listing, ranks, files)
+
+
+def _read(path: str, manifest: Manifest) -> tuple[MappedFile, Header]:
+    file = MappedFile(path)
+    header = format_module(recognise(file, manifest.format)).read(file)
+    if header.big_endian:
+        raise FormatError(path, None, "it is big-endian, as no shard is written")
+    return file, header
+
+
+def _differences(stated: RankFile, header: Header) -> Iterator[str]:
+    """Yield how the tensors of a rank's file differ from those that it should have."""
+    wanted = {shard.info.name: shard.info for shard in stated.shards}
+    if header.tensors == wanted:
+        return
+    for name, info in wanted.items():
+        found = header.tensors.get(name)
+        if found is None:
+            yield f"`{name}` is missing"
+        elif found != info:
+            yield f"`{name}` is {_told(found)}, and the manifest says {_told(info)}"
+    for name in header.tensors:
+        if name not in wanted:
+            yield f"`{name}` is not in the manifest"
+
+
+def _told(info: TensorInfo) -> str:
+    return f"{info.encoding} {list(info.shape)}"
+
+
+def _error(listing: str, problems: list[str], failures: list[FormatError]) -> FormatError:
+    hints = {failure.hint for failure in failures if os.path.lexists(failure.path)}
+    are_alike = len(failures) == len(problems) and len(hints) == 1
+    hint = (hints.pop() if are_alike else "") or _HINT
+    if len(problems) == 1:
+        return FormatError(listing, None, f"the shards are not whole: {problems[0]}", hint=hint)
+    more = len(problems) - _MOST_NAMED
+    rest = [f"... and {more} more"] if more > 0 else []
+    lines = ["the shards are not whole:", *problems[:_MOST_NAMED], *rest]
+    return FormatError(listing, None, "\n  ".join(lines), hint=hint)

@@ -1,0 +1,191 @@
+"""What the collectives share: values of all ranks, of which some may be in other processes.
+
+A process has as many ranks as every other; those of the first come first.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from re import sub
+from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
+
+from weightctl.errors import EngineError, GraphError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightctl.graph.types import TensorType
+
+__all__ = ["first_here", "from_everywhere", "ranks_of", "require_ranks", "sum_in_order", "told_by"]
+
+_RUN_BY = (
+    "start the program with torchrun, and run graphs inside `with weightctl.engine.processes()`"
+)
+
+
+def ranks_of(here: Sequence[object], ranks: int | None) -> int:
+    """Return how many ranks there are: those here, where nothing else is said."""
+    return len(here) if ranks is None else ranks
+
+
+def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | None = None) -> int:
+    """Return how many ranks there are.
+
+    Raises `GraphError` for none, or no whole number of processes, and where none of these begins
+    with the rank that is to be the `first` here.
+    """
+    if not types:
+        raise GraphError("no rank has a value", hint="give one for each rank that is here")
+    given: Any = ranks_of(types, ranks)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1 or given % len(types):
+        raise GraphError(
+            f"{given!r} ranks, of which {len(types)} are here, are no whole number of processes",
+            hint="`ranks` is how many there are in all processes, as many in each",
+        )
+    if first is not None and first not in range(0, given, len(types)):
+        raise GraphError(f"rank {first} of {given} is not the first of {len(types)} here")
+    return given
+
+
+def first_here(here: int, ranks: int) -> int:
+    """Return the number of the first rank in this process.
+
+    Raises `EngineError` where there are not just the processes for all ranks.
+    """
+    if here == ranks:
+        return 0
+    from torch import distributed
+
+    told = f"of {ranks} ranks {'1 is' if here == 1 else f'{here} are'} here"
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise EngineError(f"{told}, and this process has joined no others", hint=_RUN_BY)
+    count = distributed.get_world_size()
+    if count * here != ranks:
+        raise EngineError(
+            f"{told}, and there are {count} processes, which makes {count * here}",
+            hint=f"torchrun --nproc-per-node {ranks // here} starts as many as are wanted",
+        )
+    return distributed.get_rank() * here
+
+
+def from_everywhere(
+    op: str,
+    here: Sequence[Tensor],
+    ranks: int,
+    shapes: Sequence[Sequence[int]],
+    *,
+    first: int | None = None,
+) -> list[Tensor]:
+    """Return the tensors of all ranks, of these shapes, each process's on its first one's device.
+
+    `op` is what is done with them. `first` is the rank that this process's graph begins with, where
+    that was said. Raises `EngineError` in all processes where they do not have what fits together,
+    and where one of them gives no answer.
+    """
+    own = first_here(len(here), ranks)
+    if len(here) == ranks:
+        return list(here)
+    import torch
+
+    lead, width = here[0], here[0].element_size()
+    sizes = [prod(shape) * width for shape in shapes]
+    starts = range(0, ranks, len(here))
+    most = max(sum(sizes[start : start + len(here)]) for start in starts)
+    refusal = _refusal(here, shapes[own:], own, first)
+    sent = torch.zeros(most, dtype=torch.uint8, device=lead.device)
+    if refusal is None:
+        raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in here]
+        joined = torch.cat([each.to(lead.device) for each in raw])
+        sent[: len(joined)] = joined
+    dtype = str(lead.dtype).removeprefix("torch.")
+    told = f"{op} of {dtype} {[list(shape) for shape in shapes]}"
+    found: list[Tensor] = []
+    received = _exchanged(sent, len(starts), told, refusal)
+    for start, together in zip(starts, received, strict=True):
+        position = 0
+        for rank in range(start, start + len(here)):
+            numbers = together[position : position + sizes[rank]].view(lead.dtype)
+            found.append(numbers.reshape(tuple(shapes[rank])))
+            position += sizes[rank]
+    return found
+
+
+def _refusal(
+    here: Sequence[Tensor], shapes: Sequence[Sequence[int]], own: int, first: int | None
+) -> EngineError | None:
+    """Return why this process has not what it was to have, None where it has."""
+    if first not in {None, own}:
+        return EngineError(
+            f"rank {own} is the first in this process, and the graph was built for {first}",
+            hint="each process builds the graph of its own ranks",
+        )
+    for tensor, shape in zip(here, shapes, strict=False):
+        if tuple(tensor.shape) != tuple(shape):
+            return EngineError(
+                f"a value of shape {list(tensor.shape)} is here where {list(shape)} should be",
+                hint="`sizes` are those of all ranks, in their order",
+            )
+    return None
+
+
+def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum, added up in the order of the ranks, and rounded once."""
+    import torch
+
+    wider = {torch.float32: torch.float64}
+    wider |= dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
+    first, *others = tensors
+    total = first.to(wider.get(first.dtype, first.dtype))
+    for tensor in others:
+        total = total + tensor.to(total.device)
+    return total.to(first.dtype)
+
+
+def _exchanged(sent: Tensor, count: int, told: str, refusal: EngineError | None) -> list[Tensor]:
+    """Return what all processes have sent, in their order; it is `told` what all are to have.
+
+    A `refusal` is raised when the others know of it, so that none of them waits.
+    """
+    import torch
+    from torch import distributed
+
+    # torch does not say what its lists are of.
+    gather = cast("Any", distributed).all_gather
+    try:
+        # What is received of another size than is waited for would end the program.
+        kind = crc32(told.encode())
+        own = torch.tensor([refusal is None, kind], device=sent.device)
+        notes = [torch.empty_like(own) for _ in range(count)]
+        gather(notes, own)
+        for process, note in enumerate(notes):
+            if refusal is not None:
+                raise refusal
+            if not int(note[0]):
+                raise EngineError(
+                    f"process {process} of {count} has refused to go on", hint="its error says why"
+                )
+            if int(note[1]) != kind:
+                raise EngineError(
+                    f"process {process} of {count} has other shapes, another dtype or another "
+                    f"step than this one, which is at {told}",
+                    hint="give every process the same inputs, and the same graph but for its ranks",
+                )
+        received = [torch.empty_like(sent) for _ in range(count)]
+        gather(received, sent)
+    except RuntimeError as error:
+        if isinstance(error, EngineError):
+            raise
+        raise EngineError(
+            f"no answer came from all of the {count} processes ({told_by(error)})",
+            hint="has one of them failed? its own error says why",
+        ) from error
+    return received
+
+
+def told_by(error: Exception) -> str:
+    """Return what torch says is wrong, without where in its sources, and what it guesses."""
+    text = sub(r"\[/[^ \]]*\] ", "", str(error).strip()) or type(error).__name__
+    return text.splitlines()[0].split(". ")[0]

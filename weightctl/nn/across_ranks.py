@@ -1,0 +1,169 @@
+"""Layers that several ranks compute together, each with its shards of their weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weightctl.errors import GraphError
+from weightctl.graph import ops
+from weightctl.graph.sharding import ShardingStrategy
+from weightctl.graph.value import Value
+from weightctl.nn.divisible import Divisible
+from weightctl.nn.layer_list import LayerList
+from weightctl.nn.module import Module
+from weightctl.nn.notes import SHARED, attributes
+from weightctl.nn.placement import Shards, placed
+from weightctl.nn.shards import has_shards, with_weights
+from weightctl.nn.sites import all_weights
+from weightctl.untyped import is_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from weightctl.device import DeviceRef
+    from weightctl.nn.layer import Layer
+    from weightctl.split import Grid, Sharding
+
+__all__ = ["Parallel", "parallel"]
+
+ModuleT = TypeVar("ModuleT", bound=Module)
+
+
+class Parallel(Module):
+    """A layer in whose place several ranks compute, each with its shards of the layer's weights.
+
+    It has all attributes of the layer, `whole`, so that it names, loads and gives the same weights;
+    `shards` are the copies of it that compute. `devices` are those of the ranks that are in this
+    process, from `first` of the `grid` on; without a grid they are all. The others are in other
+    processes, which build and run the same. Inputs go to the device of every rank, and the result
+    is on the first of `devices`. Only experts are shared out over the groups of `ep`; of all else
+    the first group's ranks give what there is. Raises `ShardingError` where the weights cannot be
+    cut so, and `GraphError` where they are shards already.
+    """
+
+    def __init__(
+        self,
+        whole: Divisible,
+        devices: Iterable[DeviceRef],
+        *,
+        grid: Grid | None = None,
+        first: int = 0,
+        known: Shards | None = None,
+    ) -> None:
+        placement = placed(devices, grid, first)
+        tp, ranks = placement.grid.tp, placement.grid.ranks
+        views = whole.groups(placement.grid.ep)
+        cuts = [_shardings(view, tp) for view in views]
+        vars(self).update(attributes(whole))
+        if SHARED in vars(whole):
+            vars(self)[SHARED] = vars(whole)[SHARED]
+        self.placement = placement
+        self.widths = whole.widths(tp)
+        # How many ranks it takes. What the others could give, the first do.
+        is_cut = any(part for sharding in cuts[0].values() for part in sharding.parts)
+        self.giving = ranks if len(views) > 1 else tp if is_cut else 1
+        shards = Shards(placement) if known is None else known
+        self.shards: LayerList[Divisible] = LayerList()
+        for rank in placement.ranks:
+            if rank >= self.giving and placement.is_whole:
+                break
+            group = rank // tp % len(views)
+            made = {
+                id(weight): shards.of(weight, cuts[group][id(weight)], rank)
+                for weight in all_weights(views[group])
+            }
+            self.shards.append(with_weights(views[group], made))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Value:
+        """Return what the layer gives, of what that is called with, on the first device."""
+        placement = self.placement
+        parts: list[Value] = []
+        for rank, shard in zip(placement.ranks, self.shards, strict=False):
+            device = placement.device(rank)
+            given = [_on(device, each) for each in args]
+            named = {name: _on(device, each) for name, each in kwargs.items()}
+            part: Value = shard(*given, **named)
+            if rank >= self.giving:
+                # It is only its shape that is taken: nothing is computed, and no weight read.
+                part = ops.constant(0, part.dtype, device).broadcast_to(part.shape)
+            parts.append(part)
+        is_whole = placement.is_whole
+        everywhere = None if is_whole else placement.grid.ranks
+        first = None if is_whole else placement.first
+        if self.widths is None:
+            return ops.allreduce(parts, ranks=everywhere, first=first)[0]
+        # The groups follow one another, and those behind the first have nothing but zeros.
+        sizes = self.widths if everywhere is None else self.widths * placement.grid.ep
+        gathered = ops.allgather(parts, axis=-1, sizes=sizes, ranks=everywhere, first=first)[0]
+        return gathered[..., : sum(self.widths)] if len(sizes) > len(self.widths) else gathered
+
+
+def parallel(
+    network: ModuleT, devices: Iterable[DeviceRef], *, grid: Grid | None = None, first: int = 0
+) -> ModuleT:
+    """Put a `Parallel` in the place of each layer of a network that takes more than one rank.
+
+    Returns the network. All else each process computes by itself, on the first of its `devices`,
+    where all weights are that are not cut; a weight that layers share is cut once. `devices`,
+    `grid` and `first` are those of `Parallel`. Raises what that does, and `GraphError` for what is
+    itself such a layer; nothing is replaced then.
+    """
+    devices = list(devices)
+    shards = Shards(placed(devices, grid, first))
+    _refuse(network)
+    network.name_before_call()  # so that errors tell which weight cannot be cut
+    found = list(_divisible(network))
+    made = {
+        id(layer): Parallel(layer, devices, grid=grid, first=first, known=shards)
+        for _, _, layer in found
+    }
+    network.to(devices[0])
+    for above, name, layer in found:
+        if made[id(layer)].giving > 1:
+            _put(above, name, made[id(layer)])
+    return network
+
+
+def _refuse(network: Module) -> None:
+    """Raise `GraphError` for a network whose layers cannot be replaced."""
+    kind = type(network).__name__
+    if has_shards(network):
+        raise GraphError(
+            f"{kind} is cut for several devices already",
+            hint="build the model anew to cut it otherwise",
+        )
+    if isinstance(network, Divisible):
+        raise GraphError(
+            f"{kind} is one layer, which has no layers that could be replaced",
+            hint="`Parallel(layer, devices)` is what takes its place",
+        )
+
+
+def _divisible(root: Layer) -> Iterator[tuple[Layer, str, Divisible]]:
+    """Yield the outermost layers that can be cut, with each layer that has it, and as what."""
+    seen = {id(root)}
+    layers = [root]
+    for above in layers:
+        for name, layer in above.sublayers.items():
+            if isinstance(layer, Divisible):
+                yield above, name, layer
+            elif id(layer) not in seen:
+                seen.add(id(layer))
+                layers.append(layer)
+
+
+def _put(above: Layer, name: str, layer: Layer) -> None:
+    if is_list(above):
+        above[int(name)] = layer
+    else:
+        setattr(above, name, layer)
+
+
+def _shardings(module: Divisible, ranks: int) -> dict[int, Sharding]:
+    """Return how a module has its weights cut, by their identities."""
+    strategy = ShardingStrategy.tensor_parallel(module, ranks)
+    return {id(weight): strategy.sharding(weight) for weight in all_weights(module)}
+
+
+def _on(device: DeviceRef, given: Any) -> Any:
+    return given.to(device) if isinstance(given, Value) and given.device != device else given

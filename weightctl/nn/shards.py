@@ -1,0 +1,98 @@
+"""Modules cut for several devices: copies that have a shard of each weight."""
+
+from __future__ import annotations
+
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weightctl.errors import GraphError
+from weightctl.nn.hidden import is_container
+from weightctl.nn.layer import Layer, recursive_named_layers
+from weightctl.nn.notes import attributes
+from weightctl.nn.sites import all_weights, name_before_call
+from weightctl.untyped import is_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from weightctl.device import DeviceRef
+    from weightctl.graph.sharding import Strategy
+    from weightctl.graph.weight import Weight
+
+__all__ = ["has_shards", "shards_of", "with_weights"]
+
+LayerT = TypeVar("LayerT", bound=Layer)
+
+
+def shards_of(module: LayerT, devices: Iterable[DeviceRef]) -> list[LayerT]:
+    """Return a copy of a module for each device, with its shards, as strategies cut the weights.
+
+    A weight without one is cut by that of the innermost module around it that has any. Raises
+    `GraphError` that names a weight without any, and where a weight is a shard.
+    """
+    devices = list(devices)
+    if not devices:
+        raise GraphError("no device is named", hint="for example `shard([DeviceRef.GPU(0)])`")
+    name_before_call(module)
+    cut = {
+        number: weight.shard_by(strategy, devices)
+        for number, (weight, strategy) in _strategies(module).items()
+    }
+    return [
+        with_weights(module, {number: shards[rank] for number, shards in cut.items()})
+        for rank in range(len(devices))
+    ]
+
+
+def with_weights(module: LayerT, weights: Mapping[int, Weight]) -> LayerT:
+    """Return a copy of a module that has other weights, by the identity of its own.
+
+    Layers that are modules take the sizes of what they have then.
+    """
+    own = _emptied(module)
+    new: dict[int, Any] = {**weights, id(module): own}
+    layers = [layer for _, layer in recursive_named_layers(module)]
+    new |= {id(layer): _emptied(layer) for layer in layers if layer is not module}
+    for layer in layers:
+        made = new[id(layer)]
+        for name, value in attributes(layer).items():
+            vars(made)[name] = _renewed(value, new)
+        if is_list(layer):
+            made[:] = [new[id(below)] for below in layer]
+    for layer in layers:
+        take: Callable[[], None] | None = getattr(new[id(layer)], "take_shards", None)
+        if take is not None:
+            take()
+    return own
+
+
+def _emptied(layer: LayerT) -> LayerT:
+    """Return a layer of the same class without attributes; a list still has its layers."""
+    made = copy(layer)
+    vars(made).clear()
+    return made
+
+
+def _renewed(value: object, new: dict[int, Any]) -> object:
+    """Return what stands for the value of an attribute, also where containers hold it."""
+    if is_container(value):
+        return deepcopy(value, new)
+    return new.get(id(value), value)
+
+
+def has_shards(module: Layer) -> bool:
+    """Whether there are both a weight and shards of it in a module."""
+    weights = {id(weight): weight for weight in all_weights(module)}
+    return any(id(weight.shard_of) in weights for weight in weights.values())
+
+
+def _strategies(module: Layer) -> dict[int, tuple[Weight, Strategy | None]]:
+    """Return all weights, and how each is cut, by their identities."""
+    found: dict[int, tuple[Weight, Strategy | None]] = {}
+    # Those further in come later, and count.
+    for _, layer in recursive_named_layers(module):
+        given: Strategy | None = getattr(layer, "sharding_strategy", None)
+        for weight in all_weights(layer):
+            _, known = found.get(id(weight), (weight, None))
+            found[id(weight)] = (weight, weight.sharding_strategy or given or known)
+    return found

@@ -1,0 +1,360 @@
+"""Who gets which slice of a tensor: the arithmetic of cutting it for several ranks."""
+
+from __future__ import annotations
+
+from itertools import accumulate, groupby, pairwise
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from weightctl.errors import ShardingError
+from weightctl.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = [
+    "Cut",
+    "Grid",
+    "Part",
+    "Range",
+    "Sharding",
+    "Whole",
+    "axiswise",
+    "columnwise",
+    "counts_that_work",
+    "expert_parallel",
+    "gate_up",
+    "head_aware_columnwise",
+    "head_ranges",
+    "listed_counts",
+    "part_along",
+    "part_shape",
+    "ranks_that_work",
+    "replicate",
+    "rowwise",
+    "segmented",
+    "shares",
+    "stacked_qkv",
+    "unit_ranges",
+]
+
+# From the first element of an axis to behind the last.
+Range: TypeAlias = "tuple[int, int]"
+
+
+class Cut(NamedTuple):
+    """The ranges of elements along an axis that a rank has, in their order; none overlap."""
+
+    axis: int
+    ranges: tuple[Range, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements they are."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+# What a rank has of a tensor: that which all of its cuts, of one axis each, leave. Without any it
+# is the whole tensor.
+Part: TypeAlias = "tuple[Cut, ...]"
+
+
+class Sharding(NamedTuple):
+    """How a tensor is cut: the part of each rank, None where one has nothing of it.
+
+    Every element is on some rank. `strategy` is what people call the way it is cut.
+    """
+
+    strategy: str
+    parts: tuple[Part | None, ...]
+
+    def shape(self, whole: Sequence[int], rank: int) -> tuple[int, ...] | None:
+        """Return the shape of a rank's part of a tensor of shape `whole`, None for nothing."""
+        part = self.parts[rank]
+        return None if part is None else part_shape(whole, part)
+
+
+def part_shape(whole: Sequence[int], part: Part) -> tuple[int, ...]:
+    """Return the shape of a part of a tensor of shape `whole`."""
+    sizes = {cut.axis: cut.size for cut in part}
+    return tuple(sizes.get(axis, size) for axis, size in enumerate(whole))
+
+
+class Grid(NamedTuple):
+    """How ranks are laid out: `tp` that cut layers, `ep` groups of experts, `pp` runs of layers.
+
+    Ranks are counted with `tp` fastest and `pp` slowest. All but experts is alike in each of the
+    `ep` groups.
+    """
+
+    tp: int = 1
+    ep: int = 1
+    pp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.tp * self.ep * self.pp
+
+    @property
+    def degrees(self) -> str:
+        """Those above 1 as people say them: `tp 2 x pp 4`; empty for one rank."""
+        return " x ".join(f"{name} {size}" for name, size in self._asdict().items() if size > 1)
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Return the numbers of a rank along `tp`, `ep` and `pp`."""
+        rest, tensor = divmod(rank, self.tp)
+        stage, expert = divmod(rest, self.ep)
+        return tensor, expert, stage
+
+
+class Whole(NamedTuple):
+    """A tensor that is to be cut; `blocks` are how many elements of each axis stay together."""
+
+    name: str
+    shape: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+def shares(count: int, ranks: int) -> list[Range]:
+    """Share things out in their order, as evenly as can be: the first get one more."""
+    least, more = divmod(count, ranks)
+    ends = accumulate((least + (rank < more) for rank in range(ranks)), initial=0)
+    return list(pairwise(ends))
+
+
+def unit_ranges(size: int, unit: int, ranks: int) -> list[Range] | None:
+    """Share out `size` elements in whole units, of which the last may be smaller.
+
+    None where there are fewer units than ranks: each is to have something.
+    """
+    units = -(-size // unit)
+    if units < ranks:
+        return None
+    return [(first * unit, min(last * unit, size)) for first, last in shares(units, ranks)]
+
+
+def head_ranges(
+    heads: int, kv_heads: int, ranks: int, *, step: int = 1, kv_step: int = 1
+) -> list[tuple[Range, Range]] | None:
+    """Share out query heads, and with them the key-value heads that they look at.
+
+    Ranks begin at multiples of `step` query heads and `kv_step` key-value heads, where blocks are
+    longer than a head. Where there are fewer key-value heads than ranks, several ranks have the
+    same one and share out its queries. None where not each can have something, or all as many
+    queries for each of its key-value heads.
+    """
+    group = heads // kv_heads
+    if ranks <= kv_heads:
+        unit = lcm(lcm(step, group) // group, kv_step)
+        shared = unit_ranges(kv_heads, unit, ranks)
+        if shared is None:
+            return None
+        return [((first * group, last * group), (first, last)) for first, last in shared]
+    each, rest = divmod(ranks, kv_heads)
+    own = unit_ranges(group, step, each)
+    is_whole = kv_heads == 1 or (group % step == 0 and kv_step == 1)
+    if rest or own is None or not is_whole:
+        return None
+    return [
+        ((kv * group + first, kv * group + last), (kv, kv + 1))
+        for kv in range(kv_heads)
+        for first, last in own
+    ]
+
+
+def replicate(whole: Whole, ranks: int) -> Sharding:
+    """Every rank has all of it."""
+    del whole
+    return Sharding("replicate", ((),) * ranks)
+
+
+def axiswise(whole: Whole, ranks: int, axis: int) -> Sharding:
+    """Cut along an axis, on block boundaries; the first ranks get one more block."""
+    name = {0: "rowwise", 1: "columnwise"}.get(axis, f"axis {axis}")
+    return _segmented(name, whole, ranks, axis, None)
+
+
+def rowwise(whole: Whole, ranks: int) -> Sharding:
+    """Cut along the first axis: output features, the rows of a matrix."""
+    return axiswise(whole, ranks, 0)
+
+
+def columnwise(whole: Whole, ranks: int) -> Sharding:
+    """Cut along the second axis: input features, the columns of a matrix."""
+    return axiswise(whole, ranks, 1)
+
+
+def expert_parallel(whole: Whole, ranks: int) -> Sharding:
+    """Cut experts that are stacked along the first axis; none is cut itself."""
+    return rowwise(whole, ranks)._replace(strategy="expert_parallel")
+
+
+def segmented(whole: Whole, ranks: int, sizes: Sequence[int], axis: int = 0) -> Sharding:
+    """Cut each of the segments of an axis by itself; a rank has its share of every one."""
+    return _segmented("segmented", whole, ranks, axis, sizes)
+
+
+def gate_up(whole: Whole, ranks: int, axis: int = 0) -> Sharding:
+    """Cut either half of the rows, those of the gate and those of what it gates, by itself."""
+    size = _size(whole, ranks, axis)
+    if size % 2:
+        raise _refused(whole, ranks, axis, f"its {size} rows are no two halves", None)
+    return _segmented("gate_up", whole, ranks, axis, (size // 2, size // 2))
+
+
+def stacked_qkv(
+    whole: Whole, ranks: int, *, heads: int, kv_heads: int, head_dim: int, axis: int = 0
+) -> Sharding:
+    """Cut the rows of queries, keys and values, which follow one another, by heads.
+
+    Key-value heads are replicated where there are fewer than ranks.
+    """
+    sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+    size = _size(whole, ranks, axis)
+    _require_heads(whole, ranks, axis, (heads, kv_heads, head_dim))
+    if size != sum(sizes):
+        told = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
+        raise _refused(whole, ranks, axis, told, None)
+    step = lcm(whole.blocks[axis], head_dim) // head_dim
+    starts = (0, sizes[0], sizes[0] + sizes[1])
+
+    def found(count: int) -> list[tuple[Range, Range]] | None:
+        if count > 1 and any(start % whole.blocks[axis] for start in starts):
+            return None
+        return head_ranges(heads, kv_heads, count, step=step, kv_step=step)
+
+    shared = found(ranks)
+    if shared is None:
+        told = _heads_told(heads, kv_heads, head_dim, whole.blocks[axis])
+        raise _refused(whole, ranks, axis, told, counts_that_work(found, heads))
+    ranges = [
+        [
+            (start + first * head_dim, start + last * head_dim)
+            for start, (first, last) in zip(starts, (queries, kv, kv), strict=True)
+        ]
+        for queries, kv in shared
+    ]
+    return Sharding("stacked_qkv", tuple(part_along(axis, size, each) for each in ranges))
+
+
+def head_aware_columnwise(
+    whole: Whole,
+    ranks: int,
+    *,
+    heads: int,
+    head_dim: int,
+    kv_heads: int | None = None,
+    axis: int = 1,
+) -> Sharding:
+    """Cut the columns that attention's output projection reads, each head's as one.
+
+    With `kv_heads` as `stacked_qkv` shares the queries out.
+    """
+    size, kv = _size(whole, ranks, axis), heads if kv_heads is None else kv_heads
+    _require_heads(whole, ranks, axis, (heads, kv, head_dim))
+    if size != heads * head_dim:
+        raise _refused(whole, ranks, axis, f"it has {size}, not {heads} heads of {head_dim}", None)
+    step = lcm(whole.blocks[axis], head_dim) // head_dim
+
+    def found(count: int) -> list[tuple[Range, Range]] | None:
+        return head_ranges(heads, kv, count, step=step)
+
+    shared = found(ranks)
+    if shared is None:
+        told = _heads_told(heads, kv, head_dim, whole.blocks[axis])
+        raise _refused(whole, ranks, axis, told, counts_that_work(found, heads))
+    parts = (part_along(axis, size, [(a * head_dim, b * head_dim)]) for (a, b), _ in shared)
+    return Sharding("head_aware_columnwise", tuple(parts))
+
+
+def counts_that_work(found: Callable[[int], object | None], most: int) -> list[int]:
+    """Return the numbers of ranks, up to `most`, for which something is found."""
+    return [count for count in range(1, most + 1) if found(count) is not None]
+
+
+def ranks_that_work(counts: Sequence[int]) -> str:
+    """Return what tells how many ranks there may be: `1 to 4 or 6 ranks work`."""
+    return f"{listed_counts(counts)} {'rank works' if list(counts) == [1] else 'ranks work'}"
+
+
+def listed_counts(counts: Sequence[int]) -> str:
+    """Name numbers of ranks as people do, runs of them by their ends: `1 to 4, 6 or 8`."""
+    told: list[str] = []
+    for _, group in groupby(enumerate(counts), lambda pair: pair[1] - pair[0]):
+        run = [count for _, count in group]
+        told += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
+
+
+def _segmented(
+    name: str, whole: Whole, ranks: int, axis: int, sizes: Sequence[int] | None
+) -> Sharding:
+    size, block = _size(whole, ranks, axis), whole.blocks[axis]
+    segments = [size] if sizes is None else list(sizes)
+    if sum(segments) != size or min(segments, default=0) < 0:
+        told = f"its {size} elements are no segments of {' + '.join(map(str, segments))}"
+        raise _refused(whole, ranks, axis, told, None)
+    starts = [0, *accumulate(segments)][:-1]
+    units = min((-(-each // block) for each in segments), default=0)
+    if any(start % block for start in starts):
+        units = 1
+    if ranks > max(units, 1):
+        are = f"{counted(units, 'block')} of {block}" if block > 1 else f"{units}"
+        of = "its elements are" if len(segments) == 1 else "the elements of a segment are"
+        raise _refused(whole, ranks, axis, f"{of} {are}", list(range(1, max(units, 1) + 1)))
+    shared = [unit_ranges(each, block, ranks) or [(0, each)] for each in segments]
+    parts = [
+        [(start + ranges[rank][0], start + ranges[rank][1])
+         for start, ranges in zip(starts, shared, strict=True)]
+        for rank in range(ranks)
+    ]  # fmt: skip
+    return Sharding(name, tuple(part_along(axis, size, each) for each in parts))
+
+
+def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
+    """Return the part of a cut, with neighbours joined; the whole is no cut."""
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if start == stop:
+            continue
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return () if joined == [(0, size)] else (Cut(axis, tuple(joined)),)
+
+
+def _size(whole: Whole, ranks: int, axis: int) -> int:
+    if ranks < 1:
+        raise ShardingError(f"{ranks} is no number of ranks", hint="1 at least")
+    if not 0 <= axis < len(whole.shape):
+        raise ShardingError(
+            f"`{whole.name}` of shape {list(whole.shape)} has no axis {axis} to cut along",
+            hint="`replicate` gives all ranks the whole",
+        )
+    return whole.shape[axis]
+
+
+def _require_heads(whole: Whole, ranks: int, axis: int, heads: tuple[int, int, int]) -> None:
+    """Raise `ShardingError` unless each key-value head is looked at by as many query heads."""
+    queries, keys, length = heads
+    if min(heads) < 1 or queries % keys:
+        told = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
+        raise _refused(whole, ranks, axis, told, None)
+
+
+def _heads_told(heads: int, kv_heads: int, head_dim: int, block: int) -> str:
+    shared = f", which share {kv_heads} of keys and values" if kv_heads != heads else ""
+    blocks = f", in blocks of {block}" if block > 1 else ""
+    return f"there are {heads} heads of {head_dim}{shared}{blocks}"
+
+
+def _refused(
+    whole: Whole, ranks: int, axis: int, told: str, works: Sequence[int] | None
+) -> ShardingError:
+    return ShardingError(
+        f"`{whole.name}` of shape {list(whole.shape)} cannot be cut along axis {axis} for {ranks} "
+        f"ranks: {told}",
+        hint="" if works is None else ranks_that_work(works),
+    )

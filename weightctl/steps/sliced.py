@@ -1,0 +1,160 @@
+"""Parts of tensors, as a rank of several has them: numbers and blocks stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.split import part_shape
+from weightctl.weights.boxes import byte_part, byte_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.split import Part
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Run", "Sliced", "read_part", "runs", "unfit"]
+
+# Bytes that nobody asked for are read too where they are fewer than this between two that were:
+# the system reads whole pages.
+_PAGE = 4096
+# So much is read at a time where it is.
+_MOST = 1 << 20
+
+
+class Run(NamedTuple):
+    """Bytes of a part that follow one another in the whole too, from `offset` on."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """A part of a tensor, of whole blocks."""
+
+    part: Part
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the part's shape; `ConversionError` where the tensor has no such part."""
+        (info,) = inputs
+        if problem := unfit(info, self.part):
+            raise ConversionError(f"`{info.name}`, {info.encoding} of shape {list(info.shape)}, "
+                                  f"cannot be cut: {problem}")  # fmt: skip
+        return part_shape(info.shape, self.part), info.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read that part alone."""
+        (tensor,) = inputs
+        read_part(tensor.info, self.part, tensor.read_into, start, buffer)
+
+    def __str__(self) -> str:
+        return " and ".join(
+            f"{', '.join(f'{start} to {stop}' for start, stop in ranges)} of axis {axis}"
+            for axis, ranges in self.part
+        )
+
+
+def unfit(info: TensorInfo, part: Part) -> str:
+    """Return why a tensor has no such part, empty where it has."""
+    block, last = info.encoding.block, len(info.shape) - 1
+    for axis, ranges in part:
+        if not 0 <= axis <= last:
+            return f"there is no axis {axis}"
+        told = " and ".join(f"{start} to {stop}" for start, stop in ranges)
+        if not all(0 <= start < stop <= info.shape[axis] for start, stop in ranges):
+            return f"axis {axis} of {info.shape[axis]} has no {told}"
+        if axis == last and any(end % block for each in ranges for end in each):
+            return f"{told} of axis {axis} would break its blocks of {block}"
+    if part and info.shape[last] % block:
+        return f"its rows are no whole blocks of {block}"
+    return ""
+
+
+def read_part(
+    info: TensorInfo,
+    part: Part,
+    read: Callable[[int, memoryview], None],
+    start: int,
+    buffer: memoryview,
+) -> None:
+    """Fill `buffer` with the bytes of a part from `start` on, by what reads the whole tensor.
+
+    No more is read, but what lies between pieces that are on neighbouring pages.
+    """
+    done = 0
+    for near in _neighbours(runs(info, part, start, start + buffer.nbytes)):
+        first, last = near[0].offset, near[-1].offset + near[-1].nbytes
+        if len(near) == 1:
+            read(first, buffer[done : done + last - first])
+            done += last - first
+            continue
+        held = memoryview(bytearray(last - first))
+        read(first, held)
+        for offset, nbytes in near:
+            buffer[done : done + nbytes] = held[offset - first : offset - first + nbytes]
+            done += nbytes
+
+
+def runs(info: TensorInfo, part: Part, start: int = 0, stop: int | None = None) -> Iterator[Run]:
+    """Yield the runs that the bytes of a part from `start` to `stop` are, in their order."""
+    if not part:
+        yield Run(start, (info.nbytes if stop is None else stop) - start)
+        return
+    whole, cuts = byte_shape(info), {cut.axis: cut.ranges for cut in byte_part(info, part)}
+    own = part_shape(whole, byte_part(info, part))
+    # What is cut last is in pieces; each entry of the axes before has those.
+    axis = max(cuts, default=0)
+    inner = prod(whole[axis + 1 :])
+    row, pieces = own[axis] * inner, cuts.get(axis, ((0, whole[axis]),))
+    stop = prod(own) if stop is None else stop
+    if not row:
+        return
+    for number in range(start // row, -(-stop // row)):
+        base = _entry(number, own[:axis], whole[:axis], cuts) * whole[axis] * inner
+        position = number * row
+        for first, last in pieces:
+            nbytes = (last - first) * inner
+            begin, end = max(position, start), min(position + nbytes, stop)
+            if begin < end:
+                yield Run(base + first * inner + begin - position, end - begin)
+            position += nbytes
+
+
+def _entry(
+    number: int,
+    own: Sequence[int],
+    whole: Sequence[int],
+    cuts: dict[int, tuple[tuple[int, int], ...]],
+) -> int:
+    """Return which entry of the whole's first axes one of the part's is."""
+    found, step = 0, 1
+    for axis in reversed(range(len(own))):
+        number, at = divmod(number, own[axis])
+        for first, last in cuts.get(axis, ()):
+            if at < last - first:
+                at += first
+                break
+            at -= last - first
+        found += at * step
+        step *= whole[axis]
+    return found
+
+
+def _neighbours(found: Iterator[Run]) -> Iterator[list[Run]]:
+    """Yield runs together that are best read together."""
+    near: list[Run] = []
+    for run in found:
+        if near:
+            gap = run.offset - near[-1].offset - near[-1].nbytes
+            if not 0 <= gap < _PAGE or run.offset + run.nbytes - near[0].offset > _MOST:
+                yield near
+                near = []
+        near.append(run)
+    if near:
+        yield near

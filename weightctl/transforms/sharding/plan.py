@@ -1,0 +1,54 @@
+"""The plan of a sharded checkpoint as data: which rank has what of each tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weightctl.formats.sharded.record import Piece, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.split import Grid, Sharding
+    from weightctl.weights.metadata import Value
+    from weightctl.weights.source import Source
+
+__all__ = ["ShardPlan", "ranks_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """What each rank's file has of a source.
+
+    `shardings` are by the names of the source's tensors, in its order: of all, but for those that
+    the layout has no place for. `ranks` are the tensors of each rank's file, in that order.
+    `format` is that of the files and `layout` the name of how they lie (`ranks`, `vllm`). `tied`
+    are further names of tensors. `notes` are what a person should know of how the plan was made.
+    """
+
+    source: Source
+    format: str
+    layout: str
+    grid: Grid
+    shardings: Mapping[str, Sharding]
+    ranks: tuple[tuple[Shard, ...], ...]
+    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
+    tied: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+
+
+def ranks_of(
+    source: Source, shardings: Mapping[str, Sharding], grid: Grid
+) -> tuple[tuple[Shard, ...], ...]:
+    """Return the tensors of each rank under their own names, one piece each."""
+    return tuple(
+        tuple(
+            Shard(info._replace(shape=shape), (Piece(name, part),), sharding.strategy)
+            for name, sharding in shardings.items()
+            if (part := sharding.parts[rank]) is not None
+            for info in (source.header.tensors[name],)
+            for shape in (sharding.shape(info.shape, rank) or (),)
+        )
+        for rank in range(grid.ranks)
+    )

@@ -1,0 +1,65 @@
+"""The ranks of a sharded checkpoint, which compute its model together, each from its own files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.archs.matching import match
+from weightctl.dequantize import dequantized
+from weightctl.nn.across_ranks import parallel
+from weightctl.steps.sliced import Sliced
+from weightctl.weights.derived import Derived, Made
+from weightctl.weights.tree import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.device import DeviceRef
+    from weightctl.formats.sharded.gathered import Gathered
+    from weightctl.graph.weight import Weight
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """A model that the ranks of a sharded checkpoint compute together, all of them on one device.
+
+    Those of one stage compute a layer. What a rank's file has of a weight is read from that. Raises
+    `ArchitectureError` where the checkpoint is no whole model, and `ShardingError` where its layers
+    cannot be cut for so many.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, gathered: Gathered, device: DeviceRef) -> None:
+        self.grid = gathered.manifest.grid
+        grid = self.grid._replace(pp=1)
+        network = checkpoint.module()
+        network.to(device)
+        self.network = parallel(network, [device] * grid.ranks, grid=grid)
+        everywhere = range(self.grid.ranks)
+        # One of each stage: a layer is on one of them.
+        self._trees = [
+            _tree(gathered.seen_by(everywhere[rank :: grid.ranks])) for rank in range(grid.ranks)
+        ]
+        self._tensors = [_tensors(checkpoint, tree) for tree in self._trees]
+
+    def part(self, weight: Weight) -> Weights:
+        """Return what a rank has of a weight, which is a shard."""
+        whole, rank = weight.shard_of, weight.shard_idx
+        if whole is None or rank is None or weight.part is None:
+            raise ValueError(f"`{weight.name}` is no shard")
+        tensor = self._tensors[rank][whole.name]
+        made = Made(weight.name, Sliced(weight.part), [tensor])
+        source = self._trees[rank].source
+        return Weights(Derived(source, {weight.name: made}, {}))[weight.name]
+
+
+def _tree(gathered: Gathered) -> Weights:
+    return dequantized(Weights(gathered), in_blocks=False)
+
+
+def _tensors(checkpoint: Checkpoint, tree: Weights) -> Mapping[str, Tensor]:
+    """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
+    arch, config = checkpoint.arch, checkpoint.config
+    return match(tree, arch, checkpoint.dialect, config, checkpoint.where).tensors

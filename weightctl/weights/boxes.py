@@ -1,0 +1,207 @@
+"""The parts of a tensor in bytes: where what one rank has of it lies, in the whole and by itself.
+
+A tensor is cut into boxes, runs of its bytes that follow one another; where a box and a part meet,
+the part's bytes follow one another too, and stand in the box as columns of it.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.split import Cut, part_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.split import Part, Range
+    from weightctl.weights.info import TensorInfo
+
+__all__ = [
+    "Box",
+    "Meeting",
+    "boxes",
+    "boxes_of_run",
+    "byte_part",
+    "byte_shape",
+    "collect",
+    "meetings",
+    "scatter",
+]
+
+
+class Box(NamedTuple):
+    """All bytes from `start` to `stop` of an axis, at one `place` of the axes before it."""
+
+    place: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Meeting(NamedTuple):
+    """What a part has of a box: `nbytes` from `offset` of the part on, an array of `shape`.
+
+    Where it `is_contiguous` those bytes follow one another in the box too, from `start` on.
+    `places` are where its pieces stand, in the box's array and in its own.
+    """
+
+    offset: int
+    nbytes: int
+    start: int
+    is_contiguous: bool
+    shape: tuple[int, ...]
+    places: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
+
+
+def byte_shape(info: TensorInfo) -> tuple[int, ...]:
+    """Return the shape of a tensor as an array of bytes: its rows are as long as their blocks.
+
+    Where blocks cross rows it is one row; such a tensor is never cut.
+    """
+    encoding = info.encoding
+    if not info.shape or info.shape[-1] % encoding.block:
+        return (info.nbytes,)
+    return (*info.shape[:-1], info.shape[-1] // encoding.block * encoding.size)
+
+
+def byte_part(info: TensorInfo, part: Part) -> Part:
+    """Return a part of a tensor as one of the array of its bytes; it is of whole blocks."""
+    last, encoding = len(info.shape) - 1, info.encoding
+
+    def scaled(cut: Cut) -> Cut:
+        ranges = (tuple(each // encoding.block * encoding.size for each in range_)
+                  for range_ in cut.ranges)  # fmt: skip
+        return Cut(cut.axis, tuple((start, stop) for start, stop in ranges))
+
+    return tuple(scaled(cut) if cut.axis == last else cut for cut in part)
+
+
+def boxes(shape: Sequence[int], limit: int) -> Iterator[Box]:
+    """Cut an array of bytes into boxes of up to `limit` bytes, in the order of its bytes.
+
+    A box has a single entry of its axis where that alone is larger.
+    """
+    if not prod(shape):
+        return
+    axis = next(axis for axis in range(len(shape)) if prod(shape[axis + 1 :]) <= limit)
+    step = max(limit // prod(shape[axis + 1 :]), 1)
+    for place in product(*map(range, shape[:axis])):
+        for start in range(0, shape[axis], step):
+            yield Box(place, start, min(start + step, shape[axis]))
+
+
+def boxes_of_run(shape: Sequence[int], start: int, stop: int, limit: int) -> Iterator[Box]:
+    """Cut the bytes from `start` to `stop` of an array into boxes, in their order.
+
+    They have up to `limit` bytes each.
+    """
+    if start < stop:
+        yield from _of_run(shape, (), start, stop, limit)
+
+
+def _of_run(
+    shape: Sequence[int], place: tuple[int, ...], start: int, stop: int, limit: int
+) -> Iterator[Box]:
+    """Yield the boxes of a run that begins and ends at one place of the axes before."""
+    inner = prod(shape[len(place) + 1 :])
+    (first, before), (last, behind) = divmod(start, inner), divmod(stop, inner)
+    if first == last:
+        yield from _of_run(shape, (*place, first), before, behind, limit)
+        return
+    if before:
+        yield from _of_run(shape, (*place, first), before, inner, limit)
+        first += 1
+    if inner <= limit:
+        step = limit // inner
+        yield from (Box(place, at, min(at + step, last)) for at in range(first, last, step))
+    else:
+        for at in range(first, last):
+            yield from _of_run(shape, (*place, at), 0, inner, limit)
+    if behind:
+        yield from _of_run(shape, (*place, last), 0, behind, limit)
+
+
+def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
+    """Yield what a part of an array of bytes has of a box, in the order of the part's bytes."""
+    own = part_shape(shape, part)
+    ranges: list[tuple[Range, ...]] = [((0, size),) for size in shape]
+    for cut in part:
+        ranges[cut.axis] = cut.ranges
+    axis = len(box.place)
+    index = 0
+    for at, among, size in zip(box.place, ranges, own, strict=False):
+        found = _index(at, among)
+        if found is None:
+            return
+        index = index * size + found
+    inner, whole_inner, passed = prod(own[axis + 1 :]), prod(shape[axis + 1 :]), 0
+    columns = list(product(*map(_slices, ranges[axis + 1 :])))
+    for start, stop in ranges[axis]:
+        first, last = max(start, box.start), min(stop, box.stop)
+        if first < last:
+            offset = (index * own[axis] + passed + first - start) * inner
+            rows = slice(first - box.start, last - box.start), slice(0, last - first)
+            yield Meeting(
+                offset,
+                (last - first) * inner,
+                rows[0].start * whole_inner,
+                inner == whole_inner,
+                (last - first, *own[axis + 1 :]),
+                tuple(
+                    (
+                        (rows[0], *(there for there, _ in each)),
+                        (rows[1], *(here for _, here in each)),
+                    )
+                    for each in columns
+                ),
+            )
+        passed += stop - start
+
+
+def scatter(
+    shape: Sequence[int], box: Box, held: memoryview, met: Meeting, out: memoryview
+) -> None:
+    """Fill `out` with what a part has of a box that is `held`, bytes of a tensor of that shape."""
+    import numpy as np  # `ls` loads no numpy
+
+    whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
+    target = np.frombuffer(out, np.uint8).reshape(met.shape)
+    for there, own in met.places:
+        target[own] = whole[there]
+
+
+def collect(
+    shape: Sequence[int], box: Box, held: memoryview, met: Meeting, own: memoryview
+) -> None:
+    """Put what a part has of a box, its `own` bytes, where they belong in the box: into `held`."""
+    import numpy as np
+
+    whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
+    source = np.frombuffer(own, np.uint8).reshape(met.shape)
+    for there, here in met.places:
+        whole[there] = source[here]
+
+
+def _box_shape(shape: Sequence[int], box: Box) -> tuple[int, ...]:
+    return (box.stop - box.start, *shape[len(box.place) + 1 :])
+
+
+def _index(at: int, ranges: Sequence[Range]) -> int | None:
+    """Return which of the entries in some ranges one is, None where it is in none."""
+    passed = 0
+    for start, stop in ranges:
+        if start <= at < stop:
+            return passed + at - start
+        passed += stop - start
+    return None
+
+
+def _slices(ranges: Sequence[Range]) -> list[tuple[slice, slice]]:
+    """Return where ranges stand in the whole, and where among themselves."""
+    found: list[tuple[slice, slice]] = []
+    passed = 0
+    for start, stop in ranges:
+        found.append((slice(start, stop), slice(passed, passed + stop - start)))
+        passed += stop - start
+    return found
