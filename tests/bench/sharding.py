@@ -136,7 +136,7 @@ def main() -> None:
         sides = [cut, copy] if arguments.no_hand else [cut, copy, slices]
         drawn = Random(2)
         for _ in range(arguments.repeats):
-            # What went before leaves its mark on the memory: each is to come behind each.
+            # None is always behind the same one, which may leave its mark on the memory.
             for side in drawn.sample(sides, len(sides)):
                 warm(source / "model.safetensors")
                 side()
