@@ -54,7 +54,10 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 
 def start_writing_back(descriptor: int, start: int, nbytes: int) -> None:
-    """Let what was written go to the disk now, so that little is left for an fsync to wait for."""
+    """Let what was written go to the disk now, so that little is left for an fsync to wait for.
+
+    With 0 for `nbytes` it is all up to the end of the file.
+    """
     import ctypes
 
     call = _call("sync_file_range")

@@ -19,7 +19,7 @@ __all__ = ["Syncing"]
 
 # Waiting for a disk takes long, so it is done for many tensors at a time; but what a crash undoes
 # is not to be more than this.
-_SECONDS = 0.1
+_SECONDS = 0.03
 
 
 class Syncing:
