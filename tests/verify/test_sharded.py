@@ -55,15 +55,17 @@ def logits(path: Path, *, together: bool = True) -> NDArray[np.float32]:
 
 
 def change(path: Path, rank: int, name: str) -> None:
-    """Make the numbers of a tensor other ones, in the file of a rank."""
+    """Reverse the order of a tensor's elements in the file of a rank."""
     source = open_weights(path).source
     assert isinstance(source, Gathered)
     extent = source.ranks[rank].extents[name]
+    width = source.ranks[rank].tensors[name].encoding.size
     with (path / f"rank-{rank}" / "model.safetensors").open("r+b") as file:
         file.seek(extent.offset)
         raw = file.read(extent.nbytes)
         file.seek(extent.offset)
-        file.write(raw[::-1])
+        # Whole elements in reverse order: their bytes reversed would overflow to NaN.
+        file.write(np.frombuffer(raw, f"u{width}")[::-1].tobytes())
 
 
 @pytest.mark.parametrize("grid", [Grid(2), Grid(4), Grid(2, 1, 3)])
