@@ -35,7 +35,8 @@ class Tokenizer:
     `add_bos_token`, `add_space_prefix` ...: the keys `tokenizer.ggml.FLAG`. Of `chat_templates`
     "" is the default one. `token_type_count` is how many kinds of segment the model knows;
     `charsmap` is SentencePiece's compiled normalization; `remainder` what only Hugging Face's files
-    say (see `remainder.py`).
+    say (see `remainder.py`). `notes` say where llama.cpp treats text otherwise than the files that
+    the tokenizer was read from.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Tokenizer:
     token_type_count: int | None = None
     charsmap: bytes | None = None
     remainder: str | None = None
+    notes: tuple[str, ...] = ()
 
     def first(self, count: int) -> Tokenizer:
         """Return the same of its first `count` tokens alone."""

@@ -13,12 +13,17 @@ from weightctl.tokenizer.record import Tokenizer, TokenType
 from weightctl.tokenizer.sentencepiece_added import Entry, Vocabulary, added_tokens
 from weightctl.tokenizer.sentencepiece_proto import BPE, UNIGRAM, parse_sentencepiece
 from weightctl.tokenizer.sentencepiece_rules import (
-    adds_space_prefix,
-    charsmap,
+    TextRule,
     is_sentencepiece,
-    removes_extra_spaces,
+    rule_of_document,
+    rule_of_model,
 )
-from weightctl.tokenizer.sentencepiece_tokens import put_bpe, put_unigram
+from weightctl.tokenizer.sentencepiece_tokens import (
+    check_bytes,
+    check_words,
+    put_bpe,
+    put_unigram,
+)
 from weightctl.tokenizer.surroundings import Surroundings, read_surroundings
 from weightctl.untyped import is_list, is_object
 
@@ -87,59 +92,53 @@ def _from_model(files: Files, model: SentencePieceModel, path: str) -> Tokenizer
             vocabulary.add(index, piece.text, special=False)
         else:
             vocabulary.put(index, Entry(piece.text, piece.score, piece.type))
-    flags = {
-        "add_space_prefix": model.add_dummy_prefix,
-        # What the classes of llama and gemma do, and that of t5, where no file says it.
-        "add_bos_token": not is_unigram,
-        "add_eos_token": is_unigram,
+    document = files.tokenizer
+    if document is not None and is_sentencepiece(document):
+        # What transformers goes by.
+        rule = rule_of_document(document, files.path("tokenizer.json"), is_unigram=is_unigram)
+    else:
+        rule = rule_of_model(model, path, is_unigram=is_unigram)
+    # What the classes of llama and gemma do, and that of t5, where no file says it.
+    flags = {"add_bos_token": not is_unigram, "add_eos_token": is_unigram}
+    special = {
+        "bos": model.bos,
+        "eos": model.eos,
+        "unknown": model.unknown,
+        "padding": model.padding,
     }
-    if files.tokenizer is not None and is_sentencepiece(files.tokenizer):
-        flags["add_space_prefix"] = adds_space_prefix(files.tokenizer)
-    if is_unigram:
-        flags["remove_extra_whitespaces"] = model.remove_extra_whitespaces
-    roles = {"bos": model.bos, "eos": model.eos, "unknown": model.unknown, "padding": model.padding}
-    return _finished(
-        files,
-        vocabulary,
-        special=roles,
-        flags=flags,
-        is_unigram=is_unigram,
-        normalization=model.charsmap,
-    )
+    return _finished(files, vocabulary, rule, special=special, flags=flags, is_unigram=is_unigram)
 
 
 def _from_json(files: Files, document: Mapping[str, Any]) -> Tokenizer:
     model, path = document["model"], files.path("tokenizer.json")
     vocabulary = Vocabulary(path)
-    flags = {"add_space_prefix": adds_space_prefix(document)}
     is_unigram = is_list(model.get("vocab"))
     if is_unigram:
         put_unigram(vocabulary, model, path)
-        flags["remove_extra_whitespaces"] = removes_extra_spaces(document)
     else:
         put_bpe(vocabulary, model, path, added={text for _, text, _ in added_tokens(files)})
-    return _finished(
-        files,
-        vocabulary,
-        special=None,
-        flags=flags,
-        is_unigram=is_unigram,
-        normalization=charsmap(document, path),
-    )
+    rule = rule_of_document(document, path, is_unigram=is_unigram)
+    return _finished(files, vocabulary, rule, special=None, flags={}, is_unigram=is_unigram)
 
 
 def _finished(
     files: Files,
     vocabulary: Vocabulary,
+    rule: TextRule,
     *,
     special: Mapping[str, int] | None,
     flags: Mapping[str, bool],
     is_unigram: bool,
-    normalization: bytes,
 ) -> Tokenizer:
     for index, text, is_special in added_tokens(files):
         vocabulary.add(index, text, special=is_special)
     entries = vocabulary.entries()
+    check_bytes(entries, files.directory, is_unigram=is_unigram)
+    if rule.splits_words:
+        check_words(entries, files.directory)
+    flags = {"add_space_prefix": rule.adds_prefix, **flags}
+    if is_unigram:
+        flags["remove_extra_whitespaces"] = rule.removes_spaces
     declared = files.config.get("add_prefix_space")
     is_llama = str(files.config.get("tokenizer_class", "")).startswith("Llama")
     if isinstance(declared, bool) and (is_llama or files.tokenizer is None):
@@ -159,5 +158,6 @@ def _finished(
         scores=tuple(entry.score for entry in entries),
         special={word: index for word, index in roles.items() if 0 <= index < len(entries)},
         flags=flags,
-        charsmap=normalization if is_unigram and normalization else None,
+        charsmap=rule.charsmap or None,
+        notes=rule.notes,
     )

@@ -38,7 +38,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """What a SentencePiece model file says; ids are -1 where there is no such token."""
+    """What a SentencePiece model file says; ids are -1 where there is no such token.
+
+    `normalizer` names the rule that `charsmap` is the compiled form of. `escapes_spaces`: spaces
+    are `▁` to the model; `marks_word_ends`: it stands behind a word and not before it.
+    `denormalizes`: the text of tokens is rewritten too.
+    """
 
     pieces: tuple[Piece, ...]
     algorithm: int = UNIGRAM
@@ -46,9 +51,13 @@ class SentencePieceModel:
     bos: int = 1
     eos: int = 2
     padding: int = -1
+    normalizer: str = ""
+    charsmap: bytes = b""
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
-    charsmap: bytes = b""
+    escapes_spaces: bool = True
+    marks_word_ends: bool = False
+    denormalizes: bool = False
 
 
 def parse_sentencepiece(data: bytes, path: str) -> SentencePieceModel:
@@ -68,7 +77,7 @@ class _Reader:
         pieces: list[Piece] = []
         numbers: dict[int, int] = {}
         flags: dict[int, int] = {}
-        charsmap = b""
+        name = charsmap = denormalizer = b""
         for number, wire, start, value in self._fields(0, len(self._data)):
             if wire != _BYTES:
                 continue
@@ -80,7 +89,10 @@ class _Reader:
                 numbers |= self._numbers(start, value)
             elif number == 3:
                 flags |= self._numbers(start, value)
+                name = self._bytes_of(1, start, value) or name
                 charsmap = self._bytes_of(2, start, value) or charsmap
+            elif number == 5:
+                denormalizer = self._bytes_of(2, start, value) or denormalizer
         if not pieces:
             raise self._error(0, "it holds no pieces")
         return SentencePieceModel(
@@ -90,9 +102,13 @@ class _Reader:
             bos=_signed(numbers.get(41, 1)),
             eos=_signed(numbers.get(42, 2)),
             padding=_signed(numbers.get(43, -1)),
+            normalizer=name.decode("utf-8", "replace"),
+            charsmap=charsmap,
             add_dummy_prefix=bool(flags.get(3, 1)),
             remove_extra_whitespaces=bool(flags.get(4, 1)),
-            charsmap=charsmap,
+            escapes_spaces=bool(flags.get(5, 1)),
+            marks_word_ends=bool(numbers.get(24, 0)),
+            denormalizes=bool(denormalizer),
         )
 
     def _piece(self, start: int, stop: int) -> Piece:
