@@ -170,9 +170,14 @@ def test_a_unigram_model_is_t5s(tmp_path: Path) -> None:
     )
 
 
+BYTE_IDS = {text: 9 + place for place, (text, _, _) in enumerate(BYTES)}
+MARKS = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+
 def bpe(**changes: Any) -> dict[str, Any]:
-    model = {"type": "BPE", "byte_fallback": True, "vocab": {"<unk>": 0, "a": 1}, "merges": []}
-    return {"model": model | changes}
+    vocabulary = {"<unk>": 0, "a": 1, **BYTE_IDS}
+    model = {"type": "BPE", "byte_fallback": True, "vocab": vocabulary, "merges": []}
+    return {"normalizer": MARKS, "model": model | changes}
 
 
 @pytest.mark.parametrize(
@@ -183,12 +188,12 @@ def bpe(**changes: Any) -> dict[str, Any]:
         (bpe(vocab={"a": -1}), "the id of 'a' is -1"),
         (bpe(vocab={"a": "x"}), "no object of ids"),
         (bpe(vocab=[["a"]]), "no token and score"),
-        (bpe(vocab={"\ud800": 0}), "no Unicode text"),
+        (bpe(vocab={"\ud800": 0, **BYTE_IDS}), "no Unicode text"),
         (bpe(vocab=[["a", 10**400]]), "no token and score"),
         (bpe(merges=["a"]), "a merge is 'a'"),
         (bpe() | {"added_tokens": [{"id": 1}]}, "an added token is"),
         (bpe() | {"added_tokens": [{"id": 5, "content": "a"}]}, "tokens 1 and 5 are both 'a'"),
-        (bpe(byte_fallback=False), "neither of bytes nor SentencePiece's"),
+        (bpe(byte_fallback=False) | {"normalizer": None}, "neither of bytes nor SentencePiece's"),
         ({"model": {"type": "Unigram", "vocab": [["a", -1.0]]},
           "normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "not base64"),
     ],

@@ -10,6 +10,7 @@ from weightctl.registry import load
 from weightctl.tokenizer import READERS
 from weightctl.tokenizer.added import ADDED, MAX_TOKENS, padding
 from weightctl.tokenizer.chat_templates import read_chat_templates
+from weightctl.tokenizer.differences import differences
 from weightctl.tokenizer.files import KEEP_HINT, Files, open_files
 from weightctl.tokenizer.record import Tokenizer, TokenType
 from weightctl.tokenizer.remainder import remembered
@@ -26,12 +27,16 @@ __all__ = ["from_directory"]
 _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 
 
-def from_directory(directory: str, vocabulary: int, model_type: str) -> Tokenizer | None:
+def from_directory(
+    directory: str, vocabulary: int, model_type: str, name: str = ""
+) -> Tokenizer | None:
     """Return the tokenizer of a model's directory, None where it has no file of one.
 
     `vocabulary` is the number of rows of the embedding, 0 where it is not known: so many tokens
-    there are, those at the end that nothing stands for being padding. Raises `TokenizerError` for
-    files that are damaged, of a kind that is not known, or of more tokens than that.
+    there are, those at the end that nothing stands for being padding. `name` is what GGUF calls the
+    model; its `notes` say where llama.cpp treats text otherwise. Raises `TokenizerError` for files
+    that are damaged, of a kind that is not known, of more tokens than that, or that do to text what
+    llama.cpp does not.
     """
     files = open_files(directory)
     kind = _kind(files)
@@ -40,7 +45,7 @@ def from_directory(directory: str, vocabulary: int, model_type: str) -> Tokenize
     read = load(READERS[kind])
     try:
         tokenizer: Tokenizer = read(files, model_type)
-        return _completed(_padded(tokenizer, vocabulary, directory), files)
+        return _completed(_padded(tokenizer, vocabulary, directory), files, name)
     except RecursionError as error:
         raise TokenizerError(
             f"{directory}: what its tokenizer.json says is nested too deeply", hint=KEEP_HINT
@@ -120,7 +125,7 @@ def _padded(tokenizer: Tokenizer, vocabulary: int, directory: str) -> Tokenizer:
     )
 
 
-def _completed(tokenizer: Tokenizer, files: Files) -> Tokenizer:
+def _completed(tokenizer: Tokenizer, files: Files, name: str) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
     special = {**tokenizer.special, **read_special(files, ids)}
     flags = dict(tokenizer.flags)
@@ -132,7 +137,8 @@ def _completed(tokenizer: Tokenizer, files: Files) -> Tokenizer:
     templates = {**tokenizer.chat_templates, **read_chat_templates(files)}
     complete = replace(tokenizer, special=special, flags=flags, chat_templates=templates)
     _check_text(complete, files.directory)
-    return remembered(complete, files)
+    notes = (*complete.notes, *differences(complete, files, name))
+    return replace(remembered(complete, files), notes=notes)
 
 
 def _check_text(tokenizer: Tokenizer, directory: str) -> None:

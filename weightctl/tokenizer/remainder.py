@@ -8,11 +8,13 @@ other keys have changed since, they count alone.
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.tokenizer.added import to_added_tokens, type_of_added
+from weightctl.tokenizer.differences import added_entries_of
 from weightctl.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["config_of", "remembered", "restored"]
 
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+_FLAGS = (*_NO_FLAGS, "special")
 # What the other keys of GGUF say in full, or what names code that is not the tokenizer's.
 _TOLD = {"chat_template", "added_tokens_decoder", "auto_map", "name_or_path", "tokenizer_file"}
 _VOCABULARY = {"vocab", "merges"}
-# Longer than any, but for those that repeat SentencePiece's character map.
+_CHARSMAP = "precompiled_charsmap"  # which GGUF has a key for
+# Longer than any.
 _MAX_SIZE = 200_000
 
 
@@ -36,15 +40,18 @@ def remembered(tokenizer: Tokenizer, files: Files) -> Tokenizer:
     """Return a tokenizer that knows what its files say beyond GGUF's words."""
     document = files.tokenizer
     if document is None:
-        return tokenizer
+        listed = added_entries_of(files)
+        added = _unusual(({**listed[token], "id": token} for token in listed), tokenizer)
+        told = {"parts": {}, "model": {}, "added": added}
+        return _with(tokenizer, told) if listed else tokenizer
     model = document.get("model")
     vocabulary = model.get("vocab") if is_object(model) else None
     added = document.get("added_tokens")
     entries: list[Any] = added if is_list(added) else []
-    text = json.dumps(
+    return _with(
+        tokenizer,
         {
-            "of": _identity(tokenizer),
-            "parts": {part: document.get(part) for part in _PARTS},
+            "parts": {part: _exchanged(document.get(part), _known(tokenizer)) for part in _PARTS},
             "model": {
                 key: value
                 for key, value in (model if is_object(model) else {}).items()
@@ -58,9 +65,31 @@ def remembered(tokenizer: Tokenizer, files: Files) -> Tokenizer:
             ),
             "config": {key: value for key, value in files.config.items() if key not in _TOLD},
         },
-        separators=(",", ":"),
     )
+
+
+def _with(tokenizer: Tokenizer, told: Mapping[str, Any]) -> Tokenizer:
+    text = json.dumps({"of": _identity(tokenizer), **told}, separators=(",", ":"))
     return tokenizer if len(text) > _MAX_SIZE else replace(tokenizer, remainder=text)
+
+
+def _known(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """Return the compiled normalizer, as tokenizer.json has it, with what stands in for it."""
+    return {base64.b64encode(tokenizer.charsmap or b"").decode("ascii"): None}
+
+
+def _exchanged(part: Any, texts: Mapping[Any, Any]) -> Any:
+    """Return a part of tokenizer.json with each compiled normalizer exchanged that is listed."""
+    if is_list(part):
+        return [_exchanged(each, texts) for each in part]
+    if not is_object(part):
+        return part
+    return {
+        key: texts.get(each, each)
+        if key == _CHARSMAP and (each is None or isinstance(each, str))
+        else _exchanged(each, texts)
+        for key, each in part.items()
+    }
 
 
 def restored(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +102,9 @@ def restored(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any
     kind = document["model"]["type"]
     if model.get("type", kind) != kind:  # old files leave it out
         return dict(document)
-    made = {**document, **{part: parts[part] for part in _PARTS if part in parts}}
+    stored = {own: written for written, own in _known(tokenizer).items()}
+    made = dict(document)
+    made |= {part: _exchanged(parts[part], stored) for part in _PARTS if part in parts}
     told_of_model = {key: value for key, value in model.items() if key not in _VOCABULARY}
     made["model"] = {**document["model"], **told_of_model}
     made["added_tokens"] = _usual(document["added_tokens"], told.get("added"))
@@ -129,7 +160,7 @@ def _usual(entries: Iterable[dict[str, Any]], told: Any) -> list[dict[str, Any]]
     }
     made: list[dict[str, Any]] = []
     for entry in entries:
-        other = {**entry, **flags.get(entry["id"], {})}
+        other = {**entry, **_NO_FLAGS, **flags.get(entry["id"], {})}
         # Where the type is another by now, it counts.
         made.append(other if type_of_added(other) == type_of_added(entry) else entry)
     return made

@@ -8,21 +8,31 @@ from typing import TYPE_CHECKING, Any
 from weightctl.untyped import is_list, is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["Surroundings", "read_surroundings", "to_bert_template", "to_template"]
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The tokens before and after a text, None where there is none, and how two are kept apart.
+    """The tokens before and behind a text, and how two texts are kept apart.
 
     `is_separated`: one more of the last token stands between two texts, as RoBERTa has it.
     """
 
-    first: str | None = None
-    last: str | None = None
+    before: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
     is_separated: bool = False
+
+    @property
+    def first(self) -> str | None:
+        """The first token before a text, None where there is none."""
+        return self.before[0] if self.before else None
+
+    @property
+    def last(self) -> str | None:
+        """The last token behind a text, None where there is none."""
+        return self.behind[-1] if self.behind else None
 
 
 def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
@@ -30,8 +40,8 @@ def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
     for part in reversed(_parts(document.get("post_processor"))):
         kind = part.get("type") if is_object(part) else None
         if kind in ("RobertaProcessing", "BertProcessing"):
-            first, last = (_text(part.get(key)) for key in ("cls", "sep"))
-            return Surroundings(first, last, is_separated=kind == "RobertaProcessing")
+            before, behind = (_texts([_text(part.get(key))]) for key in ("cls", "sep"))
+            return Surroundings(before, behind, is_separated=kind == "RobertaProcessing")
         if kind == "TemplateProcessing":
             return _of_template(part)
     return None
@@ -89,9 +99,13 @@ def _of_template(template: Mapping[str, Any]) -> Surroundings:
     ]
     if not places:
         return Surroundings()
-    before = [_name(piece) for piece in pieces[: places[0]]]
-    after = [_name(piece) for piece in pieces[places[-1] + 1 :]]
-    return Surroundings(before[0] if before else None, after[-1] if after else None)
+    before = map(_name, pieces[: places[0]])
+    behind = map(_name, pieces[places[-1] + 1 :])
+    return Surroundings(_texts(before), _texts(behind))
+
+
+def _texts(names: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(name for name in names if name is not None)
 
 
 def _name(piece: Any) -> str | None:

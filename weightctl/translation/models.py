@@ -102,13 +102,15 @@ def _to_gguf(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Translati
     metadata |= to_gguf(arch, checkpoint.fields)
     metadata |= pooling_keys(directory, arch.gguf_name, notes.append)
     kind = str(checkpoint.document.get("model_type", arch.name))
-    words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind)
+    name = metadata.get("general.name", _string("")).content
+    words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind, str(name))
     notes += _caveats(checkpoint)
     if words is None:
         metadata["tokenizer.ggml.model"] = _string(_NO_TOKENIZER)
         notes.append("no tokenizer stands beside the checkpoint: the GGUF takes token ids alone")
     else:
         metadata |= tokenizer.to_metadata(words)
+        notes += words.notes
     metadata["general.file_type"] = Value("u32", file_type(each.info for each in tensors.values()))
     return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
 

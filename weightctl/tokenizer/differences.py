@@ -1,0 +1,179 @@
+"""Where llama.cpp treats text otherwise than a tokenizer's files say, in sentences for people.
+
+GGUF has no place for these: a normalizer of byte-level BPE, which spaces an added token takes with
+it, a post_processor of more than a first and a last token, a decoder. Their files' own words are
+kept for the way back (see `remainder.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.tokenizer.added import ADDED
+from weightctl.tokenizer.surroundings import read_surroundings
+from weightctl.untyped import is_list, is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from weightctl.tokenizer.files import Files
+    from weightctl.tokenizer.record import Tokenizer
+
+__all__ = ["added_entries_of", "differences"]
+
+_MOST_NAMED = 4
+_DIGITS = 10
+# Tokenizers of which llama.cpp strips the spaces before one token, by `tokenizer.ggml.pre`; and of
+# which it strips those behind all added tokens but some, by `general.name`.
+_STRIPS_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+_PHI_3 = ("phi-3", "phi3")
+_PHI_3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
+_MODERN_BERT = "modern-bert"
+# The decoders that do what llama.cpp does with the tokens of each `tokenizer.ggml.model`.
+_DECODERS = {
+    "gpt2": {"ByteLevel"},
+    "bert": {"WordPiece"},
+    "llama": {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"},
+    "t5": {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"},
+}
+_COMPOSES = (
+    "llama.cpp does not compose characters (the normalizer NFC): text with accents of their own, "
+    "as `e\N{COMBINING ACUTE ACCENT}`, becomes other tokens than in transformers"
+)
+
+
+def differences(tokenizer: Tokenizer, files: Files, name: str) -> Iterator[str]:
+    """Yield where llama.cpp treats text otherwise than the files of a directory say.
+
+    `name` is what GGUF calls the model, `general.name`: llama.cpp goes by it.
+    """
+    document = files.tokenizer or {}
+    if tokenizer.model == "gpt2" and document.get("normalizer") is not None:
+        yield _COMPOSES  # other normalizers of byte-level BPE are refused
+    yield from _of_flags(tokenizer, added_entries_of(files), document, name)
+    if files.tokenizer is not None:
+        yield from _of_surroundings(tokenizer, files)
+    kinds = {str(step.get("type")) for step in _steps(document.get("decoder"), "decoders")}
+    if others := sorted(kinds - _DECODERS.get(tokenizer.model, kinds)):
+        yield (
+            f"llama.cpp makes text of tokens in its own way, not by the decoder of tokenizer.json "
+            f"({', '.join(others)}): generated text may come out otherwise"
+        )
+
+
+def added_entries_of(files: Files) -> dict[int, Mapping[str, Any]]:
+    """Return the added tokens of a directory by id, as tokenizer.json has their entries."""
+    listed = (files.tokenizer or {}).get("added_tokens")
+    if is_list(listed):
+        entries = [(entry.get("id"), entry) for entry in listed if is_object(entry)]
+    else:
+        decoder = files.config.get("added_tokens_decoder")
+        entries = [
+            (int(key), entry)
+            for key, entry in (decoder if is_object(decoder) else {}).items()
+            if key.isascii() and key.isdigit() and len(key) < _DIGITS and is_object(entry)
+        ]
+    return {token: entry for token, entry in entries if isinstance(token, int)}
+
+
+def _of_flags(
+    tokenizer: Tokenizer,
+    entries: Mapping[int, Mapping[str, Any]],
+    document: Mapping[str, Any],
+    name: str,
+) -> Iterator[str]:
+    count = len(tokenizer.tokens)
+    own = {token: entry for token, entry in entries.items() if 0 <= token < count}
+
+    def having(flag: str) -> set[str]:
+        return {tokenizer.tokens[token] for token, entry in own.items() if entry.get(flag) is True}
+
+    left, right = _stripped(tokenizer, name)
+    as_phi_3 = having("rstrip") == _stripped(tokenizer, _PHI_3[0])[1]
+    for flag, where, found, here in (
+        ("lstrip", "before", having("lstrip"), left),
+        ("rstrip", "behind", having("rstrip"), right),
+    ):
+        if lost := found - here:
+            hint = " (it drops them where `general.name` has `phi-3` in it)" if as_phi_3 else ""
+            yield (
+                f"transformers drops white space {where} {_named(lost)} (`{flag}`), and llama.cpp "
+                f"keeps it{hint if flag == 'rstrip' else ''}"
+            )
+        if gained := here - found:
+            yield (
+                f"llama.cpp drops white space {where} {_named(gained)}, because of the model's "
+                f"name, and transformers keeps it"
+            )
+    if words := having("single_word"):
+        yield (
+            f"transformers finds {_named(words)} only as a word of its own (`single_word`), and "
+            "llama.cpp inside of words too"
+        )
+    if _rewrites(document) and (normalized := having("normalized")):
+        yield (
+            f"transformers looks for {_named(normalized)} in normalized text (`normalized`), and "
+            "llama.cpp in the text as it is"
+        )
+
+
+def _stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]:
+    """Return before and behind which tokens llama.cpp drops white space, by their texts."""
+    name, pre = name.lower(), tokenizer.pre or ""
+    added = {
+        text for text, kind in zip(tokenizer.tokens, tokenizer.types, strict=True) if kind in ADDED
+    }
+    if any(each in pre for each in _STRIPS_MASK):
+        return added & {"<mask>"}, set()
+    if any(each in name for each in _PHI_3):
+        return set(), added - _PHI_3_PLAIN
+    return (added & {"[MASK]"} if _MODERN_BERT in name else set()), set()
+
+
+def _rewrites(document: Mapping[str, Any]) -> bool:
+    """Whether a normalizer does more than to mark the spaces of a text."""
+    steps = _steps(document.get("normalizer"), "normalizers")
+    return any(step.get("type") != "Replace" for step in steps)
+
+
+def _of_surroundings(tokenizer: Tokenizer, files: Files) -> Iterator[str]:
+    document = files.tokenizer or {}
+    around = read_surroundings(document)
+    is_bert = tokenizer.model == "bert"
+    for flag, where, says, words in (
+        ("add_bos_token", "before", around and around.before, ("bos", "cls")),
+        ("add_eos_token", "behind", around and around.behind, ("eos", "seperator")),
+    ):
+        if isinstance(files.config.get(flag), bool) and not (around and around.is_separated):
+            continue  # which is what transformers goes by
+        puts = is_bert or tokenizer.flags.get(flag, False)
+        token = tokenizer.special.get(words[is_bert])
+        here = [tokenizer.tokens[token]] if puts and token is not None else []
+        if list(says or ()) != here:
+            yield (
+                f"tokenizer.json puts {_listed(says or ())} {where} a text (post_processor), and "
+                f"llama.cpp {_listed(here)}"
+            )
+
+
+def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    waiting = [part]
+    while waiting:
+        step = waiting.pop(0)
+        if not is_object(step):
+            continue
+        within = step.get(key)
+        if step.get("type") == "Sequence" and is_list(within):
+            waiting = [*within, *waiting]
+        else:
+            yield step
+
+
+def _listed(texts: Collection[str]) -> str:
+    return " ".join(f"`{text}`" for text in texts) or "nothing"
+
+
+def _named(texts: Collection[str]) -> str:
+    shown = sorted(texts)[:_MOST_NAMED]
+    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(f"`{text}`" for text in shown) + more
