@@ -46,8 +46,21 @@ def model_file(
     eos: int = 2,
     add_dummy_prefix: bool = True,
     charsmap: bytes = b"",
+    normalizer: bytes = b"",
+    trainer: bytes = b"",
+    more: bytes = b"",
 ) -> bytes:
-    """Return a tokenizer.model; the algorithm is BPE, 2, or unigram, 1."""
-    trainer = number(3, algorithm) + number(41, bos) + number(42, eos)
-    normalizer = field(2, charsmap) + number(3, add_dummy_prefix)
-    return b"".join(piece(*each) for each in pieces) + field(2, trainer) + field(3, normalizer)
+    """Return a tokenizer.model; the algorithm is BPE, 2, or unigram, 1; pieces of bytes are used.
+
+    `normalizer` and `trainer` are further fields of these two, and `more` those of the model.
+    """
+    pieces = list(pieces)
+    trainer += number(35, any(kind == 6 for _, _, kind in pieces))
+    told = number(3, algorithm) + number(41, bos) + number(42, eos) + trainer
+    rules = field(2, charsmap) + number(3, add_dummy_prefix) + normalizer
+    return b"".join(piece(*each) for each in pieces) + field(2, told) + field(3, rules) + more
+
+
+def keeps_spaces() -> bytes:
+    """Return the field of a normalizer that keeps extra spaces."""
+    return number(4, 0)

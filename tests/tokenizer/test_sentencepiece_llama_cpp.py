@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tokenizers import Tokenizer as Reference
@@ -12,9 +12,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 import family_tokenizers
-from build import Gguf
 from llama_cpp import ask
-from weightctl.tokenizer import Tokenizer, from_directory, to_documents, to_metadata
+from vocabulary_files import vocabulary_only
+from weightctl.tokenizer import from_directory, to_documents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,20 +30,6 @@ TEXTS = [
     "<|user|>\nHi<|end|>\n<|assistant|>",
     "<bos><start_of_turn>user\nHi<end_of_turn>",
 ]
-
-
-def vocabulary_only(tokenizer: Tokenizer, name: str, path: Path) -> Path:
-    llama = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8}
-    values: dict[str, tuple[str, Any]] = {
-        "general.architecture": ("string", "llama"),
-        "general.name": ("string", name),
-        "llama.attention.head_count": ("u32", 1),
-        "llama.attention.layer_norm_rms_epsilon": ("f32", 1e-5),
-    }
-    values |= {f"llama.{key}": ("u32", value) for key, value in llama.items()}
-    values |= {key: tuple(value) for key, value in to_metadata(tokenizer).items()}
-    path.write_bytes(Gguf().file(values=values))
-    return path
 
 
 @pytest.mark.parametrize(

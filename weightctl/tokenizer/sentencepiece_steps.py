@@ -43,8 +43,8 @@ _FIRST = (
 )
 _SPACES_ALONE = "transformers puts the prefix before a text of spaces alone, and llama.cpp does not"
 _CLUSTERS = (
-    "where the normalizer replaces a character, transformers drops the combining marks behind it "
-    "(and of CR LF the LF); llama.cpp keeps them, as SentencePiece does"
+    "transformers normalizes characters that are joined (Hangul in jamo, combining marks, CR LF) "
+    "otherwise than SentencePiece; llama.cpp normalizes them as SentencePiece does"
 )
 
 
