@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
 
 def ids_of(
-    tokenizer: Tokenizer, texts: Iterable[str], path: Path, *, name: str = "small"
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    path: Path,
+    *,
+    name: str = "small",
+    special: bool = False,
 ) -> list[list[int]]:
-    """Return the tokens that llama.cpp makes of texts, without those around them."""
+    """Return the tokens that llama.cpp makes of texts; `special` with those around them."""
     return ask(
         vocabulary_only(tokenizer, name, path),
-        *(("tokenize", text, False) for text in texts),
+        *(("tokenize", text, special) for text in texts),
         only_vocabulary=True,
     )
 

@@ -29,12 +29,20 @@ _STRIPS_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _PHI_3 = ("phi-3", "phi3")
 _PHI_3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 _MODERN_BERT = "modern-bert"
-# The decoders that do what llama.cpp does with the tokens of each `tokenizer.ggml.model`.
-_DECODERS = {
-    "gpt2": {"ByteLevel"},
-    "bert": {"WordPiece"},
-    "llama": {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"},
-    "t5": {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"},
+# The decoders that do what llama.cpp does with the tokens of each `tokenizer.ggml.model`; with None
+# of one that may have any options.
+_MARKS_DECODERS: dict[str, dict[str, Any] | None] = {
+    "Replace": {"pattern": {"String": "\u2581"}, "content": " "},
+    "ByteFallback": None,
+    "Fuse": None,
+    "Strip": {"content": " ", "start": 1, "stop": 0},
+    "Metaspace": None,
+}
+_DECODERS: dict[str, dict[str, dict[str, Any] | None]] = {
+    "gpt2": {"ByteLevel": None},
+    "bert": {"WordPiece": None},
+    "llama": _MARKS_DECODERS,
+    "t5": _MARKS_DECODERS,
 }
 _COMPOSES = (
     "llama.cpp does not compose characters (the normalizer NFC): text with accents of their own, "
@@ -48,17 +56,24 @@ def differences(tokenizer: Tokenizer, files: Files, name: str) -> Iterator[str]:
     `name` is what GGUF calls the model, `general.name`: llama.cpp goes by it.
     """
     document = files.tokenizer or {}
-    if tokenizer.model == "gpt2" and document.get("normalizer") is not None:
+    if tokenizer.model == "gpt2" and _steps(document.get("normalizer"), "normalizers"):
         yield _COMPOSES  # other normalizers of byte-level BPE are refused
     yield from _of_flags(tokenizer, added_entries_of(files), document, name)
     if files.tokenizer is not None:
         yield from _of_surroundings(tokenizer, files)
-    kinds = {str(step.get("type")) for step in _steps(document.get("decoder"), "decoders")}
-    if others := sorted(kinds - _DECODERS.get(tokenizer.model, kinds)):
+    usual = _DECODERS.get(tokenizer.model, {})
+    steps = _steps(document.get("decoder"), "decoders")
+    if others := [str(step.get("type")) for step in steps if not _is_listed(step, usual)]:
         yield (
-            f"llama.cpp makes text of tokens in its own way, not by the decoder of tokenizer.json "
+            "llama.cpp makes text of tokens in its own way, not by the decoder of tokenizer.json "
             f"({', '.join(others)}): generated text may come out otherwise"
         )
+
+
+def _is_listed(step: Mapping[str, Any], usual: Mapping[str, dict[str, Any] | None]) -> bool:
+    kind = str(step.get("type"))
+    options = usual.get(kind) or {}
+    return kind in usual and options.items() <= step.items()
 
 
 def added_entries_of(files: Files) -> dict[int, Mapping[str, Any]]:
@@ -156,17 +171,18 @@ def _of_surroundings(tokenizer: Tokenizer, files: Files) -> Iterator[str]:
             )
 
 
-def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    waiting = [part]
+def _steps(part: Any, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a part, those within sequences one by one."""
+    waiting: list[Any] = [part]
+    made: list[Mapping[str, Any]] = []
     while waiting:
         step = waiting.pop(0)
-        if not is_object(step):
-            continue
-        within = step.get(key)
-        if step.get("type") == "Sequence" and is_list(within):
+        within = step.get(key) if is_object(step) else None
+        if is_list(within):
             waiting = [*within, *waiting]
-        else:
-            yield step
+        elif is_object(step):
+            made.append(step)
+    return made
 
 
 def _listed(texts: Collection[str]) -> str:
