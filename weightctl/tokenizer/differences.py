@@ -28,6 +28,7 @@ _DIGITS = 10
 _STRIPS_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _PHI_3 = ("phi-3", "phi3")
 _PHI_3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
+_PHI_3_TOKENS = {*_PHI_3_PLAIN, "</s>"}
 _MODERN_BERT = "modern-bert"
 # The decoders that do what llama.cpp does with the tokens of each `tokenizer.ggml.model`; with None
 # of one that may have any options.
@@ -104,7 +105,9 @@ def _of_flags(
         return {tokenizer.tokens[token] for token, entry in own.items() if entry.get(flag) is True}
 
     left, right = _stripped(tokenizer, name)
-    as_phi_3 = having("rstrip") == _stripped(tokenizer, _PHI_3[0])[1]
+    # Of such a model it needs to have these tokens.
+    is_phi_3 = {*tokenizer.tokens} >= _PHI_3_TOKENS
+    as_phi_3 = is_phi_3 and having("rstrip") <= _stripped(tokenizer, _PHI_3[0])[1]
     for flag, where, found, here in (
         ("lstrip", "before", having("lstrip"), left),
         ("rstrip", "behind", having("rstrip"), right),

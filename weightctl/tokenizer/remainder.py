@@ -41,8 +41,8 @@ def remembered(tokenizer: Tokenizer, files: Files) -> Tokenizer:
     document = files.tokenizer
     if document is None:
         listed = added_entries_of(files)
-        added = _unusual(({**listed[token], "id": token} for token in listed), tokenizer)
-        told = {"parts": {}, "model": {}, "added": added}
+        flags = _unusual(({**listed[token], "id": token} for token in listed), tokenizer)
+        told: dict[str, Any] = {"parts": {}, "model": {}, "added": flags}
         return _with(tokenizer, told) if listed else tokenizer
     model = document.get("model")
     vocabulary = model.get("vocab") if is_object(model) else None
