@@ -202,7 +202,7 @@ def _drawn(family: Family, tokenizer: Any) -> tuple[Any, Any]:
         model = (kind or transformers.AutoModelForCausalLM).from_config(
             config, dtype=torch.float32, attn_implementation="eager"
         )
-        _draw(model.eval())
+        draw(model.eval())
         prompt = torch.randint(16, len(tokenizer) - 16, (PROMPT,)).tolist()
         with torch.inference_mode():
             if kind is not None:
@@ -214,7 +214,7 @@ def _drawn(family: Family, tokenizer: Any) -> tuple[Any, Any]:
     raise AssertionError(f"no seed makes a {family.model_type} that is sure of what follows")
 
 
-def _draw(model: Any) -> None:
+def draw(model: Any) -> None:
     """Fill a model with numbers of which a lost or a misplaced one would be seen.
 
     Those of norms and biases are no ones and zeros. Each layer changes much, or a tied output would

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import struct
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 # Records that are passed by value as the last argument may be longer than they are in C.
 _Params = ctypes.c_int32 * 256
 _CONTEXT, _BATCH, _MICRO_BATCH, _THREADS = 0, 1, 2, (7, 8)
-_POOLING, _FLASH, _KEY_TYPE, _VALUE_TYPE = 11, 13, 26, 27
+_POOLING, _FLASH, _YARN_BETAS, _KEY_TYPE, _VALUE_TYPE = 11, 13, (18, 19), 26, 27
 # What the version that these places are of has there before it is told otherwise.
 _DEFAULTS = {0: 512, 1: 2048, 2: 512, 7: 4, 8: 4, 11: -1, 13: -1, 26: 1, 27: 1}
 _F32 = 0
@@ -58,6 +59,7 @@ def _library() -> Any:
         ("model_n_embd", ctypes.c_int32, pointer),
         ("vocab_n_tokens", ctypes.c_int32, pointer),
         ("vocab_bos", ctypes.c_int32, pointer),
+        ("vocab_is_eog", ctypes.c_bool, pointer, ctypes.c_int32),
         ("get_memory", pointer, pointer),
         ("pooling_type", ctypes.c_int32, pointer),
         ("memory_clear", None, pointer, ctypes.c_bool),
@@ -86,11 +88,17 @@ def _library() -> Any:
 class Model:
     """A GGUF file as llama.cpp has it; `pooling` is llama.cpp's number of a way to pool.
 
-    With `only_vocabulary` it needs no tensors, and only speaks of tokens.
+    `yarn_betas` are what `--yarn-beta-fast` and `--yarn-beta-slow` set. With `only_vocabulary` it
+    needs no tensors, and only speaks of tokens.
     """
 
     def __init__(
-        self, path: str, context: int = 512, pooling: int = -1, only_vocabulary: bool = False
+        self,
+        path: str,
+        context: int = 512,
+        pooling: int = -1,
+        only_vocabulary: bool = False,
+        yarn_betas: tuple[float, float] = (-1.0, -1.0),
     ) -> None:
         self._lib = _library()
         params = self._lib.llama_model_default_params()
@@ -100,6 +108,7 @@ class Model:
         self._vocabulary = self._lib.llama_model_get_vocab(self._model)
         self._size = context
         self._pooling = pooling
+        self._yarn_betas = yarn_betas
         self._made: Any = None
 
     @property
@@ -113,6 +122,8 @@ class Model:
             for place in _THREADS:
                 params.words[place] = 1  # threads of ggml wait busily for each other
             params.words[_POOLING], params.words[_FLASH] = self._pooling, 0
+            for place, beta in zip(_YARN_BETAS, self._yarn_betas, strict=True):
+                params.words[place] = struct.unpack("<i", struct.pack("<f", beta))[0]
             params.words[_KEY_TYPE] = params.words[_VALUE_TYPE] = _F32
             self._made = self._lib.llama_init_from_model(self._model, params)
             assert self._made, "llama.cpp makes no context"
@@ -127,6 +138,13 @@ class Model:
         )
         assert count >= 0
         return list(room[:count])
+
+    def ends(self) -> list[int]:
+        """Return the tokens at which generation ends."""
+        count = self._lib.llama_vocab_n_tokens(self._vocabulary)
+        return [
+            token for token in range(count) if self._lib.llama_vocab_is_eog(self._vocabulary, token)
+        ]
 
     def detokenize(self, tokens: list[int], remove: bool = False, show: bool = True) -> str:
         """Return the text of tokens; `show` with those that are special."""

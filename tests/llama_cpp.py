@@ -18,27 +18,35 @@ params.model.path = sys.argv[1]
 params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
 params.cpuparams.n_threads = 2
 server = xllamacpp.Server(params)
+prompt, count = json.loads(sys.argv[2]), int(sys.argv[3])
 answer = server.handle_completions(
-    {"prompt": sys.argv[2], "n_predict": int(sys.argv[3]), "temperature": 0, "n_probs": 1}
+    {"prompt": prompt, "n_predict": count, "temperature": 0, "n_probs": 1}
 )
 choice = answer["choices"][0]
-steps = choice["logprobs"]["content"]
-json.dump([choice["text"], [step["logprob"] for step in steps]], open(sys.argv[4], "w"))
+steps = [step["logprob"] for step in choice["logprobs"]["content"]]
+made = answer["usage"]["completion_tokens"]
+json.dump([choice["text"], steps, made, choice["finish_reason"]], open(sys.argv[4], "w"))
 """
 
 
 class Generated(NamedTuple):
-    """What llama.cpp made of a prompt, and the logarithm of each token's probability."""
+    """What llama.cpp made of a prompt, and the logarithm of each token's probability.
+
+    `count` is the number of tokens, with the one that ended it, and `reason` is why it ended:
+    "stop" or "length".
+    """
 
     text: str
     log_probabilities: list[float]
+    count: int
+    reason: str
 
 
-def generate(model: Path, prompt: str, count: int, scratch: Path) -> Generated:
-    """Load a GGUF file in llama.cpp and let it go on, greedily, for `count` tokens."""
+def generate(model: Path, prompt: str | list[int], count: int, scratch: Path) -> Generated:
+    """Load a GGUF file in llama.cpp and let it go on, greedily, for at most `count` tokens."""
     answer = scratch / "answer.json"
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(model), prompt, str(count), str(answer)],
+        [sys.executable, "-c", _PROGRAM, str(model), json.dumps(prompt), str(count), str(answer)],
         capture_output=True,
         text=True,
         check=False,

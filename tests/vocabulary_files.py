@@ -32,6 +32,7 @@ def ids_of(
 
 
 def vocabulary_only(tokenizer: Tokenizer, name: str, path: Path) -> Path:
+    """Write a tokenizer as that of a llama; `name` is what the model is called."""
     llama = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8}
     values: dict[str, tuple[str, Any]] = {
         "general.architecture": ("string", "llama"),

@@ -92,10 +92,38 @@ def test_a_gemma2_whose_layers_all_have_windows_comes_back(tmp_path: Path) -> No
     assert json.loads(back.documents["config.json"])["layer_types"] == kinds
 
 
-@pytest.mark.parametrize("ends", [{}, {"beta_fast": 16.0}, {"beta_slow": 2.0}])
-def test_ends_of_yarn_that_llama_cpp_does_not_take_are_told(ends: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("ends", "flags"),
+    [
+        ({}, ""),
+        ({"beta_fast": 16.0}, "`--yarn-beta-fast 16 --yarn-beta-slow 1`"),
+        ({"beta_slow": 2.5}, "`--yarn-beta-fast 32 --yarn-beta-slow 2.5`"),
+    ],
+)
+def test_ends_of_yarn_that_llama_cpp_does_not_read_are_noted_with_its_flags(
+    ends: dict[str, float], flags: str
+) -> None:
     notes = to_gguf(small_models.llama(rope_parameters=YARN | ends)).notes
-    assert any("beta_fast" in note for note in notes) == bool(ends)
+    assert any("beta_fast" in note and flags in note for note in notes) == bool(ends)
+
+
+@pytest.mark.parametrize("head_dim", [8, 32])
+@pytest.mark.parametrize("make", [small_models.qwen2, small_models.phi3])
+def test_heads_that_llama_cpp_does_not_load_are_refused(
+    make: Callable[..., Any], head_dim: int
+) -> None:
+    with pytest.raises(ArchitectureError, match=f"`head_dim` is {head_dim} for 4 heads"):
+        to_gguf(make(head_dim=head_dim))
+
+
+def test_windows_that_llama_cpp_has_on_other_layers_are_named_by_layer() -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    with pytest.raises(ArchitectureError, match="a list of 4") as caught:
+        to_gguf(small_models.gemma3(layer_types=kinds))
+    assert "tuple" not in str(caught.value)
+    own, other = str(caught.value).split("which llama.cpp would take for")
+    assert "False, True, False, True" in own
+    assert "False, True, False, True" not in other
 
 
 @pytest.mark.parametrize(
@@ -119,5 +147,8 @@ def test_a_gguf_of_what_is_not_built_is_refused(name: str, key: str, value: Valu
 def test_padding_that_a_gguf_does_not_name_is_none(tmp_path: Path) -> None:
     path = saved(tmp_path / "model", small_models.phi3())
     there = translate(recognize(open_weights(str(path))), "gguf")
+    metadata = there.weights.metadata
+    assert isinstance(metadata, dict)
+    del metadata["tokenizer.weightctl.token_ids"]  # as another tool writes the file
     back = translate(recognize(there.weights), "hugging_face")
     assert json.loads(back.documents["config.json"])["pad_token_id"] is None

@@ -186,7 +186,8 @@ class Arch:
     dialect that belong to no part of the model, without the prefix. `spellings` are other words for
     `weight` and `bias` at the end of names. `fusions` are other forms in which
     checkpoints may have tensors, which we read and do not write. `keeps_window` says that llama.cpp
-    knows of sliding windows in this family. `standard` brings config.json into
+    knows of sliding windows in this family, and `heads_fill_hidden` that it loads no models whose
+    heads together are wider or narrower than the hidden size. `standard` brings config.json into
     the form that the keys are of. `checked` returns the fields that the lines gave as the config
     has them; `ValueError` where they contradict each other.
     """
@@ -203,6 +204,7 @@ class Arch:
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
     keeps_window: bool = False
+    heads_fill_hidden: bool = False
     gguf: str = ""
     is_of: Callable[[Mapping[str, Value]], bool] | None = None
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is

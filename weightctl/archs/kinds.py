@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weightctl.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "ACTIVATION",
@@ -28,6 +28,7 @@ __all__ = [
     "Reals",
     "Whole",
     "shown",
+    "shown_apart",
 ]
 
 _LONGEST = 40
@@ -246,8 +247,37 @@ def shown(content: object) -> str:
     """Return how a value looks in a message, whatever it is."""
     if isinstance(content, int) and content.bit_length() > 200:
         return "a number of hundreds of digits"
-    # What nests deeply or holds much is not worth a look.
+    if is_sequence(content) and not isinstance(content, bytes):
+        return _list_shown(content)
     if not isinstance(content, str | int | float | None):
         return f"a {type(content).__name__}"
-    text = repr(content)
-    return f"`{text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'}`"
+    return f"`{_cut(repr(content))}`"
+
+
+def shown_apart(content: object, other: object) -> tuple[str, str]:
+    """Return how two different values look in a message, so that the difference is seen."""
+    pair = shown(content), shown(other)
+    is_listed = is_sequence(content) and is_sequence(other)
+    if pair[0] != pair[1] or not is_listed or len(content) != len(other):
+        return pair
+    both = enumerate(zip(content, other, strict=True))
+    place, first = next((place, each) for place, each in both if each[0] != each[1])
+    begin = f"a list of {len(content)} whose element {place} is"
+    return f"{begin} {shown(first[0])}", f"one whose element {place} is {shown(first[1])}"
+
+
+def _list_shown(content: Sequence[Any]) -> str:
+    # What nests deeply or holds much is not worth a look.
+    first = content[:_LONGEST]
+    if not first or not all(isinstance(each, str | int | float | None) for each in first):
+        return "a list"
+    text = _cut(", ".join(map(_element, first)) + ", …" * (len(content) > _LONGEST))
+    return f"a list of {len(content)} (`{text}`)"
+
+
+def _element(content: object) -> str:
+    return shown(content).strip("`")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

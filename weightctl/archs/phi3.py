@@ -77,6 +77,7 @@ ARCH = Arch(
     config="weightctl.archs.phi3_model:Phi3Config",
     module="weightctl.archs.phi3_model:Phi3",
     prefix="model.",
+    heads_fill_hidden=True,
     names=_NAMES,
     keys=_KEYS,
     standard=standard,

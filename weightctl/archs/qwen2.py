@@ -100,6 +100,7 @@ ARCH = Arch(
     config="weightctl.archs.llama_model:LlamaConfig",
     module="weightctl.archs.qwen2_model:Qwen2",
     prefix="model.",
+    heads_fill_hidden=True,
     names=_NAMES,
     keys=(
         *KEYS,

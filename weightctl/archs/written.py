@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.archs.configs import MODEL_TYPE, from_gguf, from_hugging_face, shortest
 from weightctl.archs.keys import REQUIRED
-from weightctl.archs.kinds import shown
+from weightctl.archs.kinds import shown, shown_apart
 from weightctl.archs.model import ARCHITECTURE
 from weightctl.archs.rope_keys import for_older
 from weightctl.archs.rotations import told
@@ -32,9 +32,10 @@ def to_gguf(arch: Arch, fields: Fields) -> dict[str, Value]:
     """Return the keys of GGUF's metadata that say what the fields of a config do.
 
     The fields are those that either dialect's keys gave. Raises `ArchitectureError` where GGUF has
-    no words for such a model. It has some that llama.cpp reads past: the window of a llama, and
-    the ends of YaRN's ramp.
+    no words for such a model, or llama.cpp does not load it. Some keys it does not read: the window
+    of a llama, and the ends of YaRN's ramp.
     """
+    _check_heads(arch, fields)
     given = _told(arch, fields, "gguf")
     if fields.get("scaling.kind") == "llama3" and not any(line.made for line in arch.names):
         # llama.cpp has it from a tensor, which it reads in some families only.
@@ -67,6 +68,18 @@ def to_hugging_face(arch: Arch, fields: Fields, model_type: str) -> dict[str, An
     found = from_hugging_face(arch, document, _WORDS["hugging_face"][0])
     _compare(arch, given, found.fields, "hugging_face")
     return document
+
+
+def _check_heads(arch: Arch, fields: Fields) -> None:
+    if not arch.heads_fill_hidden:
+        return
+    heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
+    if heads * head_dim != hidden:
+        raise ArchitectureError(
+            f"llama.cpp does not load this {arch.name}: `head_dim` is {head_dim} for {heads} heads "
+            f"and a hidden size of {hidden}, and in this family it expects {hidden} / {heads}",
+            hint="`--names keep` converts its tensors all the same",
+        )
 
 
 def model_type_of(arch: Arch, fields: Fields) -> str:
@@ -179,11 +192,9 @@ def _compare(arch: Arch, fields: Fields, found: Fields, dialect: Dialect) -> Non
             continue
         if not _is_same(fields[name], found[name]):
             _, runtime = _WORDS[dialect]
+            value, other = shown_apart(fields[name], found[name])
             raise _unsaid(
-                arch,
-                dialect,
-                f"`{name}` is {shown(fields[name])}, which {runtime} would take for "
-                f"{shown(found[name])}",
+                arch, dialect, f"`{name}` is {value}, which {runtime} would take for {other}"
             )
 
 

@@ -16,6 +16,7 @@ from weightctl.tokenizer.record import Tokenizer, TokenType
 from weightctl.tokenizer.remainder import remembered
 from weightctl.tokenizer.sentencepiece_added import ADDED_SCORE
 from weightctl.tokenizer.special import read_flags, read_special
+from weightctl.tokenizer.token_ids import read_token_ids
 from weightctl.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -127,7 +128,11 @@ def _padded(tokenizer: Tokenizer, vocabulary: int, directory: str) -> Tokenizer:
 
 def _completed(tokenizer: Tokenizer, files: Files, name: str) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
-    special = {**tokenizer.special, **read_special(files, ids)}
+    given = read_token_ids(files.directory)
+    special = {**tokenizer.special, **read_special(files, ids, given)}
+    ends = tuple(token for token in given.ends if token < len(tokenizer.tokens))
+    if {*ends} <= {special.get("eos")}:
+        ends = ()
     flags = dict(tokenizer.flags)
     if tokenizer.model != "bert":  # llama.cpp surrounds its texts in any case
         told = read_flags(files, special, ids)
@@ -135,7 +140,7 @@ def _completed(tokenizer: Tokenizer, files: Files, name: str) -> Tokenizer:
         known = tokenizer.flags if files.tokenizer is None else dict[str, bool]()
         flags |= {flag: told[flag] for flag in told if flag in files.config or flag not in known}
     templates = {**tokenizer.chat_templates, **read_chat_templates(files)}
-    complete = replace(tokenizer, special=special, flags=flags, chat_templates=templates)
+    complete = replace(tokenizer, special=special, ends=ends, flags=flags, chat_templates=templates)
     _check_text(complete, files.directory)
     notes = (*complete.notes, *differences(complete, files, name))
     return replace(remembered(complete, files), notes=notes)

@@ -14,7 +14,7 @@ from weightctl.weights.mapping import MappedFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KEEP_HINT", "Files", "open_files"]
+__all__ = ["KEEP_HINT", "Files", "open_files", "read_document"]
 
 KEEP_HINT = (
     "without its files the model becomes a GGUF that takes token ids; `--names keep` converts the "
@@ -70,16 +70,24 @@ class Files:
 
     def document(self, name: str) -> dict[str, Any] | None:
         """Return the JSON object of a file, None where there is none; raises `TokenizerError`."""
-        return _document(self.path(name))
+        return read_document(self.directory, name)
 
 
 def open_files(directory: str) -> Files:
     """Return a directory's files of a tokenizer; raises `TokenizerError` where one is damaged."""
     return Files(
         directory,
-        _document(os.path.join(directory, "tokenizer.json")),
-        _document(os.path.join(directory, "tokenizer_config.json")) or {},
+        read_document(directory, "tokenizer.json"),
+        read_document(directory, "tokenizer_config.json") or {},
     )
+
+
+def read_document(directory: str, name: str) -> dict[str, Any] | None:
+    """Return the JSON object of a directory's file, None where there is none.
+
+    Raises `TokenizerError` where it is damaged.
+    """
+    return _document(os.path.join(directory, name))
 
 
 def _data(path: str) -> bytes | None:

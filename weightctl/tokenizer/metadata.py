@@ -20,6 +20,7 @@ __all__ = ["from_metadata", "to_metadata"]
 _T = TypeVar("_T", str, int)
 
 _PREFIX = "tokenizer.ggml."
+_ENDS = "eos_token_ids"
 _REMAINDER = "tokenizer.weightctl.hugging_face"
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAMES = "tokenizer.chat_templates"
@@ -51,6 +52,7 @@ def from_metadata(metadata: Mapping[str, Value], where: str) -> Tokenizer | None
         scores=_scores(metadata, len(tokens), where),
         merges=_strings(metadata, "merges", where) if f"{_PREFIX}merges" in metadata else None,
         special=_special(metadata, len(tokens), where),
+        ends=_ends(metadata, len(tokens), where),
         flags={
             key.removeprefix(_PREFIX): value.content
             for key, value in metadata.items()
@@ -80,6 +82,8 @@ def to_metadata(tokenizer: Tokenizer) -> dict[str, Value]:
         made["precompiled_charsmap"] = Value("array[u8]", list(tokenizer.charsmap))
     for word, token in tokenizer.special.items():
         made[f"{word}_token_id"] = Value("u32", token)
+    if tokenizer.ends:  # llama.cpp does not read it, other programs do
+        made[_ENDS] = Value("array[i32]", list(tokenizer.ends))
     for flag, value in tokenizer.flags.items():
         made[flag] = Value("bool", value)
     values = {f"{_PREFIX}{key}": value for key, value in made.items()}
@@ -127,6 +131,16 @@ def _special(metadata: Mapping[str, Value], count: int, where: str) -> dict[str,
         word = key.removeprefix(_PREFIX).removesuffix("_token_id")
         made.setdefault(_OLD_WORDS.get(word, word), token)
     return made
+
+
+def _ends(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:
+    key = f"{_PREFIX}{_ENDS}"
+    if key not in metadata:
+        return ()
+    ends = dict.fromkeys(_array(metadata[key], key, where))
+    if not {*map(type, ends)} <= {int}:
+        raise TokenizerError(f"{where}: `{key}` holds what is not an id", hint=_HINT)
+    return tuple(token for token in ends if 0 <= token < count)
 
 
 def _types(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:

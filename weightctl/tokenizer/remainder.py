@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.tokenizer.added import to_added_tokens, type_of_added
 from weightctl.tokenizer.differences import added_entries_of
+from weightctl.tokenizer.record import WORDS
 from weightctl.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -138,7 +139,10 @@ def _identity(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "model": tokenizer.model,
         "pre": tokenizer.pre,
-        "special": dict(tokenizer.special),
+        # The keys that only end generation say nothing of these files.
+        "special": {
+            word: token for word, token in tokenizer.special.items() if word in WORDS.values()
+        },
         "flags": dict(tokenizer.flags),
     }
 

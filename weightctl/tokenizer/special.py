@@ -4,45 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.tokenizer.record import WORDS
 from weightctl.tokenizer.surroundings import Surroundings, read_surroundings
-from weightctl.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.tokenizer.files import Files
     from weightctl.tokenizer.record import Tokenizer
+    from weightctl.tokenizer.token_ids import TokenIds
 
-__all__ = ["WORDS", "read_flags", "read_special", "to_config"]
-
-# What tokenizer_config.json calls `tokenizer.ggml.WORD_token_id`, in llama.cpp's order.
-WORDS = {
-    "bos": "bos",
-    "eos": "eos",
-    "unk": "unknown",
-    "sep": "seperator",
-    "pad": "padding",
-    "cls": "cls",
-    "mask": "mask",
-}
+__all__ = ["read_flags", "read_special", "to_config"]
 
 
-def read_special(files: Files, ids: Mapping[str, int]) -> dict[str, int]:
+def read_special(files: Files, ids: Mapping[str, int], given: TokenIds) -> dict[str, int]:
     """Return the ids of special tokens by GGUF's words, of a directory's files.
 
-    tokenizer_config.json names the tokens; what it leaves out config.json may give by number.
+    tokenizer_config.json names the tokens. `given` is what the files of the model say, which counts
+    where it names none.
     """
     texts = files.special_tokens()
-    config = files.document("config.json") or {}
-    nested = config.get("text_config")
-    configs = (config, nested if is_object(nested) else {})
     made: dict[str, int] = {}
     for name, word in WORDS.items():
         token = ids.get(texts.get(f"{name}_token", ""))
-        for each in configs:
-            if token is None:
-                token = each.get(f"{name}_token_id")
-        if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < len(ids):
+        token = given.first(name) if token is None else token
+        if token is not None and token < len(ids):
             made[word] = token
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl import card, tokenizer
 from weightctl.archs.matching import EMBEDDING_WEIGHT
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.archs import Checkpoint
     from weightctl.archs.keys import Dialect, Fields
-    from weightctl.tokenizer import Tokenizer
     from weightctl.weights.derived import Tensor
 
 __all__ = ["Translation", "translate"]
@@ -104,13 +103,20 @@ def _to_gguf(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Translati
     kind = str(checkpoint.document.get("model_type", arch.name))
     name = metadata.get("general.name", _string("")).content
     words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind, str(name))
+    ids = tokenizer.read_token_ids(directory, checkpoint.document)
     notes += _caveats(checkpoint)
     if words is None:
         metadata["tokenizer.ggml.model"] = _string(_NO_TOKENIZER)
-        notes.append("no tokenizer stands beside the checkpoint: the GGUF takes token ids alone")
+        notes.append(
+            "no tokenizer stands beside the checkpoint: the GGUF takes token ids alone, and "
+            "llama.cpp stops at none of them"
+        )
     else:
+        words = tokenizer.with_ends(words, directory)
         metadata |= tokenizer.to_metadata(words)
         notes += words.notes
+        notes += filter(None, [tokenizer.assumed_end(words)])
+    metadata |= ids.to_metadata(metadata)
     metadata["general.file_type"] = Value("u32", file_type(each.info for each in tensors.values()))
     return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
 
@@ -142,8 +148,9 @@ def _caveats(checkpoint: Checkpoint) -> Iterator[str]:
         fast, slow = scaling.beta_fast, scaling.beta_slow
         if (fast, slow) != _YARN_BETAS:
             yield (
-                f"llama.cpp reads past `beta_fast` and `beta_slow` of YaRN, {fast:g} and {slow:g}, "
-                "and takes 32 and 1: all texts come out otherwise than in transformers"
+                f"llama.cpp does not read `beta_fast` and `beta_slow` of YaRN, {fast:g} and "
+                f"{slow:g}, from a GGUF, and takes 32 and 1: give it `--yarn-beta-fast {fast:g} "
+                f"--yarn-beta-slow {slow:g}`, or all texts come out otherwise than in transformers"
             )
 
 
@@ -153,9 +160,9 @@ def _to_hugging_face(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> T
     kind = model_type_of(arch, fields)
     # The true one is stated when it is known what the tensors become.
     config = {**to_hugging_face(arch, fields, kind), "torch_dtype": "float32"}
-    # What transformers takes without is an id of the first such model's vocabulary, not of this.
-    config["pad_token_id"] = None
     words = tokenizer.from_metadata(metadata, checkpoint.where)
+    ids = tokenizer.ids_of(metadata, words)
+    config |= ids.config
     documents: dict[str, bytes] = {}
     notes: tuple[str, ...] = ()
     if f"{arch.gguf_name}.pooling_type" in metadata:
@@ -163,9 +170,9 @@ def _to_hugging_face(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> T
     if words is None:
         notes += ("the GGUF has no tokenizer, and so there will be none beside the weights",)
     else:
-        config |= _special(words)
         documents |= tokenizer.to_documents(words, kind, config)
-        documents["generation_config.json"] = json_document(_generation(words))
+    if ids.generation is not None:
+        documents["generation_config.json"] = json_document(ids.generation)
     documents[CONFIG] = json_document(config)
     about = card.to_readme(metadata)
     if about is not None:
@@ -196,20 +203,3 @@ def _directory(checkpoint: Checkpoint) -> str:
 
 def _string(content: str) -> Value:
     return Value("string", content)
-
-
-def _special(words: Tokenizer) -> dict[str, int]:
-    """Return the ids that configs of transformers name; an encoder begins and ends nothing."""
-    names = {"padding": "pad_token_id"}
-    if words.model != "bert":
-        names |= {"bos": "bos_token_id", "eos": "eos_token_id"}
-    return {key: words.special[word] for word, key in names.items() if word in words.special}
-
-
-def _generation(words: Tokenizer) -> dict[str, Any]:
-    """Return the ids that generation begins and ends with: a turn's end is an end too."""
-    special: dict[str, Any] = _special(words)
-    ends = [words.special[word] for word in ("eos", "eot", "eom") if word in words.special]
-    if len(set(ends)) > 1:
-        special["eos_token_id"] = list(dict.fromkeys(ends))
-    return special

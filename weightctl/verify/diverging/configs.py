@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.archs.configs import shortest
 from weightctl.archs.keys import Present
-from weightctl.archs.kinds import shown
+from weightctl.archs.kinds import shown, shown_apart
 from weightctl.errors import WeightctlError
 from weightctl.untyped import is_sequence
 from weightctl.verify.diverging.rotations import plain, rotates_alike
@@ -167,9 +167,12 @@ def _difference(
 
 
 def _compared(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
-    said = f"is {_told(value)}, and {_told(wanted)} in the reference"
+    own, other = _told(value), _told(wanted)
+    if is_sequence(value) and is_sequence(wanted):
+        own, other = shown_apart(value, wanted)
+    said = f"is {own}, and {other} in the reference"
     if not where.is_said:
-        said = f"is not said, which means {_told(value)}, and {_told(wanted)} in the reference"
+        said = f"is not said, which means {own}, and {other} in the reference"
     is_called_otherwise = there.is_said and there.key != where.key
     named = f", whose `{there.key}` it is" if is_called_otherwise else ""
     return f"`{where.key}` {said}{named}"
@@ -217,6 +220,4 @@ def _told(value: Any) -> str:
         return {True: "true", False: "false", None: "none"}[value]
     if isinstance(value, float):
         return f"{shortest(value):g}"
-    if is_sequence(value):
-        return f"a list of {len(value)}"
     return shown(value).strip("`")
