@@ -257,13 +257,13 @@ def shown(content: object) -> str:
 def shown_apart(content: object, other: object) -> tuple[str, str]:
     """Return how two different values look in a message, so that the difference is seen."""
     pair = shown(content), shown(other)
-    is_listed = is_sequence(content) and is_sequence(other)
-    if pair[0] != pair[1] or not is_listed or len(content) != len(other):
+    if not is_sequence(content) or not is_sequence(other) or pair[0] != pair[1]:
         return pair
-    both = enumerate(zip(content, other, strict=True))
-    place, first = next((place, each) for place, each in both if each[0] != each[1])
-    begin = f"a list of {len(content)} whose element {place} is"
-    return f"{begin} {shown(first[0])}", f"one whose element {place} is {shown(first[1])}"
+    for place, (own, theirs) in enumerate(zip(content, other, strict=False)):
+        if own != theirs:
+            begin = f"a list of {len(content)} whose element {place} is"
+            return f"{begin} {shown(own)}", f"one whose element {place} is {shown(theirs)}"
+    return pair
 
 
 def _list_shown(content: Sequence[Any]) -> str:

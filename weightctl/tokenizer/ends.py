@@ -55,8 +55,8 @@ def stops(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the tokens at which llama.cpp ends generation, with the keys that there are."""
     ids = _ids(tokenizer)
     named = {word: tokenizer.special[word] for word in _END_WORDS if word in tokenizer.special}
-    default = DEFAULT_ENDS.get(tokenizer.model)
-    if default is not None and default < len(tokenizer.tokens):
+    default = _default(tokenizer)
+    if default is not None:
         named.setdefault("eos", default)
     ends = {*named.values(), *(ids[text] for text in _END_TEXTS if text in ids)}
     for word in _FILL_ENDS:
@@ -81,7 +81,6 @@ def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
         return tokenizer
     known = stops(tokenizer)
     left = [token for token in tokenizer.ends if token not in known]
-    # An unused key less changes what llama.cpp recognizes by its text.
     special = {**tokenizer.special, **dict(zip(_free_words(tokenizer), left, strict=False))}
     made = replace(tokenizer, special=special)
     lost = [token for token in tokenizer.ends if token not in stops(made)]
@@ -100,9 +99,8 @@ def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
 
 def assumed_end(tokenizer: Tokenizer) -> str:
     """Return a note where no end is given and llama.cpp takes its default; empty where one is."""
-    default = DEFAULT_ENDS.get(tokenizer.model)
-    is_given = "eos" in tokenizer.special or default is None or default >= len(tokenizer.tokens)
-    if is_given:
+    default = _default(tokenizer)
+    if "eos" in tokenizer.special or default is None:
         return ""
     return (
         "no `eos_token` or `eos_token_id` says what ends generation: llama.cpp stops at its "
@@ -130,7 +128,7 @@ def _free_words(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the keys that can make llama.cpp stop at one more token each."""
     ids = _ids(tokenizer)
     # A token that llama.cpp recognizes as the end of a turn stays that as long as possible.
-    words = ("eom", "eot") if _TURN_ENDS & ids.keys() else ("eot", "eom")
+    words = ["eom", "eot"] if _TURN_ENDS & ids.keys() else ["eot", "eom"]
     if not _fills_gaps(tokenizer):
         words += _FILL_ENDS
     yield from (word for word in words if word not in tokenizer.special)
@@ -146,3 +144,9 @@ def _fills_gaps(tokenizer: Tokenizer) -> bool:
 
 def _ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {text: token for token, text in enumerate(tokenizer.tokens) if text in _KNOWN}
+
+
+def _default(tokenizer: Tokenizer) -> int | None:
+    """Return the end that llama.cpp takes where no key names one, None where it takes none."""
+    default = DEFAULT_ENDS.get(tokenizer.model)
+    return default if default is not None and default < len(tokenizer.tokens) else None

@@ -101,7 +101,7 @@ def ids_of(metadata: Mapping[str, Value], tokenizer: Tokenizer | None) -> TokenI
         usual = {"bos_token_id": 1, "eos_token_id": DEFAULT_ENDS["llama"]}
         ids |= {key: token for key, token in usual.items() if ids[key] is None}
     ends = listed_ends(tokenizer)
-    generation = {key: token for key, token in ids.items() if token is not None}
+    generation: dict[str, Any] = {key: token for key, token in ids.items() if token is not None}
     if len(ends) > 1:
         generation["eos_token_id"] = ends
     return TokenIds(ids, generation)
