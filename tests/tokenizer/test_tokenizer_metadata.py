@@ -20,6 +20,7 @@ FULL = Tokenizer(
     scores=(0.0, -1.0, 0.0),
     merges=("a b",),
     special={"bos": 2, "eot": 1},
+    ends=(2, 1),
     flags={"add_bos_token": True, "add_space_prefix": False},
     chat_templates={"": "one", "rag": "two"},
     token_type_count=2,
@@ -57,6 +58,8 @@ def test_an_id_that_means_none_is_none(none: int) -> None:
     [
         ("tokenizer.ggml.bos_token_id", Value("u32", 2)),
         ("tokenizer.ggml.bos_token_id", Value("string", "0")),
+        ("tokenizer.ggml.eos_token_ids", Value("array[string]", ["0"])),
+        ("tokenizer.ggml.eos_token_ids", Value("u32", 0)),
         ("tokenizer.ggml.tokens", Value("string", "ab")),
         ("tokenizer.ggml.tokens", Value("array[string]", [])),
         ("tokenizer.ggml.tokens", Value("array[u8]", [1, 2])),

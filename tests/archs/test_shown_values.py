@@ -1,0 +1,35 @@
+"""How values of a config look in messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from weightctl.archs.kinds import shown, shown_apart
+
+
+@pytest.mark.parametrize(
+    ("value", "look"),
+    [
+        ((True, False), "a list of 2 (`True, False`)"),
+        (["a", 1, None], "a list of 3 (`'a', 1, None`)"),
+        ([0] * 100, "a list of 100 (`0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, …`)"),
+        ([[1]], "a list"),
+        ([], "a list"),
+        ({"a": 1}, "a dict"),
+    ],
+)
+def test_a_list_shows_what_it_begins_with(value: object, look: str) -> None:
+    assert shown(value) == look
+
+
+def test_lists_that_look_alike_are_told_apart_by_the_first_element_that_differs() -> None:
+    one, other = [False] * 50, [False] * 50
+    other[33] = True
+    assert shown_apart(one, other) == (
+        "a list of 50 whose element 33 is `False`",
+        "one whose element 33 is `True`",
+    )
+
+
+def test_values_that_look_different_are_shown_as_they_are() -> None:
+    assert shown_apart([1], None) == ("a list of 1 (`1`)", "`None`")
