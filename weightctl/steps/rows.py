@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "RowOrder", "Rows"]
 
 
+# Rows that are further apart than this, in bytes, are read one by one.
+_MOST_BETWEEN = 1 << 26
+
+
 @dataclass(frozen=True, slots=True)
 class RowOrder:
     """Rows in another order: each is the one whose number `order` has in its place.
 
-    Rows that are near one another should come from near one another: what lies between is read too.
+    Rows that are near one another should come from near one another: what lies between is read too,
+    up to a limit.
     """
 
     order: tuple[int, ...]
@@ -50,10 +55,16 @@ class RowOrder:
         first, last = start // row, -(-(start + len(buffer)) // row)
         wanted = self.order[first:last]
         lowest, highest = min(wanted), max(wanted)
-        near = bytearray((highest - lowest + 1) * row)
-        tensor.read_into(lowest * row, memoryview(near))
-        rows = np.frombuffer(near, np.uint8).reshape(-1, row)
-        picked = rows[np.asarray(wanted) - lowest].reshape(-1)
+        if (highest - lowest + 1) * row > max(_MOST_BETWEEN, 2 * len(wanted) * row):
+            apart = np.empty((len(wanted), row), np.uint8)
+            for place, number in enumerate(wanted):
+                tensor.read_into(number * row, memoryview(apart[place]))
+            picked = apart.reshape(-1)
+        else:
+            near = bytearray((highest - lowest + 1) * row)
+            tensor.read_into(lowest * row, memoryview(near))
+            rows = np.frombuffer(near, np.uint8).reshape(-1, row)
+            picked = rows[np.asarray(wanted) - lowest].reshape(-1)
         begin = start - first * row
         np.frombuffer(buffer, np.uint8)[:] = picked[begin : begin + len(buffer)]
 

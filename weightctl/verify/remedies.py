@@ -25,6 +25,7 @@ _SET = (
     "correct the key in config.json; of a GGUF, `weightctl convert IN OUT --set KEY=VALUE` makes a "
     "copy with another value"
 )
+_SAME = "nothing, for a model that computes the same; leave out --max-rmse where that is enough"
 
 # By the name of the cause.
 _REMEDIES = {
@@ -36,12 +37,37 @@ _REMEDIES = {
     "tied": _CONVERT,
     "scaled": _CONVERT,
     "parts_exchanged": _CONVERT,
+    "byte_order": (
+        "fetch the file again, or convert the original again with a reader that knows its byte "
+        "order"
+    ),
+    "wrong_dtype": (
+        "convert the original model again, or correct the dtype that the header says: the bits are "
+        "all there"
+    ),
+    "rolled": _CONVERT,
+    "permuted": _CONVERT,
+    "heads_exchanged": _CONVERT,
+    "gate_and_up_interleaved": _CONVERT,
+    "clipped": (
+        "take the original: numbers that were clipped do not come back; leave the clipping out of "
+        "the conversion"
+    ),
+    "low_rank": (
+        "compare with the model that the adapter was merged into, or leave the merge out: the "
+        "difference is an adapter, and is not damage"
+    ),
+    "units_permuted": _SAME,
+    "heads_permuted": _SAME,
+    "experts_permuted": _SAME,
     "gate_and_up_swapped": _RENAME,
     "key_and_value_swapped": _RENAME,
     "query_and_key_swapped": _RENAME,
     "query_and_output_swapped": _RENAME,
     "layers_exchanged": _RENAME,
     "expert_order": _RENAME,
+    "norms_exchanged": _RENAME,
+    "expert_copied": _FETCH,
     "zeroed": _FETCH,
     "rows_lost": _FETCH,
     "shifted": _FETCH,

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from weightctl.archs.matching import OUTPUT_WEIGHT
 from weightctl.verify.comparing.causes import PATIENCE, explain
+from weightctl.verify.comparing.causes.alike import ALIKE
 from weightctl.verify.comparing.causes.mistakes import TRANSPOSED
 from weightctl.verify.comparing.difference import fault, is_comparable, unlike
 from weightctl.verify.comparing.different import different_models
-from weightctl.verify.comparing.folding import folded
+from weightctl.verify.comparing.folding import folded, noted
 from weightctl.verify.comparing.measuring import measured_all
 from weightctl.verify.comparing.tolerance import is_within, run_limit
 from weightctl.verify.figures import TensorError, ValuesFigures
@@ -38,8 +39,9 @@ _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
 def check(request: Request) -> Result:
     """Compare all tensors with the reference's, streamed.
 
-    Those that are further from it than their encodings cost, or than the bar that the request sets,
-    are problems, and so are those that only one side has. Of different models none is compared.
+    Those that are further from it than their encodings cost, or than the limit that the request
+    sets, are problems, and so are those that only one side has. Those that differ and compute the
+    same are noted. Of different models none is compared.
     """
     if request.reference is None:
         return Result(skipped="there is nothing to compare with: --against PATH")
@@ -55,31 +57,53 @@ def check(request: Request) -> Result:
         return Result(skipped="no tensor of one has a name that the other has")
     alone = [] if request.layers is not None else list(_alone(pairing))
     fit = [pair for pair in pairs if is_comparable(pair)]
-    wrong: list[tuple[Pair, Problem]] = []
+    wrong = _Wrong(request)
     errors: list[TensorError] = []
-    unexplained = 0
     with closing(measured_all(fit, run_limit, lambda done: request.tell("values", done))) as found:
         for pair in pairs:
             if not is_comparable(pair):
                 text = unlike(pair)
                 if text:
-                    wrong.append((pair, _problem(pair, text, _of_shape(pair))))
+                    wrong.problems.append((pair, _problem(pair, text, _of_shape(pair))))
                 continue
             measured = next(found)
             pairing.within[pair.module] = is_within(pair, measured)
             if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
                 alone.append(_missing(_output_of(pair, pairing)))
                 continue
-            text = fault(pair, measured, request.max_rmse)
-            errors.append(_figures(pair, measured, is_problem=bool(text)))
-            if text:
-                cause = explain(pair, pairing, measured) if unexplained < PATIENCE else None
-                unexplained = 0 if cause is not None else unexplained + 1
-                wrong.append((pair, _problem(pair, text, cause)))
+            is_problem = wrong.add(pair, measured)
+            errors.append(_figures(pair, measured, is_problem=is_problem))
     return Result(
-        problems=(*alone, *folded(wrong)),
+        problems=(*alone, *folded(wrong.problems)),
         figures=ValuesFigures(tensors=tuple(errors), pairing=pairing.how),
+        notes=tuple(noted(wrong.alike)),
     )
+
+
+class _Wrong:
+    """The tensors that are not their references: `problems`, and those that compute the same."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._unexplained = 0
+        self.problems: list[tuple[Pair, Problem]] = []
+        self.alike: list[tuple[Pair, Cause]] = []
+
+    def add(self, pair: Pair, found: Measured) -> bool:
+        """Say whether a tensor is a problem; keep it, with its cause, where it differs."""
+        request, pairing = self._request, self._request.pairing
+        text = fault(pair, found, request.max_rmse)
+        if not text:
+            return False
+        cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
+        self._unexplained = 0 if cause is not None else self._unexplained + 1
+        # A limit that the request sets holds for all tensors.
+        if cause is not None and cause.name in ALIKE and request.max_rmse is None:
+            pairing.within[pair.module] = True
+            self.alike.append((pair, cause))
+            return False
+        self.problems.append((pair, _problem(pair, text, cause)))
+        return True
 
 
 def _alone(pairing: Pairing) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weightctl.verify.comparing.pairs import Pair
     from weightctl.verify.problem import Cause, Problem
 
-__all__ = ["folded"]
+__all__ = ["folded", "noted"]
 
 # So many that are alike are told one by one.
 _FEW = 3
@@ -35,13 +35,28 @@ def folded(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
             yield from first_of(found, "and {} more tensors are as far off")
 
 
+def noted(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
+    """Yield a note for each cause by which tensors differ that compute the same."""
+    groups: dict[Cause, list[Pair]] = {}
+    for pair, cause in alike:
+        groups.setdefault(cause, []).append(pair)
+    for cause, pairs in groups.items():
+        yield f"{_named(pairs)} {'differ' if len(pairs) > 1 else 'differs'}: {cause.text}"
+
+
 def _in_one(group: Sequence[tuple[Pair, Problem]]) -> Problem:
     _, first = group[0]
-    parts = dict.fromkeys(each.part.removesuffix(".weight") for each, _ in group)
-    named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
-    layers = sorted({each.layer for each, _ in group if each.layer is not None})
-    text = f"{first.text}; and so with {len(group) - 1} more: {named}{_of(layers)}"
+    named = _named([pair for pair, _ in group])
+    text = f"{first.text}; and so with {len(group) - 1} more: {named}"
     return replace(first, text=text)
+
+
+def _named(pairs: Sequence[Pair]) -> str:
+    """Return what parts of the model some tensors are, and of which layers."""
+    parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
+    named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
+    layers = sorted({each.layer for each in pairs if each.layer is not None})
+    return f"{named}{_of(layers)}"
 
 
 def _of(layers: Sequence[int]) -> str:

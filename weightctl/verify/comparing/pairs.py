@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from weightctl.verify.problem import Cause
     from weightctl.weights.derived import Tensor
 
+    # The module, the axis, and the steps that made the tensor what it is compared as.
+    OrderKey = tuple[str, int, tuple[str, ...]]
+    Places = tuple[int, ...]
+
 __all__ = ["Pair", "Pairing", "in_dialect"]
 
 
@@ -70,7 +74,9 @@ class Pairing:
 
     What was found out of a pair is kept, by its module, for the check that asks next: `within` says
     whether it is off by no more than its encodings cost, and `causes` why it is off, None where
-    nothing is known. `samples` are of tensors that are compared with many others.
+    nothing is known. `orders` are those in which a tensor has the rows or columns of its reference,
+    and `alike` says of parts of the model whether they compute what the reference's do though their
+    tensors differ. `samples` are of tensors that are compared with many others.
     """
 
     pairs: Sequence[Pair]
@@ -81,6 +87,8 @@ class Pairing:
     reference: Checkpoint | None = None
     within: dict[str, bool] = field(default_factory=dict[str, bool])
     causes: dict[str, Cause | None] = field(default_factory=dict[str, "Cause | None"])
+    orders: dict[OrderKey, Places | None] = field(default_factory=dict["OrderKey", "Places | None"])
+    alike: dict[str, Cause | None] = field(default_factory=dict[str, "Cause | None"])
     samples: Samples = field(default_factory=Samples)
 
     @cached_property

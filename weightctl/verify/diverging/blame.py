@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
+from weightctl.verify.comparing.causes.alike import computes_the_same
 from weightctl.verify.comparing.measuring import measured
 from weightctl.verify.comparing.pairs import in_dialect
 from weightctl.verify.comparing.tolerance import is_within, run_limit
@@ -97,10 +98,13 @@ class Blame:
         return [pair for pair in pairs if len(pairs) > 1 and self._is_off(pair)] or pairs
 
     def _is_off(self, pair: Pair) -> bool:
-        """Whether a tensor is further off than its encodings cost, which `values` may have seen."""
+        """Whether a tensor is further off than its encodings cost, which `values` may have seen.
+
+        One that computes the same is not.
+        """
         within = self._pairing.within
         if pair.module not in within:
-            within[pair.module] = _is_within(pair)
+            within[pair.module] = _is_within(pair, self._pairing)
         return not within[pair.module]
 
     def _is_well_without(self, trial: _Trial, groups: Sequence[Sequence[Pair]]) -> bool:
@@ -181,8 +185,11 @@ def _with_config(own: Checkpoint, found: list[Difference], device: DeviceRef) ->
         return None
 
 
-def _is_within(pair: Pair) -> bool:
+def _is_within(pair: Pair, pairing: Pairing) -> bool:
+    """Whether a tensor is the reference's, or computes the same."""
     try:
-        return is_within(pair, measured(pair, run_limit(pair)))
+        if is_within(pair, measured(pair, run_limit(pair))):
+            return True
+        return computes_the_same(pair, pairing) is not None
     except WeightctlError:
         return True

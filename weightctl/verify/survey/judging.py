@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.archs.changes import PLUS_ONE
 from weightctl.threads import Memory
 from weightctl.verify.problem import MOST_NAMED, Cause
+from weightctl.verify.survey.byte_order import has_swapped_bytes
 from weightctl.verify.survey.closer_look import NONFINITE, located, nonfinite_in
 from weightctl.verify.survey.empty_rows import Vocabulary, is_made, is_table, may_be_zero
 from weightctl.wording import listed
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from weightctl.archs import Checkpoint
     from weightctl.verify.subject import Subject
-    from weightctl.verify.survey.closer_look import Kind
+    from weightctl.verify.survey.byte_order import has_swapped_bytes
+from weightctl.verify.survey.closer_look import Kind
     from weightctl.verify.survey.quick_look import Survey
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
@@ -43,6 +45,10 @@ _TOKENS_LOST = Cause(
     "rows_lost", "they were never written, or lost: take them from the original checkpoint"
 )
 _FLIPPED = Cause("flipped", "a bit of the file has changed: compare its hash with the original's")
+_SWAPPED = Cause(
+    "byte_order",
+    "its byte order is swapped: with the bytes of each number in reverse they are usual weights",
+)
 
 
 class Finding(NamedTuple):
@@ -86,6 +92,8 @@ class Judge:
             text = self._nonfinite(tensor)
             # What a scale does to its block is no problem of its own.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
+            if cause is None and has_swapped_bytes(tensor):
+                cause = _SWAPPED
             if text:
                 damaged = [each for each in damaged if each.kind != NONFINITE]
                 yield Finding(info.name, NONFINITE, text, cause)
@@ -94,7 +102,8 @@ class Judge:
             return
         if survey.greatest > _ABSURD and not damaged and not survey.has_nonfinite:
             text = f"its greatest number is {survey.greatest:.3g}, which no training makes"
-            yield Finding(info.name, "absurd", text, _FLIPPED)
+            cause = _SWAPPED if has_swapped_bytes(tensor) else _FLIPPED
+            yield Finding(info.name, "absurd", text, cause)
         is_matrix = sum(size > 1 for size in info.shape) > 1 and info.size >= _LEAST_MATRIX
         constant = survey.constant
         if survey.rows and survey.zeros == survey.rows:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.verify.comparing.causes.alike import computes_the_same
+from weightctl.verify.comparing.causes.clipped import clipped
 from weightctl.verify.comparing.causes.damage import DAMAGES
 from weightctl.verify.comparing.causes.dequantized import dequantized
+from weightctl.verify.comparing.causes.heads import heads_exchanged
+from weightctl.verify.comparing.causes.low_rank import low_rank
+from weightctl.verify.comparing.causes.misread import misread
 from weightctl.verify.comparing.causes.mistakes import MISTAKES, OF_OTHERS
-from weightctl.verify.comparing.measuring import measured, sampled
-from weightctl.verify.comparing.tolerance import is_within, most_in_sample, run_limit
+from weightctl.verify.comparing.causes.permuted import permuted
+from weightctl.verify.comparing.causes.proof import is_proven
+from weightctl.verify.comparing.measuring import measured
+from weightctl.verify.comparing.tolerance import run_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from weightctl.archs.keys import Dialect
     from weightctl.verify.comparing.distance import Measured
@@ -20,6 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "explain", "explain_each"]
 
+# What is found out from the numbers of a tensor, the most specific first.
+_FOUND: tuple[Callable[[Pair, Pairing, Measured], Cause | None], ...] = (
+    heads_exchanged,
+    permuted,
+    clipped,
+    low_rank,
+)
 # Where so many tensors in turn are explained by nothing, the others will not be either.
 PATIENCE = 24
 
@@ -49,20 +63,30 @@ def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Cause | None]:
 
 
 def _explained(pair: Pair, pairing: Pairing, found: Measured | None) -> Cause | None:
-    if pair.tensor.info.shape == pair.reference.info.shape:
-        found = measured(pair, run_limit(pair)) if found is None else found
-        for damage in DAMAGES:
-            cause = damage(pair, found)
-            if cause is not None:
-                return cause
-        if (cause := dequantized(pair, pairing, found)) is not None:
+    if pair.tensor.info.shape != pair.reference.info.shape:
+        return _mistake(pair, pairing)
+    found = measured(pair, run_limit(pair)) if found is None else found
+    for damage in DAMAGES:
+        cause = damage(pair, found)
+        if cause is not None:
             return cause
+    for find in (misread, dequantized):
+        cause = find(pair, pairing, found)
+        if cause is not None:
+            return cause
+    cause = computes_the_same(pair, pairing) or _mistake(pair, pairing)
+    if cause is not None:
+        return cause
+    return next(filter(None, (find(pair, pairing, found) for find in _FOUND)), None)
+
+
+def _mistake(pair: Pair, pairing: Pairing) -> Cause | None:
     views = list(_views(pair, pairing))
     for mistake in MISTAKES:
         # Another tensor is the same in every view, and to turn many takes long.
         for view in views[:1] if mistake in OF_OTHERS else views:
             for made, cause in mistake(view, pairing):
-                if _is_so(made, pairing):
+                if is_proven(made, pairing):
                     return cause
     return None
 
@@ -81,12 +105,3 @@ def _views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
         if view is not None and view.tensor.origin.steps not in seen:
             seen.add(view.tensor.origin.steps)
             yield view
-
-
-def _is_so(pair: Pair, pairing: Pairing) -> bool:
-    if pair.tensor.info.shape != pair.reference.info.shape or not pair.tensor.info.size:
-        return False
-    # Not a number is no match either.
-    if not sampled(pair, pairing.samples.of) <= most_in_sample(pair):
-        return False
-    return is_within(pair, measured(pair, run_limit(pair)))

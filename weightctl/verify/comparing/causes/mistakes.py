@@ -11,6 +11,9 @@ from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32, Plus
 from weightctl.steps.rows import RowOrder, Rows
 from weightctl.steps.transposed import Transposed
+from weightctl.verify.comparing.causes.experts import other_expert
+from weightctl.verify.comparing.causes.interleaved import interleaved
+from weightctl.verify.comparing.causes.norms import other_norm
 from weightctl.verify.comparing.once_quantized import exchanged
 from weightctl.verify.problem import Cause
 from weightctl.weights.derived import Made
@@ -162,15 +165,6 @@ def _other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
             yield from _instead(pair, other, pairing, cause)
 
 
-def _other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    if pair.expert is None:
-        return
-    for other in pairing.by_layer.get((pair.part, pair.layer), ()):
-        if other.expert != pair.expert:
-            cause = Cause("expert_order", "the experts of the layer stand in another order")
-            yield from _instead(pair, other, pairing, cause)
-
-
 def _shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Each row one place further on."""
     del pairing
@@ -204,12 +198,14 @@ MISTAKES: Sequence[Callable[[Pair, Pairing], Iterator[Guess]]] = (
     _rope_rows,
     _other_projection,
     _fused,
+    interleaved,
     _transposed,
     _norm_offset,
     _copied,
-    _other_expert,
+    other_norm,
+    other_expert,
     _other_layer,
     _shifted,
 )
 # Those by which another tensor of the pairing stands where one belongs.
-OF_OTHERS = {_other_projection, _copied, _other_expert, _other_layer}
+OF_OTHERS = {_other_projection, _copied, other_norm, other_expert, _other_layer}
