@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from faults import of
@@ -24,7 +23,7 @@ RANK, LIMIT, ROLL = 4, 1.5, 5
 
 
 class Mistake(NamedTuple):
-    """What is done to a checkpoint, and the cause that is to be named with words of its sentence."""
+    """What is done to a checkpoint, the cause that is to be named, and words of its sentence."""
 
     hurt: Hurt
     cause: str
@@ -75,15 +74,7 @@ def low_rank(array: Array) -> Array:
 def clipped(array: Array) -> Array:
     numbers = array.astype(np.float32)
     limit = LIMIT * numbers.std()
-    return numbers.clip(-limit, limit)
-
-
-def bits_as_bfloat16(array: Array) -> Array:
-    return array.astype(np.float16).view(ml_dtypes.bfloat16)
-
-
-def bits_as_float16(array: Array) -> Array:
-    return array.astype(ml_dtypes.bfloat16).view(np.float16)
+    return np.clip(numbers, -limit, limit)
 
 
 def interleaved(files: Files) -> tuple[str, ...]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from weightctl.verify.comparing.causes.dequantized import DEQUANTIZED
 from weightctl.verify.problem import Cause, Problem
 from weightctl.verify.remedies import remedies
 from weightctl.verify.report import Report, Result
 
+ROOT = Path(__file__).parent.parent.parent
+README, SCHEMA = ROOT / "README.md", ROOT / "weightctl" / "schemas" / "verify.json"
 SOURCES = sorted(Path(str(files("weightctl.verify"))).rglob("*.py"))
 
 
@@ -26,6 +31,14 @@ def causes() -> list[str]:
         and isinstance(node.args[0], ast.Constant)
     }
     return sorted(map(str, found))
+
+
+def test_the_schema_and_the_readme_list_every_cause() -> None:
+    listed = json.loads(SCHEMA.read_text())["$defs"]["cause"]["properties"]["name"]["description"]
+    page = README.read_text()
+    for name in (*causes(), DEQUANTIZED):
+        assert re.search(rf"\b{name}\b", listed), name
+        assert f"`{name}`" in page, name
 
 
 def test_the_causes_are_found_in_the_sources() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -50,6 +51,16 @@ def test_a_nan_is_found_where_it_is(tmp_path: Path) -> None:
     problem = only(finite(tmp_path, a__weight=numbers, b__weight=matrix()))
     assert problem.where == "a.weight"
     assert problem.text == "1 of 3,072 numbers is NaN, the first at [3, 7]"
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, ml_dtypes.bfloat16])
+def test_swapped_bytes_are_named_and_a_changed_bit_is_not_one(tmp_path: Path, kind: type) -> None:
+    numbers = matrix().astype(kind)
+    cause = only(finite(tmp_path / "swapped", a__weight=numbers.byteswap())).cause
+    assert cause is not None
+    assert cause.name == "byte_order"
+    numbers[5, 7] = np.inf
+    assert only(finite(tmp_path / "flipped", a__weight=numbers)).cause is None
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])

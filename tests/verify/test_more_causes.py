@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import fault_files
-from tensor_faults import MISTAKES, Mistake, bits_as_bfloat16, bits_as_float16, changed
 from faults import of
+from tensor_faults import MISTAKES, Mistake
 from verdicts import report_on, told
 
 if TYPE_CHECKING:
@@ -35,11 +37,62 @@ def assert_caused(report: Report, where: tuple[str, ...], mistake: Mistake) -> N
         assert mistake.text in problem.cause.text
 
 
+# What the mistake is made in, and what it is compared with; nothing is the directory in bf16.
+SIDES = [("", ""), ("f32", ""), ("bf16", "Q4_K"), ("", "Q8_0")]
+
+
 @pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.parametrize("kind", ["", "bf16", "f32"])
-@pytest.mark.parametrize("reference", ["", "Q8_0"])
+@pytest.mark.parametrize(("kind", "reference"), SIDES)
 def test_a_mistake(name: str, kind: str, reference: str, healthy: Models, tmp_path: Path) -> None:
     source = healthy.gguf(MODEL, kind) if kind else healthy(MODEL)
     against = healthy.gguf(MODEL, reference) if reference else healthy(MODEL)
     path, where = made(source, tmp_path / ("a.gguf" if kind else "a"), MISTAKES[name])
     assert_caused(report_on(path, against, ["values"]), where, MISTAKES[name])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+# NaN, of which swapped bytes make many, has no place in blocks.
+@pytest.mark.parametrize("name", sorted(MISTAKES.keys() - {"bytes swapped"}))
+def test_a_mistake_that_was_quantized(
+    name: str, kind: str, healthy: Models, tmp_path: Path
+) -> None:
+    path, _ = made(healthy(MODEL), tmp_path / "a", MISTAKES[name])
+    quantized = healthy.converted(path, str(tmp_path / "a.gguf"), "--quant", kind)
+    report = report_on(quantized, healthy(MODEL), ["values"])
+    causes = {problem.cause and problem.cause.name for problem in report.problems}
+    assert causes == {MISTAKES[name].cause}, told(report)
+
+
+READ_AS = [("bf16", np.float16), ("f16", ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize(("kind", "stored"), READ_AS)
+@pytest.mark.parametrize("is_widened", [False, True])
+@pytest.mark.parametrize("reference", ["bf16", "Q8_0", "Q4_K"])
+def test_bits_of_another_dtype(
+    kind: str, stored: Any, is_widened: bool, reference: str, healthy: Models, tmp_path: Path
+) -> None:
+    module = of("mlp.down.weight")
+    files = fault_files.read(healthy.gguf(MODEL, kind))
+    right = fault_files.read(healthy.gguf(MODEL, "bf16")).numbers(module)
+    misread = right.astype(stored).view(files.numbers(module).dtype)
+    if is_widened:
+        files = fault_files.read(healthy.gguf(MODEL, "f32"))
+    where = files.put(module, misread)
+    report = report_on(files.write(tmp_path / "a.gguf"), healthy.gguf(MODEL, reference), ["values"])
+    names = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
+    text = f"those of {names[stored]} numbers, and were read as {kind.upper()}"
+    assert_caused(report, (where,), Mistake(lambda _: (), "wrong_dtype", text))
+
+
+def test_bits_of_another_dtype_are_named_after_they_were_quantized(
+    healthy: Models, tmp_path: Path
+) -> None:
+    files = fault_files.read(healthy(MODEL))
+    module = of("mlp.down.weight")
+    files.put(module, files.numbers(module).view(np.float16))
+    path = files.write(tmp_path / "a")
+    quantized = healthy.converted(path, str(tmp_path / "a.gguf"), "--quant", "Q8_0")
+    (problem,) = report_on(quantized, healthy(MODEL), ["values"]).problems
+    assert problem.cause is not None
+    assert problem.cause.name == "wrong_dtype"

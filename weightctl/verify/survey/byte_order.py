@@ -42,7 +42,8 @@ def has_swapped_bytes(tensor: Tensor) -> bool:
 
 def _spread(raw: U8, encoding: Encoding) -> float:
     """Return within how many powers of two the sizes of most numbers are."""
-    numbers = transcode(raw.reshape(1, -1), encoding, _F64).raw.reshape(-1).view(np.float64)
+    with np.errstate(all="ignore"):  # misread bits may be NaN
+        numbers = transcode(raw.reshape(1, -1), encoding, _F64).raw.reshape(-1).view(np.float64)
     sizes = np.abs(numbers[np.isfinite(numbers) & (numbers != 0)])
     if sizes.size < _LEAST:
         return 0.0

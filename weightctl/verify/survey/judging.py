@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from weightctl.archs import Checkpoint
     from weightctl.verify.subject import Subject
-    from weightctl.verify.survey.byte_order import has_swapped_bytes
-from weightctl.verify.survey.closer_look import Kind
+    from weightctl.verify.survey.closer_look import Kind
     from weightctl.verify.survey.quick_look import Survey
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo

@@ -31,6 +31,8 @@ _PIECE = 1 << 20
 _MOST_KEPT = 1 << 16
 # One number that differs may be damage of any kind.
 _LEAST_CLIPPED = 2
+# How many times what an encoding usually costs a number must be beyond all others.
+_MARGIN = 4.0
 
 
 def clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
@@ -41,8 +43,6 @@ def clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     if limits is None:
         return None
     count = sum(_count(reference, limits) for _, reference in _pieces(pair))
-    if count < _LEAST_CLIPPED:
-        return None
     made = pair._replace(reference=Made(pair.module, limits, [pair.reference]))
     if not explains(made, pairing, found):
         return None
@@ -93,17 +93,18 @@ def _pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
 def _limits(pair: Pair) -> _Limits | None:
     """Return the limits that a tensor's numbers have, and its reference's do not; None for none.
 
-    Numbers of the reference that are greater than all of the tensor's were clipped if any were.
-    What these are in the tensor is the limit, give or take what its encoding costs.
+    Numbers of the reference that are greater than all of the tensor's, by more than an encoding
+    costs, were clipped if any were. What these are in the tensor is the limit.
     """
     low, high = np.inf, -np.inf
     for own, _ in _pieces(pair):
         low, high = min(low, float(own.min())), max(high, float(own.max()))
     at_low, at_high = _Kept(), _Kept()
+    margin = _MARGIN * max(abs(low), abs(high)) * max(side.typical for side in pair.sides)
     for own, reference in _pieces(pair):
-        at_low.add(own[reference < low])
-        at_high.add(own[reference > high])
-    if not (at_low.count or at_high.count):
+        at_low.add(own[reference < low - margin])
+        at_high.add(own[reference > high + margin])
+    if at_low.count + at_high.count < _LEAST_CLIPPED:
         return None
     return _Limits(at_low.median(-np.inf), at_high.median(np.inf))
 

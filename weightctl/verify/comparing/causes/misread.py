@@ -123,7 +123,8 @@ def _holds(tensor: Tensor, encoding: Encoding) -> bool:
 
 def _as(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
     """Return plain numbers in another encoding."""
-    return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
+    with np.errstate(all="ignore"):  # misread bits may be NaN, and overflow
+        return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
 
 
 def _cause(step: _Reading) -> Cause:

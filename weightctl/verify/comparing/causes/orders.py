@@ -11,7 +11,6 @@ from weightctl.steps.numbers import AsFloat32
 from weightctl.steps.rows import RowOrder
 from weightctl.verify.comparing.causes.proof import is_proven
 from weightctl.verify.comparing.measuring import numbers_from
-from weightctl.verify.comparing.tolerance import most_in_sample
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ _PIECE = 1 << 20
 _MOST_MATCHED = 1 << 15
 # So many are matched first; most of them must have a place.
 _PROBES = 16
+# A row that is so many times as far off as usual may be another one.
+_OFF, _LEAST_OFF = 3.0, 1e-3
 # A row is another one where its distance is less than this part of that from the row at its place.
 _NEARER = 0.5
 _AT_ONCE = 512
@@ -172,7 +173,8 @@ def _found(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
     sides = _Sides(read(pair.tensor), read(pair.reference))
     if not all(np.isfinite(side).all() for side in sides):
         return None
-    places = _matched(sides, most_in_sample(pair))
+    usual = max(side.typical for side in pair.sides)
+    places = _matched(sides, max(_OFF * usual, _LEAST_OFF))
     if places is None or not is_in_order(pair, pairing, axis, places):
         return None
     return places
@@ -201,7 +203,10 @@ def _columns(tensor: Tensor) -> F32:
 
 
 def _matched(sides: _Sides, threshold: float) -> Places | None:
-    """Return which of the reference's each is; None where most are their own, or nothing's."""
+    """Return which of the reference's each is; None where most are their own, or nothing's.
+
+    Those that are off by no more than a threshold are their own.
+    """
     apart, lengths = _squares(sides.own - sides.reference), _squares(sides.reference)
     wrong = np.flatnonzero(apart > threshold**2 * lengths)
     if not 2 <= len(wrong) <= _MOST_MATCHED:

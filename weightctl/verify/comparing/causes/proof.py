@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weightctl.verify.comparing.measuring import measured, sampled
 from weightctl.verify.comparing.tolerance import is_within, most_in_sample, run_limit
 
@@ -27,8 +29,9 @@ def is_likely(made: Pair, pairing: Pairing) -> bool:
     """Whether a sample of a pair does not rule out that it can be proven."""
     if made.tensor.info.shape != made.reference.info.shape or not made.tensor.info.size:
         return False
-    # The sample may be NaN, which is not a match.
-    return sampled(made, pairing.samples.of) <= most_in_sample(made)
+    with np.errstate(all="ignore"):
+        # The sample may be NaN, which is not a match.
+        return sampled(made, pairing.samples.of) <= most_in_sample(made)
 
 
 def explains(made: Pair, pairing: Pairing, found: Measured) -> bool:

@@ -1,0 +1,114 @@
+"""Mistakes that only some families can have: fused projections, experts, more norms than two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import fault_files
+from faults import of
+from tensor_faults import swapped_rows
+from verdicts import report_on, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import families
+    from fault_files import Files
+
+    Array = np.ndarray[Any, Any]
+
+
+def expert_copied(files: Files) -> tuple[str, ...]:
+    names: list[str] = []
+    for part in ("gate", "up", "down"):
+        copy, copied = (of(f"mlp.experts.{number}.{part}.weight") for number in (2, 0))
+        numbers = files.numbers(copied)
+        if files.is_gguf:
+            numbers[2] = numbers[0]
+        names.append(files.put(copy, numbers))
+    return tuple(names)
+
+
+def experts_swapped(files: Files) -> tuple[str, ...]:
+    one, other = (of(f"mlp.experts.{number}.down.weight") for number in (1, 2))
+    if not files.is_gguf:
+        return files.exchange(one, other)
+    return (files.put(one, swapped_rows(files.numbers(one), 1, 2, 1)),)
+
+
+def in_outputs(module: str, change: Callable[[Array], Array]) -> Callable[[Files], tuple[str, ...]]:
+    """Return what changes the outputs of a layer, and its bias where it has one."""
+
+    def hurt(files: Files) -> tuple[str, ...]:
+        names: list[str] = []
+        for kind in ("weight", "bias"):
+            if files.has(of(f"{module}.{kind}")):
+                array = files.numbers(of(f"{module}.{kind}"))
+                is_turned = files.model.arch.name == "gpt2" and not files.is_gguf and array.ndim > 1
+                new = change(array.T).T if is_turned else change(array)
+                names.append(files.put(of(f"{module}.{kind}"), np.ascontiguousarray(new)))
+        return tuple(names)
+
+    return hurt
+
+
+def key_heads_of_gpt2(array: Array) -> Array:
+    """Swap the first two of 4 heads in the second third of the rows."""
+    return swapped_rows(array, 4, 5, len(array) // 12)
+
+
+def rows_by_turns(array: Array) -> Array:
+    return np.stack(np.split(array, 2), 1).reshape(array.shape)
+
+
+def norms(one: str, other: str) -> Callable[[Files], tuple[str, ...]]:
+    def hurt(files: Files) -> tuple[str, ...]:
+        kinds = [kind for kind in ("weight", "bias") if files.has(of(f"{one}.{kind}"))]
+        return tuple(
+            name
+            for kind in kinds
+            for name in files.exchange(of(f"{one}.{kind}"), of(f"{other}.{kind}"))
+        )
+
+    return hurt
+
+
+CASES: list[tuple[str, Callable[[Files], tuple[str, ...]], str, str]] = [
+    ("mixtral", expert_copied, "expert_copied", "expert 2 is a copy of expert 0"),
+    ("mixtral", experts_swapped, "expert_order", "another order"),
+    ("phi3", in_outputs("mlp.gate_up", rows_by_turns), "gate_and_up_interleaved", "interleaved"),
+    ("gpt2", in_outputs("attention.qkv", key_heads_of_gpt2), "heads_exchanged",
+     "key heads 0 and 1"),
+    ("bert", in_outputs("attention.v", lambda rows: swapped_rows(rows, 1, 2, len(rows) // 4)),
+     "heads_exchanged", "value heads 1 and 2"),
+    ("bert", norms("attention_norm", "mlp_norm"), "norms_exchanged", "are swapped"),
+    ("gemma2", norms("post_attention_norm", "post_mlp_norm"), "norms_exchanged", "are swapped"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["directory", "gguf"])
+@pytest.mark.parametrize(("name", "hurt", "cause", "text"), CASES)
+def test_a_mistake(
+    name: str,
+    hurt: Callable[[Files], tuple[str, ...]],
+    cause: str,
+    text: str,
+    form: str,
+    family: Callable[[str], families.Made],
+    gguf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    is_gguf = form == "gguf"
+    files = fault_files.read(gguf(name) if is_gguf else family(name).path)
+    where = hurt(files)
+    path = files.write(tmp_path / ("a.gguf" if is_gguf else "a"))
+    report = report_on(path, family(name).path, ["values"])
+    assert {problem.where for problem in report.problems} == {*where}, told(report)
+    for problem in report.problems:
+        assert problem.cause is not None, told(report)
+        assert problem.cause.name == cause, told(report)
+        assert text in problem.cause.text, told(report)
