@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.targets import Target
 
-TEMPORARY = re.compile(r".+\.weightctl-[0-9a-f]{8}\.partial")
+TEMPORARY = re.compile(r".+\.weightctl-([0-9a-f]{8}|switch)\.partial(\.\w+)?")
 
 
 class Kind(NamedTuple):

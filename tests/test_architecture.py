@@ -54,6 +54,7 @@ LAYERS = (
     ("plan", "transforms"),
     ("translation",),
     ("output_file", "pieces"),
+    ("claims", "replacing"),
     ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
     ("shards",),
     ("verify",),

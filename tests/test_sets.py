@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import ROOT
 from copying import contents
 from old_outputs import old_output, untouched
-from outcomes import KINDS, leftovers, random_weights, standing
+from outcomes import KINDS, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.store import save
@@ -47,33 +44,6 @@ def test_another_number_of_parts_takes_the_place_of_a_set_only_with_force(
     assert contents(open_weights(tmp_path / first)) == contents(random_weights(6, 8, seed=2))
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_a_set_that_was_not_replaced_in_time_gets_its_names_back(
-    tmp_path: Path, refused: bool
-) -> None:
-    old = divided(tmp_path, 70_000, seed=1)
-    program = (
-        "import os, sys, weightctl.output\n"
-        "weightctl.output._name = lambda *_, **__: os._exit(9)\n"
-        "from weightctl.cli import main; main()"
-    )
-    convert = ["convert", "fixtures/tiny-llama", tmp_path / "m.gguf", "--max-shard-size", "70kB"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *convert, "--force", "-q"], check=False, cwd=ROOT
-    )
-    assert done.returncode == 9
-    assert standing(tmp_path) == {}
-    plan = Plan.copy(random_weights(1, 8), "gguf")
-    if refused:
-        with pytest.raises(OutputError):
-            save(plan, tmp_path / "m.gguf")
-        assert standing(tmp_path) == old
-    else:
-        save(plan, tmp_path / "m.gguf", force=True)
-        assert list(standing(tmp_path)) == ["m.gguf"]
-    assert leftovers(tmp_path) == []
-
-
 def test_parts_are_merged_beside_them(tmp_path: Path) -> None:
     old = divided(tmp_path, 20_000, seed=1)
     first = tmp_path / min(old)
@@ -91,8 +61,6 @@ def test_the_paths_of_what_was_saved_are_those_of_the_files(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["set", "gguf set"])
 def test_a_set_without_its_first_file_is_refused(weightctl: Run, tmp_path: Path, name: str) -> None:
-    # What is there when a process is killed while its files get their names, which cannot be at
-    # one moment.
     old_output(KINDS[name], tmp_path, tensors=3)
     for path in sorted(tmp_path.glob("out*"))[:1] + list(tmp_path.glob("*.json")):
         path.unlink()

@@ -12,6 +12,7 @@ import pytest
 from old_outputs import OLD
 from outcomes import random_weights
 from weightctl import Plan, open_weights
+from weightctl.errors import OutputError
 from weightctl.store import save
 from weightctl.targets import target
 
@@ -52,8 +53,10 @@ def test_what_another_run_is_writing_stays(tmp_path: Path) -> None:
     others = tmp_path / "out.gguf.weightctl-0123abcd.partial"
     with others.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        save(Plan.copy(random_weights(1), "gguf"), tmp_path / "out.gguf")
-    assert sorted(os.listdir(tmp_path)) == ["out.gguf", others.name]
+        with pytest.raises(OutputError, match=r"another run is writing .*out\.gguf"):
+            save(Plan.copy(random_weights(1), "gguf"), tmp_path / "out.gguf")
+        save(Plan.copy(random_weights(1), "gguf"), tmp_path / "out2.gguf")
+    assert sorted(os.listdir(tmp_path)) == [others.name, "out2.gguf"]
 
 
 @pytest.mark.parametrize("name", ["out.gguf.partial", "out.gguf.weightctl-mine.partial"])

@@ -154,4 +154,7 @@ def input_files(plan: Plan) -> list[str]:
     """Return the paths of everything that a plan reads or that belongs to it: never an output."""
     header = plan.source.header
     index = [header.listing] if header.listing else []
-    return [*header.files, *index, *companions(header.files).values(), *plan.consulted]
+    read = [*header.files, *index]
+    # Files that are to get their names, see `weightctl.replacing`, have them or will have them.
+    named = [path for path in map(without_temporary, read) if path not in read]
+    return [*read, *named, *companions(header.files).values(), *plan.consulted]

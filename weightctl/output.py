@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
@@ -12,31 +11,26 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from weightctl.claims import entrance, is_same, locked, refuse_other_runs
 from weightctl.errors import OutputError
+from weightctl.formats.switch import switch_path
 from weightctl.interrupts import uninterrupted
 from weightctl.output_file import OutputFile, refused
+from weightctl.replacing import complete, exchange, name_files, rename, sync_directory
 from weightctl.targets import STDOUT, refuse_what_is_there, stream_name
-from weightctl.temporary import TEMPORARY, aside_name, new_token, temporary_name
+from weightctl.temporary import TEMPORARY, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 __all__ = [
     "OutputFile",
-    "clear_leftovers",
-    "exchange",
-    "is_same",
-    "locked",
+    "beginning",
     "output_directory",
     "output_files",
     "output_stream",
     "refused",
-    "rename",
-    "sync_directory",
 ]
-
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 @contextmanager
@@ -48,14 +42,14 @@ def output_files(
     Whatever happens, the paths are either what they were or the complete new files; without
     `force` a file that has appeared there meanwhile stays. Until then a file has the name of its
     path with `.weightctl-`, eight hexadecimal digits and `.partial` behind it. It is removed on
-    errors; after a power cut or kill -9 it stays until `clear_leftovers`. The paths of `replaced`
+    errors; after a power cut or kill -9 it stays until the next run begins. The paths of `replaced`
     are gone afterwards.
 
-    Several files cannot get their names at one moment. The one that was opened first, which leads
-    to the others, gets its name last, so that a set is not there before it is complete; what was
-    there before waits under other names, from which `clear_leftovers` brings it back.
+    Several files change their names as `weightctl.replacing` does it: whenever this process is
+    killed, readers find the old set or the new one.
     """
     files: list[tuple[OutputFile, str]] = []
+    is_named = False
 
     def create(path: str) -> OutputFile:
         with uninterrupted():
@@ -71,14 +65,18 @@ def output_files(
             opened.sync()
         with uninterrupted():
             named = [(opened.path, path) for opened, path in files]
-            _name_all(named, force=force, replaced=replaced)
+            name_files(named, force=force, old=replaced)
+            is_named = True
         for directory in {os.path.dirname(path) for _, path in files}:
             sync_directory(directory)
     finally:
         with uninterrupted():
+            # Where there is a record the next run gives them their names.
+            is_kept = is_named or any(os.path.lexists(switch_path(path)) for _, path in files[:1])
             for opened, _ in files:
-                with suppress(OSError):  # those that have their names are gone from here
-                    os.unlink(opened.path)
+                if not is_kept:
+                    with suppress(OSError):
+                        os.unlink(opened.path)
                 os.close(opened.descriptor)
 
 
@@ -120,11 +118,6 @@ def _new_directory(path: str) -> int:
         raise refused(path, error) from error
 
 
-def is_same(descriptor: int, path: str) -> bool:
-    """Whether the directory that is open is still the one at a path."""
-    return os.path.isdir(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
-
-
 def _name_directory(
     temporary: str, path: str, *, force: bool, is_ours: Callable[[str], bool]
 ) -> None:
@@ -138,7 +131,8 @@ def _name_directory(
     except BaseException:
         exchange(temporary, path)
         raise
-    shutil.rmtree(temporary)
+    with suppress(FileNotFoundError):  # a run that begins now removes it too
+        shutil.rmtree(temporary)
 
 
 @contextmanager
@@ -173,23 +167,24 @@ def _new_file(path: str) -> OutputFile:
     return OutputFile(descriptor, temporary, is_new=True)
 
 
-def locked(path: str) -> int:
-    """Open a file or directory with a lock that ends with this process; `OSError` if it has one."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+@contextmanager
+def beginning(
+    path: str, names: re.Pattern[str] | None = None, *, force: bool = False
+) -> Generator[None, None, None]:
+    """Begin to write to a path: in the block the run opens its first file, or its directory.
 
-
-def clear_leftovers(path: str, names: re.Pattern[str] | None = None) -> None:
-    """Undo what killed runs have left half done: temporary files that nobody holds locked.
-
-    They are those for `path`, and beside it those for the names of a pattern. A set that was to be
-    replaced, and was not yet, gets its names back.
+    Raises `OutputError` where another run is writing to it. What runs that were killed have left
+    is undone or brought to its end first: replacements, and temporary files that nobody has locked.
+    They are those for `path`, and beside it those for the names of a pattern.
     """
+    with entrance(os.path.dirname(path)):
+        refuse_other_runs(path, names)
+        complete(path, force=force)
+        _clear_leftovers(path, names)
+        yield
+
+
+def _clear_leftovers(path: str, names: re.Pattern[str] | None) -> None:
     parent, base = os.path.split(path)
     own = re.escape(base) + (f"|{names.pattern}" if names else "")
     with suppress(OSError):
@@ -199,14 +194,15 @@ def clear_leftovers(path: str, names: re.Pattern[str] | None = None) -> None:
             leftover = os.path.join(parent, name)
             with suppress(OSError):
                 os.close(locked(leftover))
-                if os.path.isdir(leftover):
-                    shutil.rmtree(leftover)
-                else:
-                    os.unlink(leftover)
+                _remove(leftover)
 
 
 def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
-    """Give old files their names again, or remove them where the new ones are all there."""
+    """Give what waits beside its name that name again, or remove it where new ones are all there.
+
+    That is a directory which could not be exchanged at one moment, or a set of files that an
+    earlier version was replacing.
+    """
     groups: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(os.listdir(directory)):
         found = pattern.fullmatch(name)
@@ -220,82 +216,13 @@ def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
         is_replaced = os.path.lexists(pairs[0][1])
         for aside, path in reversed(pairs):
             if is_replaced:
-                os.unlink(aside)
+                _remove(aside)
             else:
                 os.replace(aside, path)
 
 
-def _name_all(files: list[tuple[str, str]], *, force: bool, replaced: Sequence[str]) -> None:
-    """Give whole files their names, the first one last."""
-    if len(files) == 1 and not replaced:
-        ((temporary, path),) = files
-        _name(temporary, path, force=force)
-        return
-    token = new_token()
-    moved: list[tuple[str, str]] = []
-    named: list[str] = []
-    try:
-        # Without its first file an old set is incomplete, and cannot be taken for the new one.
-        for path in [*(path for _, path in files if force), *replaced]:
-            if os.path.lexists(path):
-                aside = aside_name(path, token)
-                rename(path, aside)
-                moved.append((aside, path))
-        for temporary, path in reversed(files):
-            _name(temporary, path, force=False)
-            named.append(path)
-    except BaseException:
-        for path in named:
-            os.unlink(path)
-        for aside, path in reversed(moved):
-            rename(aside, path)
-        raise
-    for aside, _ in reversed(moved):
-        os.unlink(aside)
-
-
-def _name(temporary: str, path: str, *, force: bool) -> None:
-    """Give a whole file its name; without `force` only where nothing has that name."""
-    if force:
-        rename(temporary, path)
-        return
-    try:
-        os.link(temporary, path)
-    except FileExistsError as error:
-        message = f"{path} has appeared meanwhile"
-        raise OutputError(message, hint="pass --force to replace it") from error
-    except OSError:  # a file system without hard links
-        rename(temporary, path)
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
     else:
-        os.unlink(temporary)
-
-
-def exchange(one: str, other: str) -> None:
-    """Swap two names at once (Linux `renameat2`); elsewhere one after the other."""
-    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is not None and not swap(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
-    ):
-        return
-    aside = temporary_name(other)
-    rename(other, aside)
-    rename(one, other)
-    rename(aside, one)
-
-
-def rename(temporary: str, path: str) -> None:
-    """Give a file or directory another name; `OutputError` where that is refused."""
-    try:
-        os.replace(temporary, path)
-    except OSError as error:
-        raise refused(path, error) from error
-
-
-def sync_directory(path: str) -> None:
-    """Wait until the names in a directory are on the disk."""
-    with suppress(OSError):  # some file systems cannot, and keep the name anyway
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.unlink(path)

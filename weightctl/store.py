@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats import format_module
@@ -87,31 +87,35 @@ def save(
     from weightctl.execute import DEFAULT_MEMORY, execute
     from weightctl.formats.base import write_in_order
     from weightctl.outcome import describe
-    from weightctl.output import clear_leftovers
+    from weightctl.output import beginning
     from weightctl.targets import Target, target
 
     started = time.monotonic()
     if not isinstance(where, Target):
         where = target(os.fspath(where), plan.format)
     outcome = describe(plan, where)
-    # What a killed run has left takes space that this one may use.
-    if not where.is_stream:
-        names = where.pattern() if where.file_name is None else None
-        clear_leftovers(os.path.realpath(where.path), names)
-    outcome.refuse(force=force)
+    names = where.pattern() if where.file_name is None else None
+    path = os.path.realpath(where.path)
     losses: dict[str, Loss] = {}
     budget = DEFAULT_MEMORY if memory is None else memory
     # Where a checksum of the bytes is written too, they must be seen.
     are_seen = any(layout.between is not None for layout in outcome.parts.values())
-    pieces = execute(
-        plan, outcome.tensors, threads=threads, memory=budget, losses=losses, spans=not are_seen
-    )
-    with closing(pieces), _sinks(plan, outcome, force=force) as sink_of:
-        pull = _Pull(pieces, progress)
+    with ExitStack() as stack:
+        # Opening a pipe waits for its reader, which no other run is to wait for.
+        with nullcontext() if where.is_stream else beginning(path, names, force=force):
+            outcome.refuse(force=force)
+            create = stack.enter_context(_sinks(outcome, force=force))
+            leading = create(outcome.names[0])
+        if where.file_name is not None:
+            _put_beside(plan, outcome, os.path.dirname(leading.path))
+        pieces = execute(
+            plan, outcome.tensors, threads=threads, memory=budget, losses=losses, spans=not are_seen
+        )
+        pull = _Pull(stack.enter_context(closing(pieces)), progress)
         if outcome.index:
-            sink_of(outcome.index[0]).write(outcome.index[1])
+            leading.write(outcome.index[1])
         for name, layout in outcome.parts.items():
-            sink = sink_of(name)
+            sink = leading if name == outcome.names[0] else create(name)
             sink.reserve(layout.nbytes)
             write_in_order(layout, sink, pull)
         # Before the output gets its name: what was read may be half of the one and half of another.
@@ -120,12 +124,9 @@ def save(
 
 
 @contextmanager
-def _sinks(
-    plan: Plan, outcome: Outcome, *, force: bool
-) -> Generator[Callable[[str], OutputFile], None, None]:
+def _sinks(outcome: Outcome, *, force: bool) -> Generator[Callable[[str], OutputFile], None, None]:
     """Yield what opens the file of a name: in a new directory, in one that is there, or a pipe."""
-    from weightctl.formats.huggingface import carry, write_beside
-    from weightctl.output import output_directory, output_files, output_stream, refused
+    from weightctl.output import output_directory, output_files, output_stream
 
     where = outcome.where
     if where.is_stream:
@@ -138,15 +139,24 @@ def _sinks(
             yield lambda name: create(paths[name])
         return
     path = os.path.realpath(where.path)
-    with output_directory(path, force=force, is_ours=outcome.has_name) as directory:
-        try:
-            dtype = _main_dtype(plan)
-            carry(outcome.carried, directory, dtype)
-            write_beside(outcome.documents, directory, dtype)
-        except OSError as error:
-            raise refused(directory, error) from error
-        with output_files() as create:
-            yield lambda name: create(os.path.join(directory, name))
+    with (
+        output_directory(path, force=force, is_ours=outcome.has_name) as directory,
+        output_files() as create,
+    ):
+        yield lambda name: create(os.path.join(directory, name))
+
+
+def _put_beside(plan: Plan, outcome: Outcome, directory: str) -> None:
+    """Put what belongs to a model beside its weights: config, tokenizer, licence."""
+    from weightctl.formats.huggingface import carry, write_beside
+    from weightctl.output import refused
+
+    try:
+        dtype = _main_dtype(plan)
+        carry(outcome.carried, directory, dtype)
+        write_beside(outcome.documents, directory, dtype)
+    except OSError as error:
+        raise refused(directory, error) from error
 
 
 def _main_dtype(plan: Plan) -> str | None:

@@ -181,7 +181,7 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
 
 def refuse_inputs(path: str, inputs: Iterable[str]) -> None:
     """Refuse a target that is an input, or a directory that holds one; raises `OutputError`."""
-    for name in inputs:
+    for name in filter(os.path.exists, inputs):
         same = os.path.exists(path) and os.path.samefile(name, path)
         inside = os.path.isdir(path) and os.path.samefile(os.path.dirname(name) or ".", path)
         if same or inside:

@@ -6,18 +6,24 @@ import os
 import re
 
 __all__ = [
+    "SWITCH",
     "TEMPORARY",
     "aside_name",
+    "asides_of",
     "is_temporary",
+    "loadable_name",
     "new_token",
     "temporary_name",
     "without_temporary",
 ]
 
-# Behind the name that an output is to have.
-TEMPORARY = r"\.weightctl-[0-9a-f]{8}\.partial"
-_END = re.compile(TEMPORARY + r"\Z")
-_NAME = re.compile(".+" + TEMPORARY, re.DOTALL)
+# Suffixes that loaders go by.
+_LOADABLE = (".safetensors", ".json")
+# Behind the name that an output is to have, and behind that a suffix where loaders need one.
+TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{'|'.join(map(re.escape, _LOADABLE))})?"
+# Behind the name of a set: the record of a replacement that is under way.
+SWITCH = ".weightctl-switch.partial"
+_END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
 
 
 def temporary_name(path: str) -> str:
@@ -25,9 +31,29 @@ def temporary_name(path: str) -> str:
     return f"{path}.weightctl-{new_token()}.partial"
 
 
-def aside_name(path: str, token: str) -> str:
-    """Return the name under which what was at a path waits until all that replaces it is there."""
-    return f"{path}.old.weightctl-{token}.partial"
+def aside_name(path: str) -> str:
+    """Return a new name for what was at a path, until what replaces it is there."""
+    return temporary_name(f"{path}.old")
+
+
+def asides_of(path: str) -> list[str]:
+    """Return the paths at which something from a path waits until what replaces it is there."""
+    directory, base = os.path.split(path)
+    pattern = re.compile(rf"{re.escape(base)}\.old{TEMPORARY}")
+    try:
+        names = sorted(filter(pattern.fullmatch, os.listdir(directory or ".")))
+    except OSError:
+        return []
+    return [os.path.join(directory, name) for name in names]
+
+
+def loadable_name(temporary: str) -> str:
+    """Return a second name for a temporary file, with the suffix that the file is to have.
+
+    Libraries that load what an index lists go by the suffix; where none does, the name is the same.
+    """
+    suffix = os.path.splitext(without_temporary(temporary))[1]
+    return temporary + suffix if suffix in _LOADABLE else temporary
 
 
 def new_token() -> str:
@@ -41,5 +67,5 @@ def without_temporary(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is an output that is not whole."""
-    return _NAME.fullmatch(name) is not None
+    """Whether a file of this name is there only until an output is whole."""
+    return without_temporary(name) not in {name, ""}

@@ -222,7 +222,7 @@ def test_a_place_that_may_not_be_written_is_refused_as_such(plan: ShardPlan, out
 def test_a_directory_that_another_run_writes_is_refused(plan: ShardPlan, out: Path) -> None:
     with (
         held(f"{out}.partial"),
-        pytest.raises(OutputError, match="being written by another run") as caught,
+        pytest.raises(OutputError, match="another run is writing") as caught,
     ):
         save_shards(plan, out)
     assert "wait" in caught.value.hint
@@ -233,7 +233,7 @@ def test_two_runs_at_once_do_not_meet(plan: ShardPlan, out: Path, tmp_path: Path
     refusals: list[OutputError] = []
 
     def run_another() -> None:
-        with pytest.raises(OutputError, match="being written by another run") as caught:
+        with pytest.raises(OutputError, match="another run is writing") as caught:
             save_shards(plan, out)
         refusals.append(caught.value)
 

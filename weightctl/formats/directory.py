@@ -10,11 +10,14 @@ from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_by_index, format_by_suffix, sniff
 from weightctl.formats.index import few, read_index
 from weightctl.formats.sets import Parts, indexed, part_of, set_of
-from weightctl.temporary import is_temporary
+from weightctl.formats.switch import is_switch, read_switch
+from weightctl.temporary import is_temporary, without_temporary
 from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from weightctl.formats.switch import Switch
 
 __all__ = ["find_in_directory"]
 
@@ -33,10 +36,14 @@ def find_in_directory(directory: str, format_name: str | None) -> Parts:
     format's suffix, else the only file or the only set of parts.
     """
     try:
-        names = sorted(name for name in os.listdir(directory) if not is_temporary(name))
+        there = sorted(os.listdir(directory))
     except OSError as error:
         raise FormatError(directory, None, error.strerror or str(error)) from error
-    by_format = _by_format(directory, names)
+    # A set that takes the place of another stands for all the files that this is about.
+    switches = [name for name in there if is_switch(name)]
+    gone = {each for name in switches for each in _switch_in(directory, name).names}
+    names = [name for name in there if not is_temporary(name) and name not in gone]
+    by_format = _by_format(directory, [*names, *switches])
     wanted = [format_name] if format_name else [name for name in FORMATS if name in by_format]
     if not wanted or wanted[0] not in by_format:
         from weightctl.formats.strangers.directories import nothing_in
@@ -52,7 +59,11 @@ def find_in_directory(directory: str, format_name: str | None) -> Parts:
             f"--from {others[0]} reads the other",
             *notes,
         )
-    return parts._replace(notes=notes)
+    return parts._replace(notes=(*parts.notes, *notes))
+
+
+def _switch_in(directory: str, name: str) -> Switch:
+    return read_switch(os.path.join(directory, name))
 
 
 def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
@@ -70,6 +81,8 @@ def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _format_of(path: str) -> str | None:
+    if is_switch(path):
+        return read_switch(path).parts().format
     listing = format_by_index(path)
     if listing is not None:
         return listing
@@ -110,24 +123,37 @@ def _passed_over(
 
 def _choose(directory: str, format_name: str, names: Sequence[str]) -> Parts:
     line = FORMATS[format_name]
-    indexes = [name for name in names if format_by_index(name)]
+    indexes = [name for name in names if _leads_by_index(directory, name)]
     if len(indexes) == 1:
-        return indexed(read_index(os.path.join(directory, indexes[0])), format_name)
-    checkpoints: dict[str, tuple[str, ...]] = {}
+        return _set_of_index(os.path.join(directory, indexes[0]), format_name)
+    checkpoints: dict[str, Parts] = {}
     for name in names:
         if name in indexes:
             continue
         part = part_of(name)
+        members = (name,) if part is None else tuple(set_of(part))
         key = name if part is None else f"{part['stem']}-*-of-{part['count']}{part['suffix']}"
-        checkpoints[key] = (name,) if part is None else tuple(set_of(part))
+        if is_switch(name):
+            checkpoints[without_temporary(name)] = _switch_in(directory, name).parts()
+        else:
+            paths = tuple(os.path.join(directory, member) for member in members)
+            checkpoints[key] = Parts(format_name, paths)
     if len(checkpoints) == 1 and not indexes:
-        (chosen,) = checkpoints.values()
-    elif line.in_directory in checkpoints:
-        chosen = checkpoints[line.in_directory]
-    else:
-        several = ", ".join([*indexes, *checkpoints])
-        raise FormatError(
-            directory, None, f"the directory holds several {format_name} checkpoints: {several}",
-            hint="name one of them",
-        )  # fmt: skip
-    return Parts(format_name, tuple(os.path.join(directory, name) for name in chosen))
+        return next(iter(checkpoints.values()))
+    if line.in_directory in checkpoints:
+        return checkpoints[line.in_directory]
+    several = ", ".join([*indexes, *checkpoints])
+    raise FormatError(
+        directory, None, f"the directory holds several {format_name} checkpoints: {several}",
+        hint="name one of them",
+    )  # fmt: skip
+
+
+def _leads_by_index(directory: str, name: str) -> bool:
+    if is_switch(name):
+        name = _switch_in(directory, name).leading
+    return format_by_index(name) is not None
+
+
+def _set_of_index(path: str, format_name: str) -> Parts:
+    return read_switch(path).parts() if is_switch(path) else indexed(read_index(path), format_name)

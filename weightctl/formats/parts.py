@@ -28,6 +28,8 @@ from weightctl.formats.sets import (
     set_of,
     split_suffix,
 )
+from weightctl.formats.switch import switch_of
+from weightctl.temporary import asides_of
 from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ __all__ = ["is_part", "open_files", "part_name"]
 _MANY = 1000
 _MOST_REASONS = 3
 _LONGEST_REASON = 200
+_ASIDE = (
+    "a run that replaced {} was stopped: the old files are read; the same command replaces them"
+)
 _VERSIONS = "is the download complete, and all of one version?"
 
 
@@ -64,6 +69,25 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
 def _find(path: str, format_name: str | None) -> Parts:
     if os.path.isdir(path):
         return find_in_directory(path, format_name)
+    found = _find_unsettled(path, format_name)
+    return _find_files(path, format_name) if found is None else found
+
+
+def _find_unsettled(path: str, format_name: str | None) -> Parts | None:
+    """Return what a path leads to where a run replaces it, or was stopped while it did."""
+    if (switch := switch_of(path)) is not None:
+        parts = switch.parts()
+        recognise(MappedFile(parts.paths[0]), format_name)
+        return parts
+    stem = path.rstrip("/")
+    aside = None if os.path.lexists(stem) else next(filter(os.path.isdir, asides_of(stem)), None)
+    if aside is None:
+        return None
+    parts = find_in_directory(aside, format_name)
+    return parts._replace(notes=(_ASIDE.format(path), *parts.notes))
+
+
+def _find_files(path: str, format_name: str | None) -> Parts:
     listing = format_by_index(path)
     if listing is not None:
         if format_name not in {None, listing}:
@@ -158,7 +182,10 @@ def _error(
     message = problems[0] if "parts are missing" in problems[0] else f"{are_wrong}: {problems[0]}"
     if len(problems) > 1:
         message = "\n  ".join([f"{are_wrong}:", *problems])
-    return FormatError(where, None, message, hint=hints.pop() if are_alike else _VERSIONS)
+    hint = hints.pop() if are_alike else _VERSIONS
+    if any(asides_of(part) for part in _missing(parts.paths)[:_MOST_REASONS]):
+        hint = "a run that replaced them was stopped; run its `weightctl convert` command again"
+    return FormatError(where, None, message, hint=hint)
 
 
 def _reasons(failures: Sequence[FormatError], format_name: str) -> list[str]:

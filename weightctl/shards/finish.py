@@ -11,7 +11,8 @@ from weightctl.formats.huggingface import carry
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.interrupts import uninterrupted
-from weightctl.output import exchange, refused, rename, sync_directory
+from weightctl.output_file import refused
+from weightctl.replacing import exchange, rename, sync_directory
 from weightctl.shards.belongings import remove
 from weightctl.shards.journal import JOURNAL, REPLACED, begin_journal
 from weightctl.shards.place import held

@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.output import refused
+from weightctl.output_file import refused
 from weightctl.shards.writable import put, write_all
 from weightctl.untyped import is_list, is_object
 

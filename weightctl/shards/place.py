@@ -8,10 +8,12 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.claims import BEING_WRITTEN, is_same, locked
 from weightctl.errors import OutputError
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST, Identity, Manifest
-from weightctl.output import is_same, locked, refused, sync_directory
+from weightctl.output_file import refused
+from weightctl.replacing import sync_directory
 from weightctl.shards.belongings import refuse_foreign, remove
 from weightctl.shards.journal import JOURNAL, REPLACED, Journal, Purpose, Record, read_journal
 from weightctl.shards.writable import Writable, put
@@ -66,7 +68,7 @@ def _lock(path: str) -> int:
             continue  # it has just got its name
         except BlockingIOError as error:
             raise OutputError(
-                f"{path} is being written by another run", hint="wait until that has ended"
+                f"another run is writing {path.removesuffix('.partial')}", hint=BEING_WRITTEN
             ) from error
         except OSError as error:
             raise refused(path, error) from error

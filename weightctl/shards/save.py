@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.claims import refuse_other_runs
 from weightctl.errors import WeightctlError
 from weightctl.formats.sharded.identity import identity
+from weightctl.output import beginning
 from weightctl.shards.digests import refuse_altered
 from weightctl.shards.finish import discard, finish
 from weightctl.shards.outcome import describe_shards
@@ -72,10 +75,13 @@ def save_shards(
     """
     started = time.monotonic()
     outcome = describe_shards(plan, out)
+    refuse_other_runs(outcome.path)
     outcome.refuse(force=force)
     # What is wrong in one set must not be right in the next.
     refuse_altered(plan.source, threads=threads)
-    with held(outcome.partial):
+    with ExitStack() as stack:
+        with beginning(outcome.path, force=force):
+            stack.enter_context(held(outcome.partial))
         # Another run may have ended since.
         outcome.refuse(force=force)
         manifest = outcome.manifest(identity(plan.source))

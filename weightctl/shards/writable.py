@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.disk import reserve, start_writing_back
 from weightctl.errors import OutputError
-from weightctl.output import refused, sync_directory
+from weightctl.output_file import refused
+from weightctl.replacing import sync_directory
 from weightctl.shards.belongings import NEW
 
 if TYPE_CHECKING:

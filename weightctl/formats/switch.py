@@ -1,0 +1,181 @@
+"""The record of a set of files that takes the place of another: which files are the new ones.
+
+Several files cannot be renamed at one moment. The record can: from the moment it is there, the set
+is the new one, whose files have temporary names until they have got their own. A run that is killed
+meanwhile leaves the record, by which readers find the new files, and the next run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError
+from weightctl.formats import INDEX_SUFFIX, format_by_index, recognise
+from weightctl.formats.index import read_index
+from weightctl.formats.sets import Parts, part_of
+from weightctl.temporary import SWITCH, loadable_name, without_temporary
+from weightctl.untyped import is_list, is_object, is_text_map
+from weightctl.weights.json_file import read_json
+from weightctl.weights.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "Switch",
+    "is_same_file",
+    "is_switch",
+    "read_switch",
+    "switch_bytes",
+    "switch_of",
+    "switch_path",
+]
+
+_MAX_SIZE = 100_000_000
+
+
+class Switch(NamedTuple):
+    """A replacement that has been decided on: the new files count, and the old ones do not.
+
+    `path` is that of the record. `new` maps the name of each new file to its temporary one; the
+    file that leads to the others comes first. `old` are the names of files that give way, and
+    `decided` is when the record was written, in nanoseconds.
+    """
+
+    path: str
+    new: Mapping[str, str]
+    old: tuple[str, ...]
+    decided: int
+
+    @property
+    def names(self) -> set[str]:
+        """The names that this is about, without temporary ones."""
+        return {*self.new, *self.old}
+
+    @property
+    def leading(self) -> str:
+        """The name of the new file that leads to the others."""
+        return next(iter(self.new))
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file beside the record."""
+        return os.path.join(os.path.dirname(self.path), name)
+
+    def current(self, name: str) -> str:
+        """Return the path that a new file has by now: a temporary one, or its own."""
+        temporary = self.path_of(self.new[name])
+        return temporary if os.path.lexists(temporary) else self.path_of(name)
+
+    def changed(self) -> list[str]:
+        """Return the names at which somebody has put other files since the record was written."""
+        return [name for name in sorted(self.names) if self._has_changed(name)]
+
+    def _has_changed(self, name: str) -> bool:
+        path = self.path_of(name)
+        try:
+            if os.lstat(path).st_ctime_ns <= self.decided or name not in self.new:
+                return os.lstat(path).st_ctime_ns > self.decided
+        except FileNotFoundError:
+            return False
+        own = self.path_of(self.new[name])
+        # Without hard links the new file has no second name any more.
+        return os.path.lexists(own) and not any(
+            is_same_file(path, other) for other in (own, loadable_name(own))
+        )
+
+    def parts(self) -> Parts:
+        """Return the new set; `FormatError` where somebody has changed its files since."""
+        if changed := self.changed():
+            raise FormatError(
+                self.path_of(changed[0]), None,
+                "this file was changed after a run that replaced its set was stopped",
+                hint=f"to read the files as they are remove {self.path}; to replace them run the "
+                "stopped command again with --force",
+            )  # fmt: skip
+        index = self.leading if format_by_index(self.leading) else None
+        paths = {name: self.current(name) for name in self.new if name != index}
+        listed = None
+        if index is not None:
+            read = read_index(self.current(index))
+            names = {name: os.path.basename(path) for name, path in paths.items()}
+            weight_map = {tensor: names.get(name, name) for tensor, name in read.weight_map.items()}
+            listed = read._replace(weight_map=weight_map)
+        first = next(iter(paths.values()))
+        note = (
+            f"the run that replaced {_set_name(self.leading)} has not ended: its new files are "
+            "read under their temporary names; if it was stopped, the same command finishes it"
+        )
+        return Parts(recognise(MappedFile(first)), tuple(paths.values()), listed, (note,))
+
+
+def is_same_file(path: str, other: str) -> bool:
+    """Whether two paths are names of one file that is there."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
+def is_switch(name: str) -> bool:
+    """Whether a file has the name of such a record."""
+    return name.endswith(SWITCH)
+
+
+def switch_path(path: str) -> str:
+    """Return the path of the record for the set that a file is of: a part, an index or alone."""
+    directory, base = os.path.split(path)
+    return os.path.join(directory, _set_name(base) + SWITCH)
+
+
+def _set_name(name: str) -> str:
+    if format_by_index(name):
+        return name.removesuffix(INDEX_SUFFIX)
+    part = part_of(name)
+    return name if part is None else part["stem"] + part["suffix"]
+
+
+def switch_of(path: str) -> Switch | None:
+    """Return the replacement that a file is part of, new or old; None where there is none."""
+    record = switch_path(path)
+    if not os.path.lexists(record):
+        return None
+    switch = read_switch(record)
+    return switch if os.path.basename(path) in switch.names else None
+
+
+def switch_bytes(new: Mapping[str, str], old: tuple[str, ...]) -> bytes:
+    """Return the content of a record."""
+    return (json.dumps({"new": dict(new), "old": old}, indent=2) + "\n").encode("ascii")
+
+
+def read_switch(path: str) -> Switch:
+    """Read a record; `FormatError` where it is not one, or is about files of another set."""
+    file = MappedFile(path)
+    document = read_json(file, _MAX_SIZE)
+    new, old = (document.get("new"), document.get("old")) if is_object(document) else (None, None)
+    own = os.path.basename(path).removesuffix(SWITCH)
+    if (
+        is_text_map(new)
+        and new
+        and is_list(old)
+        and all(isinstance(name, str) and _set_name(name) == own for name in (*new, *old))
+        and all(_is_temporary_of(temporary, name) for name, temporary in new.items())
+    ):
+        return Switch(path, new, tuple(old), _decided(path))
+    raise FormatError(
+        path, None, "this is not the record of a replacement that weightctl writes",
+        hint="remove it",
+    )  # fmt: skip
+
+
+def _decided(path: str) -> int:
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:  # its run has just come to its end
+        return 0
+
+
+def _is_temporary_of(temporary: str, name: str) -> bool:
+    return temporary != name and without_temporary(temporary) == name
