@@ -11,7 +11,7 @@ import pytest
 
 from old_outputs import EACH_KIND, old_output
 from outcomes import random_model, random_weights, standing
-from saved_shards import after, cut, layers
+from saved_shards import cut, layers
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.shards.save import save_shards
@@ -130,8 +130,8 @@ def test_shards_and_a_model_are_not_written_to_one_directory_at_once(tmp_path: P
         assert another.returncode == 2
         assert SECOND in errors
 
-    save_shards(plan, out, progress=after(1, convert))
-    save_shards(plan, out, force=True, progress=after(1, shard))
+    save_shards(plan, out, progress=once(convert))
+    save_shards(plan, out, force=True, progress=once(shard))
     save(model, tmp_path / "other", progress=once(lambda: refused_shards(plan, tmp_path / "other")))
 
 

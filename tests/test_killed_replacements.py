@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # How large the files may be, for so many parts of three small matrices.
 SIZES = {3: 1, 2: 70_000, 1: 1 << 30}
+FORMATS_OF = {".safetensors": "safetensors", ".gguf": "gguf", ".bin": "pytorch"}
 THESIS = {"thesis.tex": b"years of work"}
 
 
@@ -258,6 +260,50 @@ def test_a_record_that_weightctl_would_not_write_moves_no_file(
             do(tmp_path / "m.gguf")
         assert caught.value.path == str(tmp_path / f"m.gguf{SWITCH}")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf", ".bin"])
+def test_a_set_is_replaced_where_the_file_system_has_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for seed in (1, 2):
+        plan = Plan.copy(random_weights(3, 8, seed=seed), FORMATS_OF[suffix])
+        save(split(plan, 1), tmp_path / f"m{suffix}", force=seed == 2)
+        assert contents(open_weights(tmp_path)) == contents(random_weights(3, 8, seed=seed))
+        assert leftovers(tmp_path) == []
+    with pytest.raises(OutputError, match="exists"):
+        save(split(plan, 1), tmp_path / f"m{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+def test_a_replacement_that_is_refused_at_its_first_change_leaves_the_old_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    plans = [split(Plan.copy(random_weights(3, 8, seed=seed), FORMATS_OF[suffix]), 1)
+             for seed in (1, 2)]  # fmt: skip
+    save(plans[0], tmp_path / f"m{suffix}")
+    old = standing(tmp_path)
+    for name in ("unlink", "replace"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name), min(old, key=len), max(old)))
+    with pytest.raises(OutputError, match="cannot be written"):
+        save(plans[1], tmp_path / f"m{suffix}", force=True)
+    assert standing(tmp_path) == old
+    assert leftovers(tmp_path) == []
+
+
+def refusing(do: Callable[..., None], *names: str) -> Callable[..., None]:
+    """Return a system call that refuses to change or remove what has one of these names."""
+
+    def refuse(*paths: str) -> None:
+        if os.path.basename(paths[-1]) in names:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        do(*paths)
+
+    return refuse
 
 
 def test_a_directory_that_was_moved_aside_is_read_until_the_next_run(tmp_path: Path) -> None:

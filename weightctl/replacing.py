@@ -202,7 +202,11 @@ def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> N
         with suppress(OSError):
             os.link(temporary, second)
             temporary = second
-        rename(temporary, path)
+        try:
+            rename(temporary, path)
+        except OutputError:
+            _remove([second])
+            raise
         return
     try:
         os.link(temporary, path)
