@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from faults import Injected
     from weightctl.verify import Problem, Report
 
-ALONE = ("finite", "names", "forward")
+ALONE = ("finite", "names", "metadata", "forward")
 AGAINST = (*ALONE, "values")
 
 

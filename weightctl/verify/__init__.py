@@ -46,6 +46,10 @@ CHECKS: dict[str, Check] = {
     "names": Check(
         "weightctl.verify.names:check", "the tensors are those that the config asks for"
     ),
+    "metadata": Check(
+        "weightctl.verify.metadata:check",
+        "tokenizer, special tokens and config fit, and are the reference's",
+    ),
     "values": Check(
         "weightctl.verify.values:check",
         "each tensor is the reference's, but for what its encoding costs",

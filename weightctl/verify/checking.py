@@ -45,6 +45,7 @@ def verify(
         load(_REQUIRE_PROMPT)(request)
     results: dict[str, Result] = {}
     seconds: dict[str, float] = {}
+    reported: set[Problem] = set()
     for name in wanted:
         started = time.monotonic()
         if damage is None:
@@ -55,7 +56,10 @@ def verify(
             found = Result(problems=(problem,))
         else:
             found = Result(skipped="the files cannot be opened")
-        problems = tuple(replace(each, check=name) for each in found.problems)
+        # What an earlier check has found of the config is not repeated.
+        problems = tuple(each for each in found.problems if each not in reported)
+        reported |= {*problems}
+        problems = tuple(replace(each, check=name) for each in problems)
         results[name] = replace(found, problems=problems)
         seconds[name] = time.monotonic() - started
     if damage is not None and _STRUCTURE not in wanted:

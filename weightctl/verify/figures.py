@@ -15,6 +15,7 @@ __all__ = [
     "ForwardFigures",
     "LayerDivergence",
     "MatrixGain",
+    "MetadataFigures",
     "NamesFigures",
     "NextToken",
     "StructureFigures",
@@ -58,6 +59,19 @@ class NamesFigures:
     layers: int
     expected: int
     found: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataFigures:
+    """The tokenizer that goes with a checkpoint: how many tokens it has, and GGUF's name for it.
+
+    The name is empty where there is none. `is_compared` tells whether a reference was there to
+    compare all metadata with.
+    """
+
+    tokens: int
+    tokenizer: str
+    is_compared: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from weightctl.split import Grid
 from weightctl.verify.figures import (
     FiniteFigures,
     ForwardFigures,
+    MetadataFigures,
     NamesFigures,
     StructureFigures,
     ValuesFigures,
@@ -66,6 +67,14 @@ def _names(figures: NamesFigures) -> str:
     return f"{figures.family}, {counted(figures.layers, 'layer')}, {found}"
 
 
+def _metadata(figures: MetadataFigures) -> str:
+    if not figures.tokenizer:
+        tokenizer = "no tokenizer"
+    else:
+        tokenizer = f"tokenizer {figures.tokenizer}, {counted(figures.tokens, 'token')}"
+    return f"{tokenizer}; compared with the reference's" if figures.is_compared else tokenizer
+
+
 def _values(figures: ValuesFigures) -> str:
     compared = f"{counted(len(figures.tensors), 'tensor')} compared"
     if not figures.tensors:
@@ -120,6 +129,7 @@ _FINDINGS: dict[type[Figures], Callable[[Any], str]] = {
     StructureFigures: _structure,
     FiniteFigures: _finite,
     NamesFigures: _names,
+    MetadataFigures: _metadata,
     ValuesFigures: _values,
     ForwardFigures: _forward,
 }

@@ -98,6 +98,10 @@ _OF_CHECKS = {
         "compare the names with those of the original, `weightctl diff ORIGINAL A`; `weightctl "
         "convert IN OUT --rename FILE` corrects them, or the config is that of another model"
     ),
+    "metadata": (
+        "take the tokenizer's files and the config from the original, or convert it again: "
+        "`weightctl convert ORIGINAL OUT`; in a GGUF, `--set KEY=VALUE` corrects a single key"
+    ),
     "values": _AGAIN,
 }
 _COMPARE = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weightctl.verify.figures import (
     FiniteFigures,
     ForwardFigures,
+    MetadataFigures,
     NamesFigures,
     StructureFigures,
     ValuesFigures,
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Figures", "Report", "Result"]
 
 Figures: TypeAlias = (
-    StructureFigures | FiniteFigures | NamesFigures | ValuesFigures | ForwardFigures
+    StructureFigures
+    | FiniteFigures
+    | NamesFigures
+    | MetadataFigures
+    | ValuesFigures
+    | ForwardFigures
 )
 
 _Kind = TypeVar("_Kind", bound=Figures)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.archs import Checkpoint
     from weightctl.archs.keys import Config
 
-__all__ = ["Difference", "corrected", "differences"]
+__all__ = ["Difference", "corrected", "differences", "lost_window"]
 
 # What is compared as the speeds that it all makes, not field by field.
 _STRETCH = ("rope_scaling", "has_rope_factors")
@@ -46,16 +46,21 @@ class Difference:
     changes: Mapping[str, Any]
 
 
-def differences(subject: Checkpoint, reference: Checkpoint) -> list[Difference]:
+def differences(
+    subject: Checkpoint, reference: Checkpoint, *, with_context: bool = False
+) -> list[Difference]:
     """Return in which keys two checkpoints of one family differ, those that count.
 
     What the dialects always have in their own way is no difference, nor is a value that follows
-    from another that differs.
+    from another that differs. The length of the context counts where positions have a table of
+    their own, and else `with_context`: it changes no short text, and cuts long ones.
     """
     own, other = plain(subject), plain(reference)
     found: list[Difference] = []
     following: dict[str, Any] = {}
-    unequal = list(_unequal(subject, reference, own.config, other.config))
+    unequal = list(
+        _unequal(subject, reference, own.config, other.config, with_context=with_context)
+    )
     for name, value, wanted in unequal:
         if _follows(subject, reference, name, wanted):
             following[name] = wanted
@@ -92,8 +97,25 @@ def corrected(subject: Checkpoint, found: list[Difference]) -> Checkpoint | None
         return None
 
 
+def lost_window(subject: Checkpoint, reference: Checkpoint) -> str:
+    """Return a note on a sliding window that GGUF left out, empty where there is none."""
+    windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
+    if windows[0] == windows[1] or not _is_no_window(subject, reference):
+        return ""
+    here, there = map(_told, windows)
+    return (
+        f"the sliding window is {here}, and {there} in the reference: no text that fits tells them "
+        f"apart, or llama.cpp has none for {subject.arch.name}"
+    )
+
+
 def _unequal(
-    subject: Checkpoint, reference: Checkpoint, own: Config, other: Config
+    subject: Checkpoint,
+    reference: Checkpoint,
+    own: Config,
+    other: Config,
+    *,
+    with_context: bool,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the fields that differ and count, with both values."""
     given: Any = own
@@ -102,7 +124,7 @@ def _unequal(
         if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_dialect(subject, name):
             continue
         has_table = any(line.module == _POSITIONS for line in subject.arch.names)
-        if name == _CONTEXT and not has_table:
+        if name == _CONTEXT and not (has_table or with_context):
             continue
         if name in _WINDOWS and _is_no_window(subject, reference):
             continue
