@@ -56,12 +56,13 @@ def test_a_healthy_model_has_a_verdict_for_each_check_and_exit_code_0(
     lines = ran.out.splitlines()
     assert ran.code == 0
     assert lines[0] == f"{tiny_llama}: safetensors, llama, 1,935,104 weights, BF16"
-    assert [line.split()[:2] for line in lines[2:5]] == [
+    assert [line.split()[:2] for line in lines[2:6]] == [
         ["structure", "ok"],
         ["finite", "ok"],
         ["names", "ok"],
+        ["metadata", "ok"],
     ]
-    assert lines[-1] == "no problems found in 3 checks"
+    assert lines[-1] == "no problems found in 4 checks"
 
 
 def test_a_healthy_model_is_silent_when_it_should_be(
@@ -117,7 +118,7 @@ def test_a_model_is_compared_and_the_report_kept(
     assert re.search(r"values +ok +30 tensors compared, no difference", ran.out)
     kept = json.loads(report.read_text())
     validator.validate(kept)
-    assert [*kept["checks"]] == ["structure", "finite", "names", "values", "forward"]
+    assert [*kept["checks"]] == [*CHECKS]
     assert kept["ok"]
 
 

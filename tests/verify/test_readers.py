@@ -15,6 +15,7 @@ import torch
 import build
 from weightctl import open_weights
 from weightctl.verify import Request, Subject
+from weightctl.verify.findings import finding
 from weightctl.verify.outside import reader_process
 from weightctl.verify.outside.pickled import pickled
 from weightctl.verify.outside.readers import asked
@@ -84,6 +85,33 @@ def test_what_a_reader_refuses_is_a_problem_of_the_file(small: Path) -> None:
     (problem,) = asked(header).problems
     assert problem.where == str(small)
     assert problem.text.startswith("`safetensors.safe_open` refuses it: ")
+
+
+def test_the_line_of_the_structure_names_the_reader_that_refuses_the_file_and_why(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trained.pt"
+    torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
+    line = finding(check(Request(subject=Subject(path))).figures)
+    assert line.endswith("; torch: refuses trained.pt: it also holds an `argparse.Namespace`")
+
+
+def test_of_several_files_the_first_that_a_reader_refuses_is_named(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-0000{number}-of-00002.bin" for number in (1, 2)]
+    for number, part in enumerate(parts):
+        torch.save({f"w{number}": torch.zeros(2), "args": argparse.Namespace(rate=1)}, part)
+    found = asked(header_of(parts[0]))
+    assert found.reason.startswith("refuses model-00001-of-00002.bin: it also holds")
+    assert found.reason.endswith("(and 1 more)")
+    assert [problem.where for problem in found.problems] == [*map(str, parts)]
+
+
+def test_what_a_reader_says_in_many_lines_is_one(small: Path) -> None:
+    header = header_of(small)
+    small.write_bytes(small.read_bytes()[:-1])
+    found = asked(header)
+    assert found.reason.startswith("refuses small.safetensors: ")
+    assert "\n" not in f"{found.reason}{found.problems[0].text}"
 
 
 def test_a_reader_that_takes_too_long_is_told_and_no_problem(small: Path) -> None:

@@ -29,7 +29,7 @@ class StructureFigures:
     """The files of a checkpoint, and what other readers say of them.
 
     `readers` are by name (`safetensors`, `gguf`, `torch`): empty for one that reads the files, else
-    why it was not asked or what it says.
+    which file it refuses and why, or why it was not asked, in one line.
     """
 
     files: int

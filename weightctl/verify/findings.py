@@ -44,6 +44,7 @@ def cosine(value: float) -> str:
 def _structure(figures: StructureFigures) -> str:
     reading = [name for name, said in figures.readers.items() if not said]
     readers = f"; read by {_listed(reading)} too" if reading else ""
+    # What another reader refuses is its verdict, and says so by its name.
     others = "".join(f"; {name}: {said}" for name, said in figures.readers.items() if said)
     files = counted(figures.files, "file")
     tensors = counted(figures.tensors, "tensor")

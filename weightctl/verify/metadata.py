@@ -11,11 +11,7 @@ from weightctl.verify.describing.contradictions import find_contradictions
 from weightctl.verify.describing.description import describe
 from weightctl.verify.describing.file_types import check_file_type
 from weightctl.verify.describing.settings import compare_configs, compare_other_keys
-from weightctl.verify.describing.special_tokens import (
-    compare_ends,
-    compare_flags,
-    compare_special,
-)
+from weightctl.verify.describing.special_tokens import compare_flags, compare_special
 from weightctl.verify.describing.text_rules import (
     compare_chat_templates,
     compare_pre_tokenizers,
@@ -49,7 +45,6 @@ COMPARISONS: tuple[Callable[[Pair], Compared], ...] = (
     compare_merges,
     compare_pre_tokenizers,
     compare_special,
-    compare_ends,
     compare_flags,
     compare_chat_templates,
 )

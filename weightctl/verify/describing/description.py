@@ -140,8 +140,8 @@ def _of_directory(subject: Subject, directory: str, document: Mapping[str, Any])
     )
 
 
-def read_ends(description: Description) -> tuple[int, ...] | None:
-    """Return the ids that end generation as a directory's configs state them; None for none.
+def read_ends(description: Description) -> tuple[int, ...]:
+    """Return the ids that end generation as a directory's configs state them.
 
     generation_config.json comes before config.json, as in transformers.
     """
@@ -149,7 +149,7 @@ def read_ends(description: Description) -> tuple[int, ...] | None:
         content = document.get("eos_token_id")
         if content is not None:
             return tuple(_ids(content))
-    return None
+    return ()
 
 
 def _ids(content: Any) -> Iterator[int]:

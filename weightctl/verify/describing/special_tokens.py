@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from weightctl.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.tokenizer.special import WORDS
 from weightctl.verify.describing.compared import Compared, show_token
-from weightctl.verify.describing.description import is_id, read_ends
+from weightctl.verify.describing.description import TOKENIZER_KEYS, is_id, read_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.tokenizer import Tokenizer
     from weightctl.verify.describing.compared import Pair
     from weightctl.verify.describing.description import Description
 
-__all__ = ["DEFAULTS", "compare_ends", "compare_flags", "compare_special"]
+__all__ = ["DEFAULTS", "compare_flags", "compare_special"]
 
 # The ids that llama.cpp takes where a file states none, by `tokenizer.ggml.model`
 # (src/llama-vocab.cpp, `llama_vocab::impl::load`).
@@ -47,50 +47,47 @@ _CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def compare_special(pair: Pair) -> Compared:
-    """Compare the ids of the tokens with a meaning of their own: bos, eos, unknown, padding ..."""
+    """Compare the ids of tokens with a meaning of their own, and which of them end generation."""
     found = Compared()
-    own, other = pair.tokenizer, pair.reference
-    known = {*WORDS.values()} if pair.is_across else {*own.special, *other.special}
-    for word in dict.fromkeys((*WORDS.values(), *own.special, *other.special)):
-        token, wanted = _special(pair.own, own, word), _special(pair.other, other, word)
-        if token == wanted or word not in known:
-            continue  # what only GGUF has a word for is compared as what ends generation
-        where, name = pair.own.token_key(word), word.replace("seperator", "separator")
-        if wanted is None:
-            found.notes.append(f"`{where}` is {_shown(own, token)}, and the reference states none")
-        elif token is None and _may_lack(pair, word):
-            found.notes.append(
-                f"`{where}` is not stated, and is {_shown(other, wanted)} in the reference"
-            )
-        else:
-            state = "not stated" if token is None else show_token(own, token)
-            if token is not None and word not in own.special:
-                state = f"not stated, for which llama.cpp takes {state}"
-            found.add(
-                where,
-                f"the {name} token is {state}, and {show_token(other, wanted)} in the reference",
-            )
+    # What only GGUF has a word for is compared as what ends generation.
+    words = (*WORDS.values(), *(() if pair.is_across else pair.reference.special))
+    for word in dict.fromkeys((*words, *pair.tokenizer.special)):
+        if word in words or not pair.is_across:
+            _compare_word(found, pair, word)
     for key in _CONFIG_IDS:
         _compare_config_id(found, pair, key)
+    _compare_ends(found, pair)
     return found
 
 
-def _shown(tokenizer: Tokenizer, token: int | None) -> str:
-    return "none" if token is None else show_token(tokenizer, token)
+def _compare_word(found: Compared, pair: Pair, word: str) -> None:
+    own, other = pair.tokenizer, pair.reference
+    token, wanted = own.special.get(word), other.special.get(word)
+    if token == wanted:
+        return
+    where, name = pair.own.token_key(word), word.replace("seperator", "separator")
+    if wanted is None:
+        if token is not None and token != _default(pair.other, other, word):
+            text = f"is {show_token(own, token)}, and the reference states none"
+            found.notes.append(f"`{where}` {text}")
+        return
+    there = f"{show_token(other, wanted)} in the reference"
+    if token is not None:
+        found.add(where, f"the {name} token is {show_token(own, token)}, and {there}")
+        return
+    taken = _default(pair.own, own, word)
+    if taken == wanted:
+        return
+    if pair.is_across and word not in {"bos", "eos"}:  # which other tools leave out
+        found.notes.append(f"`{where}` is not stated, and is {there}")
+        return
+    instead = "" if taken is None else f", for which llama.cpp takes {show_token(own, taken)}"
+    found.add(where, f"the {name} token is not stated{instead}, and is {there}")
 
 
-def _special(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
-    token = tokenizer.special.get(word)
-    if token is None and description.is_gguf:
-        token = DEFAULTS.get(tokenizer.model, {}).get(word)
-        if token is not None and token >= len(tokenizer.tokens):
-            return None
-    return token
-
-
-def _may_lack(pair: Pair, word: str) -> bool:
-    """Whether other tools leave a token out that nothing is computed with."""
-    return pair.is_across and word not in {"bos", "eos"}
+def _default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
+    """Return the id that llama.cpp takes for a special token that a GGUF file does not state."""
+    return DEFAULTS.get(tokenizer.model, {}).get(word) if description.is_gguf else None
 
 
 def _compare_config_id(found: Compared, pair: Pair, key: str) -> None:
@@ -108,22 +105,16 @@ def _compare_config_id(found: Compared, pair: Pair, key: str) -> None:
         )
 
 
-def compare_ends(pair: Pair) -> Compared:
+def _compare_ends(found: Compared, pair: Pair) -> None:
     """Compare which tokens end generation.
 
     One that the reference has and the model lacks lets it run on; that is a problem. One more is a
     problem where both have configs of transformers, and else may be what llama.cpp adds itself.
     """
-    found = Compared()
     own, other = _ends(pair.own, pair.tokenizer), _ends(pair.other, pair.reference)
-    if other is None:
-        return found
-    where = "tokenizer.ggml.eos_token_id" if pair.own.is_gguf else "eos_token_id"
-    if own is None:
-        if pair.own.is_gguf or not pair.is_across:
-            ends = _show_ends(pair.reference, other)
-            found.add(where, f"no token ends generation, and {ends} in the reference")
-        return found
+    where = f"{TOKENIZER_KEYS}eos_token_id" if pair.own.is_gguf else "eos_token_id"
+    if not other or any(problem.where == where for problem in found.problems):
+        return
     implied = _implied(pair.own, pair.tokenizer)
     may_have = implied | _implied(pair.other, pair.reference)
     missing = [token for token in other if token not in {*own} | implied]
@@ -132,27 +123,31 @@ def compare_ends(pair: Pair) -> Compared:
         f"generation ends with {_show_ends(pair.tokenizer, own)}, and with "
         f"{_show_ends(pair.reference, other)} in the reference"
     )
-    if missing or (more and not pair.is_across and not pair.own.is_gguf):
+    are_configs = not pair.is_across and not pair.own.is_gguf
+    # A config that states no end means one of its own class, which the files do not tell.
+    is_stated = bool(own) or pair.own.is_gguf or are_configs
+    if (missing and is_stated) or (more and are_configs):
         found.add(where, text)
-    elif more:
+    elif missing or more:
         found.notes.append(text)
-    return found
 
 
-def _ends(description: Description, tokenizer: Tokenizer) -> tuple[int, ...] | None:
+def _ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
+    """Return the ids that end generation as a checkpoint states them."""
     if not description.is_gguf:
         return read_ends(description)
-    if tokenizer.model == "bert":
-        return None
-    words = (_special(description, tokenizer, word) for word in _END_WORDS)
-    return tuple(dict.fromkeys(token for token in words if token is not None)) or None
+    words = () if tokenizer.model == "bert" else _END_WORDS
+    ids = (tokenizer.special.get(word) for word in words)
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 def _implied(description: Description, tokenizer: Tokenizer) -> set[int]:
-    """Return the tokens that llama.cpp ends generation with for their texts."""
+    """Return the tokens that llama.cpp ends generation with though the file does not state them."""
     if not description.is_gguf:
         return set()
-    return {token for token, text in enumerate(tokenizer.tokens) if text in _END_TEXTS}
+    found = {token for token, text in enumerate(tokenizer.tokens) if text in _END_TEXTS}
+    taken = None if "eos" in tokenizer.special else _default(description, tokenizer, "eos")
+    return found if taken is None else found | {taken}
 
 
 def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:

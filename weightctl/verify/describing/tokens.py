@@ -27,8 +27,8 @@ __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"
 _BY_ORDER = "llama"
 _SCORED = {_BY_ORDER, "t5", "Unigram"}
 _MERGED = {"gpt2", "BPE"}
-# Types that are told apart where text is cut. The others differ in how tokens are shown, or in
-# whether text may contain them, and tools do not agree on them.
+# What is ordinary text where text is cut. The other types differ in how tokens are shown, and in
+# whether text may contain them: tools that write GGUF do not agree on them.
 _ORDINARY = {int(TokenType.NORMAL), 0}
 _BYTE, _UNUSED = int(TokenType.BYTE), int(TokenType.UNUSED)
 # Of float32, in which GGUF has scores.
@@ -47,7 +47,7 @@ def compare_tokens(pair: Pair) -> Compared:
 
 
 def _compare_texts(found: Compared, where: str, own: Tokenizer, other: Tokenizer) -> None:
-    places = [
+    places: Sequence[int] = [
         place
         for place, (text, wanted) in enumerate(zip(own.tokens, other.tokens, strict=False))
         if text != wanted and not (_is_padding(own, place) and _is_padding(other, place))
@@ -70,7 +70,7 @@ def _compare_texts(found: Compared, where: str, own: Tokenizer, other: Tokenizer
 def _compare_counts(found: Compared, where: str, own: Tokenizer, other: Tokenizer) -> None:
     count, wanted = len(own.tokens), len(other.tokens)
     longer = own if count > wanted else other
-    places = [
+    places: Sequence[int] = [
         place
         for place in range(min(count, wanted), max(count, wanted))
         if not _is_padding(longer, place)
@@ -110,7 +110,8 @@ def compare_types(pair: Pair) -> Compared:
             f"{examples} {be} of type {_type_name(kind)}, and {_type_name(wanted_kind)} in the "
             "reference"
         )
-        if _matters(kind, wanted_kind):
+        are_configs = not pair.own.is_gguf and not pair.other.is_gguf
+        if are_configs or _matters(kind, wanted_kind):
             found.add(pair.own.place("token_type"), text)
         else:
             found.notes.append(text)
@@ -136,7 +137,7 @@ def compare_scores(pair: Pair) -> Compared:
         has = "has none" if own.scores is None else "has some"
         found.add(where, f"{has}, and the reference {'some' if own.scores is None else 'none'}")
         return found
-    places = [
+    places: Sequence[int] = [
         place
         for place, (text, wanted) in enumerate(zip(own.tokens, other.tokens, strict=False))
         if text == wanted
@@ -183,7 +184,7 @@ def compare_merges(pair: Pair) -> Compared:
     own, other = pair.tokenizer.merges or (), pair.reference.merges or ()
     if pair.tokenizer.model not in _MERGED or own == other:
         return found
-    places = [
+    places: Sequence[int] = [
         place
         for place, (merge, wanted) in enumerate(zip(own, other, strict=False))
         if merge != wanted

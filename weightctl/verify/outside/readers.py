@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.verify.problem import Problem, first_of
+from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +49,8 @@ class Answer(NamedTuple):
     """What came of asking the reader of a format: its problems, and why it was not asked.
 
     `reader` is what it is called; empty where the format has none. `reason` is empty where it
-    reads all files as we do.
+    reads all files as we do; else it says in one line which file the reader refuses and why, or
+    why the reader was not asked.
     """
 
     reader: str
@@ -136,22 +138,23 @@ def _judged(
 ) -> Answer:
     problems: list[Problem] = []
     reasons: list[str] = []
+    refused: list[str] = []
     number = 0
     where = files[0].path
     for line in lines:
         if "missing" in line:
-            return Answer(reader, reason=f"it does not start: {line['missing']}")
+            return Answer(reader, reason=f"it does not start: {_one_line(line['missing'])}")
         number = int(line.get("begin", number))
         where = files[number].path
         if "error" in line:
-            said = str(line["error"])
+            said = _one_line(line["error"])
             are_known = _are_known(files[number].header)
             if are_known and any(part in said for part in _TOO_OLD):
                 reasons.append(f"it does not read such files: {said}")
             else:
-                text = _refused(reader, said)
-                problems.append(Problem(where=where, text=text))
-                reasons.append(said)
+                why = _why(reader, said)
+                problems.append(Problem(where=where, text=f"{_CALLED[reader]} refuses it: {why}"))
+                refused.append(f"{os.path.basename(where)}: {why.partition('; ')[0]}")
         elif "tensors" in line:
             differences = list(_differences(files[number], line))
             named = [
@@ -159,21 +162,29 @@ def _judged(
             ]
             others = f"{_CALLED[reader]} sees {{}} more tensors otherwise than we do"
             problems += first_of(named, others, where)
-            reasons += ["it does not see the tensors that we see"] * bool(differences)
+            reasons += [f"sees other tensors in {os.path.basename(where)}"] * bool(differences)
     if ending and ending.startswith("ended"):
         text = f"{_CALLED[reader]} does not survive it: its process {ending}"
         problems.append(Problem(where=where, text=text))
+        reasons.append(f"does not survive {os.path.basename(where)}: its process {ending}")
+    if refused:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        reasons.insert(0, f"refuses {refused[0]}{more}")
     return Answer(reader, tuple(problems), next(iter(reasons), ending))
 
 
-def _refused(reader: str, said: str) -> str:
-    """Say that a reader refuses a file; of what torch says of a pickle only what it is about."""
+def _one_line(said: Any) -> str:
+    return printable(" ".join(str(said).split()))
+
+
+def _why(reader: str, said: str) -> str:
+    """Say why a reader refuses a file; of what torch says of a pickle only what it is about."""
     strange = _STRANGE.search(said) if reader == "torch" else None
     if strange is None:
-        return f"{_CALLED[reader]} refuses it: {said}"
+        return said
     return (
-        f"{_CALLED[reader]} refuses it: it also holds {_article(strange[1])} `{strange[1]}`; "
-        "`weightctl convert IN OUT.pt` keeps what can be loaded"
+        f"it also holds {_article(strange[1])} `{strange[1]}`; `weightctl convert IN OUT.pt` "
+        "keeps what can be loaded"
     )
 
 
