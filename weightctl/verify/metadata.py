@@ -147,7 +147,7 @@ def _judge_parts(
     found: Compared, parts: Sequence[str], pair: Pair, subject: Subject, reference: Subject
 ) -> None:
     """Find out whether other rules of a tokenizer.json cut or show a text otherwise."""
-    text = f"{', '.join(parts)} of tokenizer.json are not the reference's"
+    text = f"tokenizer.json differs from the reference's in {', '.join(parts)}"
     try:
         encoders = subject.encoder, reference.encoder
     except (TokenizerError, WeightctlError) as error:
@@ -160,7 +160,7 @@ def _judge_parts(
     if ours == theirs:
         found.notes.append(f"{text}; texts of several kinds come out alike")
     else:
-        found.add(pair.own.place("tokens"), f"{text}, and texts come out otherwise")
+        found.add(pair.own.place("tokens"), f"{text}, and texts come out differently")
 
 
 def _try(encoder: Encoder) -> tuple[object, ...]:

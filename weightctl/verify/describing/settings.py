@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_configs", "compare_other_keys"]
 
-# Numbers of config.json that training used, or that are compared as what they mean.
+# Parts of keys of config.json that are of training or of programs, or that are compared as what
+# they mean.
 _NOT_OF_THE_MODEL = (
     "dropout", "initializer", "_token_id", "id2label", "label2id", "loss_coef", "quantization",
-    "pretraining_tp", "version",
+    "pretraining_tp", "version", "use_cache", "output_", "return_dict", "torchscript", "gradient",
 )  # fmt: skip
 _DEEPEST = 8
 

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.untyped import is_list, is_object
-from weightctl.verify.describing.compared import (
-    Compared,
-    first_examples,
-    quote,
-    state_differences,
-)
+from weightctl.verify.describing.compared import Compared, quote
 from weightctl.wording import listed
 
 if TYPE_CHECKING:
@@ -127,8 +122,7 @@ def compare_stated_parts(pair: Pair) -> list[str]:
     flags, wanted = _flags(own), _flags(other)
     tokens = [token for token in flags if token in wanted and flags[token] != wanted[token]]
     if tokens:
-        named = [f"{token}" for token in first_examples(tokens)]
-        found.append(f"flags of added tokens {state_differences([listed(named, _MOST_NAMED)], 0)}")
+        found.append(f"flags of added tokens {listed(tokens, _MOST_NAMED)}")
     return found
 
 

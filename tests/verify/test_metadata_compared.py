@@ -1,0 +1,228 @@
+"""What of two checkpoints' metadata is compared, and what is no difference."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from metadata_faults import edited, exchange, in_directory, in_gguf
+
+import families
+from verdicts import told
+from weightctl.verify import Request, Subject, verify
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from healthy_models import Models
+    from weightctl.verify import Report
+
+RECIPES = ("Q2_K", "Q3_K_L", "Q4_K_M", "Q5_K_S", "IQ4_NL", "TQ1_0")
+
+
+def report_on(path: Path, reference: Path | None = None) -> Report:
+    other = None if reference is None else Subject(reference)
+    return verify(Request(subject=Subject(path), reference=other), ["metadata"])
+
+
+def changed(source: Path, out: Path, name: str, change: Callable[[Any], object]) -> Path:
+    def apply(directory: Path) -> None:
+        with edited(directory, name) as content:
+            change(content)
+
+    return in_directory(source, out, apply)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_a_family_there_and_back_has_the_same_metadata(
+    name: str,
+    family: Callable[[str], families.Made],
+    gguf: Callable[..., Path],
+    back: Callable[..., Path],
+) -> None:
+    forms = (family(name).path, gguf(name), back(name))
+    for path in forms:
+        for reference in (None, *forms):
+            report = report_on(path, reference)
+            assert not report.problems, told(report)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_file_type_of_a_recipe_is_that_of_its_tensors(recipe: str, healthy: Models) -> None:
+    quantized = healthy.converted(
+        healthy("tiny-llama"), f"tiny-llama-typed-{recipe}.gguf", "--quant", recipe
+    )
+    report = report_on(quantized, healthy("tiny-llama"))
+    assert not report.problems, told(report)
+    assert not report.notes
+
+
+def test_a_file_type_of_a_few_tensors_alone_is_a_note(healthy: Models, tmp_path: Path) -> None:
+    options = ("--quant", "Q4_0", "--tensor-type", "ffn_=q5_1", "--tensor-type", "embd=q5_1")
+    mixed = healthy.converted(healthy("tiny-llama"), "tiny-llama-mixed.gguf", *options)
+    right = in_gguf(mixed, tmp_path / "typed.gguf", _file_type(2))
+    (note,) = report_on(right).notes
+    assert note.startswith("`general.file_type` is 2, Q4_0, and ")
+    assert note.endswith("of the matrices' values are Q5_1")
+    (problem,) = report_on(right, healthy("tiny-llama")).problems
+    assert problem.where == "general.file_type"
+
+
+def test_another_file_type_than_the_references_of_the_same_encodings_is_named(
+    healthy: Models, tmp_path: Path
+) -> None:
+    right = healthy.gguf("tiny-llama", "Q4_K")
+    other = in_gguf(right, tmp_path / "other.gguf", _file_type(15))
+    (problem,) = report_on(other, right).problems
+    assert problem.text.startswith("is 15, Q4_K_M, and 14, Q4_K_S in the reference")
+
+
+def _file_type(number: int) -> Callable[[dict[str, Value]], None]:
+    def change(metadata: dict[str, Value]) -> None:
+        metadata["general.file_type"] = Value("u32", number)
+
+    return change
+
+
+def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path: Path) -> None:
+    right = healthy.gguf("tiny-llama")
+
+    def rename(metadata: dict[str, Value]) -> None:
+        metadata["tokenizer.ggml.pre"] = Value("string", "phi-2")
+
+    assert not report_on(in_gguf(right, tmp_path / "renamed.gguf", rename), right).problems
+
+
+def test_a_default_that_is_left_out_is_no_difference(
+    gguf: Callable[..., Path], family: Callable[[str], families.Made], tmp_path: Path
+) -> None:
+    def leave_out(metadata: dict[str, Value]) -> None:
+        for key in ("bos_token_id", "eos_token_id", "unknown_token_id", "add_bos_token"):
+            metadata.pop(f"tokenizer.ggml.{key}", None)
+
+    short = in_gguf(gguf("mistral"), tmp_path / "short.gguf", leave_out)
+    for reference in (gguf("mistral"), family("mistral").path):
+        report = report_on(short, reference)
+        assert not report.problems, told(report)
+
+
+def test_scores_of_the_same_order_are_no_difference(
+    gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    def double(metadata: dict[str, Value]) -> None:
+        scores = metadata["tokenizer.ggml.scores"].content
+        metadata["tokenizer.ggml.scores"] = Value("array[f32]", [2 * each for each in scores])
+
+    doubled = in_gguf(gguf("mistral"), tmp_path / "doubled.gguf", double)
+    assert not report_on(doubled, gguf("mistral")).problems
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "where", "said"),
+    [
+        ("config.json", lambda config: config.update(max_position_embeddings=256),
+         "max_position_embeddings", "is 256, and 512 in the reference"),
+        ("tokenizer.json", lambda document: exchange(document["model"]["merges"], 3, 4),
+         "tokenizer.json", "merge 3 is"),
+    ],
+)  # fmt: skip
+def test_models_of_an_unknown_family_are_compared_too(
+    name: str, change: Callable[[Any], object], where: str, said: str,
+    tiny_llama: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    right = changed(
+        tiny_llama, tmp_path / "a", "config.json", lambda config: config.update(model_type="new")
+    )
+    (problem,) = report_on(changed(right, tmp_path / "b", name, change), right).problems
+    assert problem.where.endswith(where)
+    assert said in problem.text
+
+
+def test_numbers_of_an_unknown_architecture_are_compared_too(
+    healthy: Models, tmp_path: Path
+) -> None:
+    def make(context: int) -> Callable[[dict[str, Value]], None]:
+        def change(metadata: dict[str, Value]) -> None:
+            metadata["general.architecture"] = Value("string", "new")
+            metadata["new.context_length"] = Value("u32", context)
+
+        return change
+
+    source = healthy.gguf("tiny-llama")
+    paths = [in_gguf(source, tmp_path / f"{n}.gguf", make(n)) for n in (256, 512)]
+    (problem,) = report_on(*paths).problems
+    assert (problem.where, problem.text) == (
+        "new.context_length",
+        "is 256, and 512 in the reference",
+    )
+
+
+def test_a_tokenizer_without_a_form_in_gguf_is_compared_as_it_stands(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    def make(name: str, words: list[str]) -> Path:
+        def write(directory: Path) -> None:
+            vocabulary = {word: number for number, word in enumerate(words)}
+            model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "a"}
+            (directory / "tokenizer.json").write_text(json.dumps({"model": model}))
+
+        return in_directory(tiny_llama, tmp_path / name, write)
+
+    report = report_on(make("a", ["a", "c", "b"]), make("b", ["a", "b", "c"]))
+    (problem,) = report.problems
+    assert problem.text.startswith("2 tokens are exchanged: token 1 `c` is `b` in the reference")
+
+
+def test_rules_that_make_other_text_of_tokens_are_a_problem(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    wrong = changed(
+        tiny_llama, tmp_path / "a", "tokenizer.json", lambda each: each.update(decoder=None)
+    )
+    (problem,) = report_on(wrong, tiny_llama).problems
+    assert problem.where.endswith("tokenizer.json")
+    assert problem.text == (
+        "tokenizer.json differs from the reference's in `decoder`, and texts come out differently"
+    )
+
+
+def test_flags_of_added_tokens_that_change_no_text_are_a_note(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    other = changed(
+        tiny_llama,
+        tmp_path / "a",
+        "tokenizer.json",
+        lambda document: document["added_tokens"][1].update(rstrip=True),
+    )
+    report = report_on(other, tiny_llama)
+    assert not report.problems
+    (note,) = report.notes
+    assert note.startswith("tokenizer.json differs from the reference's in flags of added tokens 1")
+    assert note.endswith("texts of several kinds come out alike")
+
+
+def test_a_tokenizer_that_is_missing_is_named(healthy: Models, tmp_path: Path) -> None:
+    def drop(metadata: dict[str, Value]) -> None:
+        for key in [key for key in metadata if key.startswith("tokenizer.")]:
+            del metadata[key]
+
+    bare = in_gguf(healthy.gguf("tiny-llama"), tmp_path / "bare.gguf", drop)
+    (problem,) = report_on(bare, healthy("tiny-llama")).problems
+    assert problem.text == "there is no tokenizer, and the reference has one"
+
+
+def test_metadata_of_different_models_are_not_compared(healthy: Models) -> None:
+    report = report_on(healthy("tiny-llama"), healthy("gpt2"))
+    assert not report.problems
+    assert report.notes[0].startswith("metadata were not compared: these are different models")
+
+
+def test_a_file_without_a_config_is_skipped_and_says_so(tiny_llama: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "model.safetensors"
+    alone.write_bytes((tiny_llama / "model.safetensors").read_bytes())
+    result = report_on(alone).results["metadata"]
+    assert result.skipped == "no config.json or metadata of GGUF goes with the tensors"
