@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.archs.configs import shortest
 from weightctl.archs.model import ARCHITECTURE
-from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.untyped import is_list, is_object, is_sequence, is_tuple
 from weightctl.verify.describing.compared import Compared
 from weightctl.verify.diverging.configs import differences, lost_window
 
@@ -112,4 +112,4 @@ def _shown(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{shortest(value):g}"
-    return f"a list of {len(value)}" if isinstance(value, tuple) else f"{value!s:.60}"
+    return f"a list of {len(value)}" if is_tuple(value) else f"{value!s:.60}"
