@@ -215,6 +215,18 @@ def test_a_tokenizer_that_is_missing_is_named(healthy: Models, tmp_path: Path) -
     assert problem.text == "there is no tokenizer, and the reference has one"
 
 
+def test_a_directory_may_be_without_the_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
+    def drop(directory: Path) -> None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (directory / name).unlink()
+
+    report = report_on(in_directory(tiny_llama, tmp_path / "bare", drop), tiny_llama)
+    assert not report.problems
+    assert report.notes == [
+        f"{tmp_path / 'bare'}: there is no tokenizer, and the reference has one"
+    ]
+
+
 def test_metadata_of_different_models_are_not_compared(healthy: Models) -> None:
     report = report_on(healthy("tiny-llama"), healthy("gpt2"))
     assert not report.problems

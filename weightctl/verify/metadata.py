@@ -132,7 +132,11 @@ def _pair(found: Compared, own: Description, other: Description) -> Pair | None:
         return Pair(own, other, own.tokenizer, other.tokenizer)
     if not own.refusal and not other.refusal:
         if own.tokenizer is None and other.tokenizer is not None:
-            found.add(own.where, "there is no tokenizer, and the reference has one")
+            text = "there is no tokenizer, and the reference has one"
+            if own.is_gguf:
+                found.add(own.where, text)
+            else:  # programs may be given the tokenizer of another directory
+                found.notes.append(f"{own.where}: {text}")
         elif own.tokenizer is not None:
             found.notes.append("the tokenizer was not compared: the reference has none")
         return None
