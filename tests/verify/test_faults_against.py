@@ -34,7 +34,8 @@ def assert_named_alone(report: Report, injected: Injected, fault: str) -> None:
     """Fail where it is not named, where the block is not found, and where another is blamed."""
     assert_named(report, injected)
     if fault not in CANNOT_RUN | NOT_IN_THE_TEXT:
-        first, *_ = report.results["forward"].problems
+        # A key of the config that `metadata` has named is not named again.
+        first, *_ = (*report.results["forward"].problems, *report.results["metadata"].problems)
         assert names(first, (*injected.where, f"layers.{injected.layer}")), told(report)
     if fault not in NOT_IN_TENSORS:
         for problem in report.results["values"].problems:
