@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """What the command line is told."""
         option = "--quant" if ENCODINGS[self.encoding].quantization else "--dtype"
-        return (option, self.encoding, *(("--max-shard-size", "1") if self.is_split else ()))
+        return (option, self.encoding, *(("--max-shard-size", "1B") if self.is_split else ()))
 
     def plan(self, weights: Weights, place: Path) -> tuple[Plan, Target]:
         """Return the same as the command line makes of the options."""

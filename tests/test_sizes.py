@@ -11,7 +11,7 @@ from weightctl.sizes import format_count, format_size, parse_size
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
-        ("0", 0), ("1000000", 10**6), ("7B", 7), ("5k", 5000), ("5kB", 5000), ("5KiB", 5120),
+        ("0B", 0), ("1000000b", 10**6), ("7B", 7), ("5k", 5000), ("5kB", 5000), ("5KiB", 5120),
         ("5GB", 5 * 10**9), ("5G", 5 * 10**9), ("5GiB", 5 << 30), ("5gib", 5 << 30),
         ("1.5MiB", 3 << 19), (" 2 TB ", 2 * 10**12), ("1PB", 10**15), ("0.5B", 0),
     ],
@@ -27,7 +27,19 @@ def test_a_decimal_fraction_is_read_exactly(hundredths: int) -> None:
 
 @given(st.integers(0, 1 << 80))
 def test_any_number_of_bytes_is_read_exactly(nbytes: int) -> None:
-    assert parse_size(str(nbytes)) == nbytes
+    assert parse_size(f"{nbytes}B") == nbytes
+
+
+@pytest.mark.parametrize("text", ["5", " 5 ", "0", "1.5", "1000000"])
+def test_a_number_without_a_unit_is_an_error_that_shows_what_to_write(text: str) -> None:
+    with pytest.raises(WeightctlError, match=f"the size `{text.strip()}` has no unit") as caught:
+        parse_size(text)
+    assert f"{text.strip()}GB" in caught.value.hint
+
+
+def test_a_number_without_a_unit_is_of_the_unit_that_its_reader_has() -> None:
+    assert parse_size("4096", unit="B") == 4096
+    assert parse_size("4KiB", unit="B") == 4096
 
 
 @pytest.mark.parametrize("text", ["", "GB", "5XB", "-1", "1e6", "5 5", "1.GB", ".5GB", "5GBs"])

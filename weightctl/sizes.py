@@ -8,7 +8,7 @@ from weightctl.errors import WeightctlError
 
 __all__ = ["format_count", "format_size", "parse_size"]
 
-_UNITS: dict[str, int] = {"": 1} | {
+_UNITS: dict[str, int] = {
     unit + suffix: base**power
     for power, unit in enumerate("kmgtp", start=1)
     for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
@@ -16,17 +16,23 @@ _UNITS: dict[str, int] = {"": 1} | {
 _UNITS["b"] = 1
 
 
-def parse_size(text: str) -> int:
-    """Bytes from `5GB` (decimal), `5GiB` (binary), `5G` or `5000000`.
+def parse_size(text: str, *, unit: str = "") -> int:
+    """Bytes from `5GB` (decimal), `5GiB` (binary) or `5G`; `unit` is that of a number alone.
 
-    Raises `WeightctlError` for anything else.
+    Raises `WeightctlError` for anything else, and for a number alone where `unit` is empty.
     """
     match = re.fullmatch(r"\s*(\d{1,99})(?:\.(\d{1,99}))?\s*([a-zA-Z]*)\s*", text, re.ASCII)
-    if match is None or match[3].lower() not in _UNITS:
-        raise WeightctlError(f"`{text}` is not a size", hint="write it like 5GB, 512MiB or 1000000")
+    found = None if match is None else (match[3] or unit).lower()
+    if match is None or (found and found not in _UNITS):
+        raise WeightctlError(f"`{text}` is not a size", hint="write it like 5GB, 512MiB or 64kB")
+    if not found:
+        number = text.strip()
+        raise WeightctlError(
+            f"the size `{number}` has no unit", hint=f"write {number}GB, {number}MiB or {number}B"
+        )
     decimals = match[2] or ""
     one = int("1".ljust(len(decimals) + 1, "0"))
-    return int(match[1] + decimals) * _UNITS[match[3].lower()] // one
+    return int(match[1] + decimals) * _UNITS[found] // one
 
 
 def format_size(nbytes: int) -> str:

@@ -85,8 +85,8 @@ def test_quiet_says_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) ->
 def test_files_that_come_out_larger_than_asked_are_told_of(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--max-shard-size", "5")
-    assert "30 of 30 files are larger than 5: no tensor is split" in done.stderr
+    done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--max-shard-size", "5B")
+    assert "30 of 30 files are larger than 5B: no tensor is split" in done.stderr
     assert "out-00001-of-00030.gguf and 29 more (gguf)" in done.stdout
     missing = weightctl("ls", tmp_path / "out.gguf")
     assert "did you mean" in missing.stderr

@@ -310,12 +310,12 @@ def _refuse_guides(
 def _laid_out(plan: Plan, alignment: str | None, most: str | None) -> tuple[Plan, list[str]]:
     """Align and split as it was asked; return what should be told of it too."""
     if alignment is not None:
-        plan = align(plan, parse_size(alignment))
+        plan = align(plan, parse_size(alignment, unit="B"))
     if most is None:
         return plan, []
     limit = parse_size(most)
     if limit == 0:
-        raise ConversionError(f"--max-shard-size {most} is no size", hint="write it like 5GB")
+        raise ConversionError(f"--max-shard-size {most} holds nothing", hint="write it like 5GB")
     plan = split(plan, limit)
     layouts = plan.layouts()
     larger = sum(layout.nbytes > limit for layout in layouts)
@@ -354,6 +354,6 @@ def _budget(text: str) -> int:
     if budget < _LEAST_MEMORY:
         raise ConversionError(
             f"--mem {text} is too little to work in",
-            hint="4MB is the least; a number alone is bytes",
+            hint="4MB is the least",
         )
     return budget
