@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import made
 import pytest
 from terminal import on_a_terminal
 
-from build import safetensors_of
+from build import Gguf, safetensors_of
+from weightctl.cli.contents import Contents
+from weightctl.cli.document import document
+from weightctl.store import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +82,38 @@ def test_the_value_of_a_key_keeps_its_type_in_json(weightctl: Run, gguf: Path) -
     assert json.loads(done.stdout) == {"type": "array[f32]", "value": [0.5, "-inf", -3.25]}
 
 
-def test_json_has_the_metadata_where_it_is_asked_for(weightctl: Run, gguf: Path) -> None:
-    assert json.loads(weightctl("ls", gguf, "--json").stdout)["metadata"] is None
+def test_json_has_the_metadata_with_long_arrays_abbreviated(weightctl: Run, gguf: Path) -> None:
+    metadata = json.loads(weightctl("ls", gguf, "--json").stdout)["metadata"]
+    assert metadata["general.file_type"] == {"type": "u32", "value": 7}
+    assert metadata["tokenizer.ggml.scores"] == {
+        "type": "array[f32]", "value": [0.5, "-inf", -3.25]
+    }  # fmt: skip
+    assert metadata["tokenizer.ggml.tokens"] == {
+        "type": "array[string]", "count": 500, "first": [f"tok{n}\n" for n in range(8)]
+    }  # fmt: skip
+
+
+def test_json_of_a_large_vocabulary_decodes_its_first_tokens_only(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    path.write_bytes(Gguf().file(values={"a": ("array[string]", ["token"] * 100_000)}))
+    contents = Contents(open_weights(path), (), ())
+    tracemalloc.start()
+    try:
+        made = document(str(path), contents, [], digests=None, whole_metadata=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert made["metadata"]["a"]["count"] == 100_000
+    assert peak < 100_000
+
+
+def test_json_without_metadata_has_an_empty_object(weightctl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "bare.safetensors"
+    path.write_bytes(safetensors_of({"a": made.numbers("F32", 2)}))
+    assert json.loads(weightctl("ls", path, "--json").stdout)["metadata"] == {}
+
+
+def test_json_has_the_metadata_whole_where_it_is_asked_for(weightctl: Run, gguf: Path) -> None:
     metadata = json.loads(weightctl("ls", gguf, "--json", "--meta").stdout)["metadata"]
     assert metadata["general.file_type"] == {"type": "u32", "value": 7}
     assert len(metadata["tokenizer.ggml.tokens"]["value"]) == 500

@@ -27,6 +27,7 @@ ASKED = {
     "ls": (
         "small awq mixture adapter tied split small.gguf big.gguf",
         "small awq small.gguf --hash",
+        "small.gguf",
         "small.gguf --meta",
         "small.gguf tied --meta=format",
         "small.gguf --meta tokenizer.ggml.scores",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.listing import alignment
 from weightctl.cli.splits import strategy_name
+from weightctl.untyped import is_sequence
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["document", "value_document"]
 
+# An array with more elements than this is abbreviated to so many of them.
+_LONG = 128
+_FIRST = 8
+
 
 def document(
     path: str,
@@ -24,13 +29,16 @@ def document(
     names: Sequence[str],
     *,
     digests: Mapping[str, str] | None,
-    with_metadata: bool,
+    whole_metadata: bool,
 ) -> dict[str, Any]:
-    """Return everything that a listing knows, the tensors in the order of `names`."""
+    """Return everything that a listing shows, the tensors in the order of `names`.
+
+    Long arrays of the metadata are abbreviated, except with `whole_metadata`.
+    """
     header = contents.weights.header
     name, architecture = contents.identity
     adapter = contents.adapter
-    metadata = {key: value_document(value) for key, value in header.metadata.items()}
+    described = value_document if whole_metadata else _abbreviated
     return {
         "path": path,
         "format": header.format,
@@ -69,7 +77,7 @@ def document(
             "base": adapter.base or None,
             "alpha": adapter.alpha,
         },
-        "metadata": metadata if with_metadata else None,
+        "metadata": {key: described(value) for key, value in header.metadata.items()},
     }
 
 
@@ -83,6 +91,22 @@ def _value(header: Header, name: str, leaf: Leaf) -> Any:
 def value_document(value: Value) -> dict[str, Any]:
     """Return a metadata value with its type."""
     return {"type": value.type, "value": as_json(value.content)}
+
+
+def _abbreviated(value: Value) -> dict[str, Any]:
+    """Return a metadata value with its type; of a long array the count and the first elements."""
+    content = value.content
+    if not is_sequence(content) or not _is_long(content):
+        return value_document(value)
+    return {"type": value.type, "count": len(content), "first": as_json(_first(content))}
+
+
+def _is_long(content: Sequence[Any]) -> bool:
+    return len(content) > _LONG or any(_is_long(each) for each in content if is_sequence(each))
+
+
+def _first(content: Sequence[Any]) -> list[Any]:
+    return [_first(each) if is_sequence(each) else each for each in content[:_FIRST]]
 
 
 def _totals(contents: Contents) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def _show_json(path: str, contents: Contents, asked: _Asked) -> None:
         contents,
         [*contents.tensors] if asked.sort is None else sorted_names(contents, asked.sort),
         digests=hashed(contents, quiet=asked.quiet) if asked.hashes else None,
-        with_metadata=asked.meta is not None,
+        whole_metadata=asked.meta is not None,
     )
     show_text(json.dumps(made) + "\n")
 

@@ -38,6 +38,7 @@ INTEGERS = {
 }
 _FLOATS = {"f32": "<f", "f64": "<d"}
 _SCALARS = {*INTEGERS, *_FLOATS, "bool", "string"}
+_PLAIN = {str, int, bool}
 _DEPTH = 16
 _UNSOUND = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
@@ -107,7 +108,12 @@ def as_json(content: Any) -> Any:
     if isinstance(content, float) and not math.isfinite(content):
         return str(content)
     if is_sequence(content):
-        return [as_json(element) for element in content]
+        elements = content[:]
+        # Vocabularies have hundreds of thousands of elements, all of one plain type.
+        kinds = {*map(type, elements)}
+        if kinds <= _PLAIN or (kinds == {float} and all(map(math.isfinite, elements))):
+            return list(elements)
+        return [as_json(element) for element in elements]
     return content
 
 
