@@ -104,6 +104,35 @@ def test_an_embedding_with_more_rows_than_any_vocabulary_is_refused(tmp_path: Pa
         from_directory(written(tmp_path, PLAIN), (1 << 31) - 1, "llama")
 
 
+MARKED = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+# The kinds of vocabulary, each without a token.
+EMPTY: dict[str, dict[str, Any]] = {
+    "byte-level BPE": PLAIN | {"model": {"type": "BPE", "vocab": {}, "merges": []}},
+    "WordPiece": WORDS | {"model": {"type": "WordPiece", "vocab": {}}},
+    "BPE": {"pre_tokenizer": MARKED, "model": {"type": "BPE", "vocab": {}, "merges": []}},
+    "unigram": {"pre_tokenizer": MARKED, "model": {"type": "Unigram", "vocab": []}},
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_an_id_far_beyond_the_vocabulary_is_refused(tmp_path: Path, kind: str) -> None:
+    added = [{"id": 1_048_574, "content": "<far>", "special": True}]
+    directory = written(tmp_path, EMPTY[kind] | {"added_tokens": added})
+    with pytest.raises(TokenizerError) as caught:
+        from_directory(directory, 0, "llama")
+    assert "the id 1048574 is far beyond a vocabulary of 1 token" in caught.value.message
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_an_id_beyond_a_few_thousand_holes_is_read(tmp_path: Path, kind: str) -> None:
+    added = [{"id": 4000, "content": "<added>", "special": True}]
+    directory = written(tmp_path, EMPTY[kind] | {"added_tokens": added})
+    tokenizer = from_directory(directory, 0, "llama")
+    assert tokenizer is not None
+    assert tokenizer.tokens[-2:] == ("[PAD3999]", "<added>")
+    assert len(tokenizer.tokens) == 4001
+
+
 def test_an_id_of_thousands_of_digits_is_none(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(LETTERS))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")

@@ -10,13 +10,14 @@ from weightctl.tokenizer.record import TokenType
 from weightctl.untyped import is_list, is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from weightctl.tokenizer.record import Tokenizer
 
 __all__ = [
     "ADDED",
     "MAX_TOKENS",
+    "id_count",
     "is_padding",
     "numbered",
     "padding",
@@ -31,6 +32,8 @@ ADDED = frozenset(map(int, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType
 _UNUSED = frozenset({int(TokenType.UNUSED), int(TokenType.USER_DEFINED)})
 # More tokens than any vocabulary has: ids beyond it are damage, not data.
 MAX_TOKENS = 1 << 22
+# So many ids may be without a token, beside as many as have one.
+_MAX_HOLES = 4096
 # Added tokens that llama.cpp's tools take for special, whatever their files say
 # (`does_token_look_special` of its converter).
 _LOOK_SPECIAL = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
@@ -77,13 +80,7 @@ def numbered(
                 "of its own",
                 hint=KEEP_HINT,
             )
-    count = max((*texts, *added), default=-1) + 1
-    if not 0 < count <= 2 * (len(texts) + len(added)) + 1024:
-        raise TokenizerError(
-            f"{where}: {len(texts) + len(added)} tokens with ids up to {count - 1} are no "
-            "vocabulary",
-            hint=KEEP_HINT,
-        )
+    count = id_count({*texts, *added}, where)
     tokens = [texts.get(token) or padding(token) for token in range(count)]
     types = [
         int(TokenType.NORMAL if token in texts else TokenType.UNUSED) for token in range(count)
@@ -92,6 +89,25 @@ def numbered(
         tokens[token] = entry["content"]
         types[token] = int(type_of_added(entry))
     return tokens, types
+
+
+def id_count(ids: Collection[int], where: str) -> int:
+    """Return how many ids a vocabulary has, those without a token included.
+
+    Raises `TokenizerError` where there are no tokens, or where the largest id is far beyond their
+    number. Known vocabularies leave out a few thousand ids at most.
+    """
+    largest = max(ids, default=-1)
+    if not ids:
+        raise TokenizerError(f"{where}: the vocabulary has no tokens", hint=KEEP_HINT)
+    if largest > 2 * len(ids) + _MAX_HOLES:
+        raise TokenizerError(
+            f"{where}: the id {largest} is far beyond a vocabulary of {len(ids)} "
+            f"token{'' if len(ids) == 1 else 's'}",
+            hint=f"the file is damaged: fetch it again from where the checkpoint is from; "
+            f"{KEEP_HINT}",
+        )
+    return largest + 1
 
 
 def padding(token: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer.added import padding, type_of_added
+from weightctl.tokenizer.added import MAX_TOKENS, id_count, padding, type_of_added
 from weightctl.tokenizer.files import KEEP_HINT
 from weightctl.tokenizer.record import TokenType
 from weightctl.untyped import is_list, is_object
@@ -21,8 +21,6 @@ SPACE = "▁"
 # What llama.cpp's script gives to tokens that were added, and to the rows that no token is for.
 ADDED_SCORE = -1000.0
 _UNUSED_SCORE = -10000.0
-# The largest vocabularies have 300,000; one id may not make a file into gigabytes of tokens.
-_MAX_ID = 1 << 20
 
 
 class Entry(NamedTuple):
@@ -43,12 +41,9 @@ class Vocabulary:
     def __getitem__(self, index: int) -> Entry | None:
         return self._entries.get(index)
 
-    def __len__(self) -> int:
-        return max(self._entries, default=-1) + 1
-
     def put(self, index: object, entry: Entry) -> None:
         """Give an id its token; raises `TokenizerError` for an id that none can have."""
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_TOKENS:
             raise TokenizerError(
                 f"{self._path}: the id of {entry.text!r:.200} is {index!r:.200}", hint=KEEP_HINT
             )
@@ -67,10 +62,14 @@ class Vocabulary:
             self.put(index, Entry(plain, ADDED_SCORE, TokenType.USER_DEFINED))
 
     def entries(self) -> list[Entry]:
-        """Return all tokens; raises `TokenizerError` where two are the same."""
+        """Return all tokens.
+
+        Raises `TokenizerError` where two are the same, where there are none, or where an id is far
+        beyond their number.
+        """
         made = [
             self._entries.get(index) or Entry(padding(index), _UNUSED_SCORE, TokenType.UNUSED)
-            for index in range(len(self))
+            for index in range(id_count(self._entries, self._path))
         ]
         seen: dict[str, int] = {}
         for index, entry in enumerate(made):
