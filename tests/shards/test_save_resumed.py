@@ -27,7 +27,7 @@ from saved_shards import (
 )
 from sharded_files import plan_of, rows_or_all
 from weightctl import Weights, open_weights
-from weightctl.errors import FormatError, OutputError
+from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats.sharded.identity import identity
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
@@ -240,6 +240,20 @@ def test_an_input_that_is_written_to_meanwhile_is_refused_and_then_begun_anew(
     plan = cut(source)
     assert save_shards(plan, out).started_over == "the input is not what it was"
     assert_whole(plan, out, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ConversionError("wrong"), ZeroDivisionError(), KeyError("a")])
+def test_after_an_error_that_the_same_plan_would_meet_again_nothing_stays(
+    tmp_path: Path, error: Exception
+) -> None:
+    plan, out = cut(layers(tmp_path / "model")), tmp_path / "out"
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        save_shards(plan, out, threads=1, progress=after(3_000_000, fail))
+    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_tensors_in_memory_are_not_known_again(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def _recipe(plan: Plan) -> Iterator[str]:
 def _substitutes(plan: Plan) -> Iterator[str]:
     substituted = [item for item in plan.items if item.asked]
     if substituted:
-        parameters = sum(item.info.size for item in plan.items)
+        parameters = max(sum(item.info.size for item in plan.items), 1)
         share = 100 * sum(item.info.size for item in substituted) / parameters
         counts = Counter(f"{item.info.encoding} instead of {item.asked}" for item in substituted)
         made = ", ".join(f"{count} {change}" for change, count in counts.most_common())

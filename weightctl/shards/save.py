@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.claims import refuse_other_runs
-from weightctl.errors import WeightctlError
+from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats.sharded.identity import identity
 from weightctl.output import beginning
 from weightctl.shards.digests import refuse_altered
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SavedShards", "save_shards"]
 
+# Conversions that cannot be, and faults of the program.
+_FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _GOES_ON = "the same command goes on where this one stopped"
 
 
@@ -64,8 +66,9 @@ def save_shards(
 ) -> SavedShards:
     """Write the files of all ranks into a directory; it is the complete new one, or not there.
 
-    Until then it is called `OUT.partial`, which stays after an error, Ctrl-C or kill -9: the same
-    plan for the same input goes on there, and writes nothing again that was on the disk. `threads`
+    Until then it is called `OUT.partial`, which stays after an error of the disk or the source,
+    Ctrl-C or kill -9: the same plan for the same input goes on there, and writes nothing again that
+    was on the disk. After an error that the same plan would meet again nothing stays. `threads`
     work side by side, as many as there are cores unless said otherwise, and hold about 2 MB each.
     `progress` is called with the bytes of each piece written, by one thread at a time, and before
     that with those that were kept; in all they are `tensor_bytes` of the outcome. Raises as
@@ -121,11 +124,16 @@ def _write(
         outcome.plan.source.refuse_change()
         finish(outcome, manifest, force=force)
     except BaseException as error:
-        if not count:
+        if not count or _is_final(error):
             discard(outcome)
         elif isinstance(error, WeightctlError):
             error.hint = f"{error.hint}; {_GOES_ON}" if error.hint else _GOES_ON
         raise
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether the same command for the same input would fail again, so that nothing is kept."""
+    return isinstance(error, _FINAL) and not isinstance(error, FormatError | OutputError)
 
 
 def _make(

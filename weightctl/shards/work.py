@@ -101,4 +101,6 @@ def _is_long(tensors: Mapping[str, TensorInfo], piece: Piece) -> bool:
     shape, part = byte_shape(info), byte_part(info, piece.part)
     axis, ranges = max(part)
     inner = prod(shape[axis + 1 :])
-    return min(stop - start for start, stop in ranges) * inner >= _LEAST_RUN
+    # Of a tensor without elements there are no ranges.
+    shortest = min((stop - start for start, stop in ranges), default=0)
+    return shortest * inner >= _LEAST_RUN

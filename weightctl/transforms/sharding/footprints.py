@@ -77,7 +77,9 @@ def plain(info: TensorInfo) -> Stored:
     block, last = info.encoding.block, len(info.shape) - 1
     along = (Along(axis, block, block) if axis == last else Along(axis)
              for axis in range(len(info.shape)))  # fmt: skip
-    return Stored(info.name, info.shape, (Footprint(info, tuple(along)),))
+    crosses = bool(info.shape) and info.shape[-1] % block != 0
+    refusal = "its blocks go on from one row into the next" if crosses else ""
+    return Stored(info.name, info.shape, (Footprint(info, tuple(along)),), refusal=refusal)
 
 
 def ratio(axis: int, length: int, count: int) -> Along:

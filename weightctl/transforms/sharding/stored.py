@@ -54,8 +54,8 @@ def stored_weights(source: Source) -> dict[str, Stored]:
     for name, info in header.tensors.items():
         each = owner.get(name)
         if each is None:
-            refusal = _ALONE if name in together else ""
-            weights[name] = plain(info)._replace(refusal=refusal)
+            weight = plain(info)
+            weights[name] = weight._replace(refusal=_ALONE) if name in together else weight
         elif each.name not in weights:
             tensors = tuple(StoredTensor(source, part) for part in each.parts)
             layer = settings.of(each.name.removesuffix(".weight"))
