@@ -7,6 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from weightctl.threads import Memory, shared_out
+from weightctl.weights.readable import refuse_expanded, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,16 +31,18 @@ def digests(
 
     `names` are those of stored tensors; without it all are read. `progress` is called with the
     bytes of each piece, by one thread at a time. No more than 4 MB are held for each thread.
-    Raises `FormatError` where a file cannot be read.
+    Raises `FormatError` where a file cannot be read, and before anything is read `EncodingError`
+    for an encoding that is not known, and for tensors far larger than their files.
     """
     header = source.header
     wanted = list(header.tensors if names is None else names)
+    refuse_unknown(header.tensors[name] for name in wanted)
+    refuse_expanded(source, [header.tensors[name] for name in wanted])
     one_at_a_time, memory = Lock(), Memory()
 
     def digest(name: str, ended: Event) -> str:
-        encoding, nbytes = header.tensors[name].encoding, header.extents[name].nbytes
-        # A change of byte order needs whole blocks; where blocks are unknown there is none.
-        block = encoding.size if encoding.is_known else 1
+        block, nbytes = header.tensors[name].encoding.size, header.extents[name].nbytes
+        # A change of byte order needs whole blocks.
         step = max(_PIECE // block, 1) * block
         found = hashlib.sha256()
         for start in range(0, nbytes, step):

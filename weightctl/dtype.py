@@ -282,8 +282,16 @@ def encoding_by_id(format_name: str, identifier: int | str) -> Encoding | None:
 
 
 def unknown_encoding(format_name: str, identifier: int | str, count: int, nbytes: int) -> Encoding:
-    """An encoding that the table lacks, for one tensor of `count` elements in `nbytes` bytes."""
-    return Encoding(f"{format_name} type {identifier}", max(count, 1), nbytes, f"{nbytes}B")
+    """An encoding that the table lacks, for one tensor of `count` elements in `nbytes` bytes.
+
+    A tensor without elements tells nothing of a block; it is taken to be one byte.
+    """
+    if isinstance(identifier, str):
+        name = f'unknown dtype "{identifier}"'
+    else:
+        name = f"{format_name} type {identifier}"
+    size = max(nbytes, 1)
+    return Encoding(name, max(count, 1), size, f"{size}B")
 
 
 def parse_encoding(text: str) -> Encoding:

@@ -19,6 +19,7 @@ from weightctl.targets import (
     stream_name,
 )
 from weightctl.temporary import without_temporary
+from weightctl.weights.readable import refuse_expanded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,12 +127,14 @@ class Outcome:
 def describe(plan: Plan, where: Target) -> Outcome:
     """Return the files that a plan makes, whether or not the target can be written.
 
-    Raises `ConversionError` where the format cannot hold the plan.
+    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
+    tensors are far larger than the files of the source.
     """
     sources = plan.source.header.files
     if where.file_name is not None:
         where = where._replace(file_name=file_name(sources, where.file_name))
     layouts = plan.layouts()
+    refuse_expanded(plan.source, stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
     index_name = where.index_name if len(parts) > 1 else None
     if index_name is not None and not is_text(index_name):
@@ -148,6 +151,11 @@ def describe(plan: Plan, where: Target) -> Outcome:
         if name not in made and (not plan.translation or is_licence(name))
     }
     return Outcome(where, parts, index, carried, documents, tuple(input_files(plan)))
+
+
+def stored_tensors(plan: Plan) -> list[TensorInfo]:
+    """Return the tensors of the files that a plan reads, each once."""
+    return list(dict.fromkeys(info for item in plan.items for info in item.sources))
 
 
 def input_files(plan: Plan) -> list[str]:

@@ -43,14 +43,21 @@ _FRAMEWORK = "format"
 # Typed metadata (GGUF's) is kept as one JSON string under this key.
 _TYPED = "gguf"
 _MAX_HEADER = 100_000_000
+# What JSON may begin with, and how much of it is looked at.
+_BLANK = b" \t\r\n"
+_MAX_BLANK = 4096
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
+_STARTS_BLANK = (
+    "the header begins with white space, which few tools write and some readers refuse; "
+    "`weightctl convert` writes it without"
+)
 _DAMAGED = "the file is damaged or was written by a faulty tool"
 
 
 def sniff(file: MappedFile) -> bool:
     """Whether a file starts as safetensors: with a length, then an object."""
-    head = bytes(file.whole[:9])
-    return len(head) > 8 and head[8:9] == b"{" and head[7:8] == b"\0"
+    head = bytes(file.whole[: 8 + _MAX_BLANK])
+    return head[8:].lstrip(_BLANK).startswith(b"{") and head[7:8] == b"\0"
 
 
 def read(file: MappedFile) -> Header:
@@ -72,6 +79,7 @@ def read(file: MappedFile) -> Header:
         metadata=metadata,
         aliases=tied_names(metadata, tensors),
         alignment=_alignment(start),
+        notes=(_STARTS_BLANK,) if file.whole[8] in _BLANK else (),
     )
 
 

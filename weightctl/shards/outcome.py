@@ -15,6 +15,7 @@ from weightctl.formats.sharded.record import MANIFEST, Identity, Manifest, RankF
 from weightctl.shards.belongings import all_below, foreign, refuse_foreign
 from weightctl.shards.journal import JOURNAL
 from weightctl.targets import check_place, refuse_inputs
+from weightctl.weights.readable import refuse_expanded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,7 +140,8 @@ class ShardOutcome:
 def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> ShardOutcome:
     """Return the files that a plan makes, whether or not the directory can be written.
 
-    Raises `ConversionError` where the format cannot hold the plan.
+    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
+    tensors are far larger than the files of the source.
     """
     written = os.fspath(out)
     if not written.rstrip("/"):
@@ -155,6 +157,13 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> ShardOutcom
     files = {
         path: module.layout(infos, plan.metadata) for path, infos in zip(paths, ranks, strict=True)
     }
+    read = dict.fromkeys(
+        header.tensors[piece.source]
+        for shards in plan.ranks
+        for shard in shards
+        for piece in shard.pieces
+    )
+    refuse_expanded(plan.source, list(read))
     beside = companions(header.files)
     carried = {
         os.path.join(directory, name): source

@@ -12,6 +12,7 @@ from weightctl.verify import CHECKS
 from weightctl.verify.contradictions import require_consistent
 from weightctl.verify.problem import Problem
 from weightctl.verify.report import Report, Result
+from weightctl.weights.readable import refuse_expanded, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 _STRUCTURE, _FORWARD = "structure", "forward"
+# The checks that read no tensors.
+_OF_HEADERS = {_STRUCTURE, "names"}
 _REQUIRE_PROMPT = "weightctl.verify.forward:require_prompt"
 
 
@@ -33,7 +36,8 @@ def verify(
     wrong with the checkpoint is in the report. Raises `ConversionError` for a check that there is
     not, one that lacks its reference, no checks at all, a bar that none of them applies, layers
     that there are not, and tokens or a text that the model cannot run on, `OSError` where there is
-    no such file, and `FormatError` or `ConversionError` where the reference is damaged.
+    no such file, `FormatError` or `ConversionError` where the reference is damaged, and
+    `EncodingError` for tensors that cannot be read.
     """
     wanted = _wanted(request, checks, skip)
     subject, reference = request.subject, request.reference
@@ -41,6 +45,8 @@ def verify(
     if reference is not None:
         _ = reference.weights
     require_consistent(request, wanted)
+    if damage is None:
+        _refuse_unreadable(request, wanted)
     if _FORWARD in wanted and damage is None:
         load(_REQUIRE_PROMPT)(request)
     results: dict[str, Result] = {}
@@ -71,6 +77,22 @@ def verify(
         results=results,
         seconds=seconds,
     )
+
+
+def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
+    """Raise `EncodingError` for tensors that the checks would have to read and cannot.
+
+    That an encoding of the checkpoint is not known is a problem of its structure, where that is
+    checked.
+    """
+    if not {*wanted} - _OF_HEADERS:
+        return
+    subject, reference = request.subject.stored, request.reference and request.reference.stored
+    for weights in filter(None, (subject, reference)):
+        tensors = [*weights.header.tensors.values()]
+        if weights is reference or _STRUCTURE not in wanted:
+            refuse_unknown(tensors)
+        refuse_expanded(weights.source, tensors)
 
 
 def _result(name: str, request: Request, told: Container[str]) -> Result:

@@ -73,7 +73,7 @@ STREAMS = {
         "storage 0 has 1152921504606846976 elements, where the pickle says 4", 174
     ),
     "no-keys": unsound("it does not list its storages", 166),
-    "storage-twice": unsound("storage 0 is said to be two things", 131),
+    "storage-twice": unsound("storage 0 has two descriptions", 131),
     "unknown-key": unsound("it lists a storage that its object does not have", 174),
 }
 TENSORS = {

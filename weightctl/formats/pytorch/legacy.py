@@ -10,7 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
-from weightctl.formats.pytorch.storages import identity_of, key_of, storage_of
+from weightctl.formats.pytorch.storages import identity_of, key_of, known_storage, storage_of
 from weightctl.pickles.machine import UnsoundPickleError, load
 from weightctl.pickles.records import Global
 from weightctl.untyped import is_list, is_tuple
@@ -157,10 +157,7 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if identity[0] != "storage" or len(identity) != 6:
         raise ValueError("a persistent id that is of no storage")
     _, kind, key, _location, count, view = identity
-    root = storage_of(kind, key, count)
-    known = roots.setdefault(root.key, root)
-    if known != root:
-        raise ValueError(f"storage {root.key} is said to be two things")
+    root = known_storage(storage_of(kind, key, count), roots)
     if view is None:
         return root
     _, start, length = view

@@ -12,7 +12,7 @@ from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError
 from weightctl.formats.pytorch.legacy import Stream, is_stream, read_pickle, read_stream
 from weightctl.formats.pytorch.recognising import PICKLE, pickle_name
-from weightctl.formats.pytorch.storages import identity_of, storage_of
+from weightctl.formats.pytorch.storages import identity_of, known_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shown
 from weightctl.pickles.machine import UnsoundPickleError, load
@@ -23,6 +23,7 @@ from weightctl.weights.metadata import from_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from weightctl.formats.pytorch.records import Storage
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
@@ -80,12 +81,17 @@ def _read_zip(file: MappedFile) -> Header:
         # Bytes in memory are read faster than those of a mapping.
         data = memoryview(bytes(data))
     places: dict[str, tuple[int, int]] = {}
+    known: dict[str, Storage] = {}
+    is_script = any(name.startswith(f"{prefix}code/") for name in archive.members)
 
     def persistent(identity: Any) -> Any:
         identity = identity_of(identity) if type(identity) is str else identity
         if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
             raise ValueError("a persistent id that is of no storage")
         storage = storage_of(identity[1], identity[2], identity[4])
+        if not is_script:
+            # torch takes the first description for all; in TorchScript each tensor has its own.
+            known_storage(storage, known)
         if storage.key not in places:
             member = archive.members.get(f"{prefix}data/{storage.key}")
             if member is None:
@@ -99,7 +105,6 @@ def _read_zip(file: MappedFile) -> Header:
         raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
     order = f"{prefix}byteorder"
     big_endian = order in archive.members and archive.content(order)[:4].tobytes() == b"big"
-    is_script = any(name.startswith(f"{prefix}code/") for name in archive.members)
     stream = Stream(root, data[:end], start, places, (_SCRIPT,) if is_script else ())
     record = _record(archive, prefix + _RECORD)
     return _header(file, stream, record, big_endian=big_endian)

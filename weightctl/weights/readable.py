@@ -1,0 +1,47 @@
+"""What is refused before the bytes of tensors are read, though a listing shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import EncodingError
+from weightctl.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.source import Source
+
+__all__ = ["refuse_expanded", "refuse_unknown"]
+
+# Tensors may take so many times the bytes of their files: strides of 0 repeat elements, and views
+# of one storage may overlap. Up to a size that any machine can handle they may take more.
+_TIMES = 16
+_ALWAYS = 1 << 30
+
+
+def refuse_unknown(tensors: Iterable[TensorInfo]) -> None:
+    """Raise `EncodingError` for a tensor whose encoding is not known."""
+    for info in tensors:
+        if not info.encoding.is_known:
+            raise EncodingError(
+                f"`{info.name}` is of {info.encoding.name}, and what its bytes mean is not known",
+                hint="--exclude leaves it out; the file is damaged, or was written by a newer tool",
+            )
+
+
+def refuse_expanded(source: Source, tensors: Sequence[TensorInfo]) -> None:
+    """Raise `EncodingError` where stored tensors are far larger than the files that hold them."""
+    if not source.files:
+        return
+    total, held = sum(info.nbytes for info in tensors), sum(file.size for file in source.files)
+    if total <= max(_TIMES * held, _ALWAYS):
+        return
+    largest = max(tensors, key=lambda info: info.nbytes)
+    raise EncodingError(
+        f"`{largest.name}` of shape {list(largest.shape)} takes {format_size(largest.nbytes)}"
+        + (f", and all tensors {format_size(total)}" if total > largest.nbytes else "")
+        + f", where the files have {format_size(held)}: the same elements are repeated",
+        hint="a file of such tensors is damaged or an attack; --exclude leaves them out",
+    )
