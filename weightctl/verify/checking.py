@@ -87,12 +87,11 @@ def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
     """
     if not {*wanted} - _OF_HEADERS:
         return
-    subject, reference = request.subject.stored, request.reference and request.reference.stored
-    for weights in filter(None, (subject, reference)):
-        tensors = [*weights.header.tensors.values()]
-        if weights is reference or _STRUCTURE not in wanted:
+    for subject in filter(None, (request.subject, request.reference)):
+        tensors = [*subject.stored.header.tensors.values()]
+        if subject is request.reference or _STRUCTURE not in wanted:
             refuse_unknown(tensors)
-        refuse_expanded(weights.source, tensors)
+        refuse_expanded(subject.stored.source, tensors)
 
 
 def _result(name: str, request: Request, told: Container[str]) -> Result:

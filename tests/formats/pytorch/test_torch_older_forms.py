@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from assembly import integer, many, mapping, named, storage, text, whole
+from assembly import tensor as tensor_over
 from torch_checkpoints import PROTOCOLS, assert_same, saved
 from weightctl import open_weights
+from weightctl.cli import app
+from weightctl.errors import FormatError
+from zips import Entry, data, torch_zip
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
@@ -145,3 +152,112 @@ def test_a_storage_of_the_tar_that_is_part_of_another_is_read(tmp_path: Path) ->
     loaded.pop("epoch")
     assert torch.equal(loaded["part"], whole[3:7])
     assert_same(open_weights(path), loaded)
+
+
+# The tar that other tools write: without tensors, which its object makes itself.
+
+
+def tar_without_tensors(tensors: Mapping[str, torch.Tensor], views: bytes = b"") -> bytes:
+    """Write storages and an object that makes tensors of them, and names them by tuples."""
+    storages, pairs = io.BytesIO(), []
+    pickle.dump(len(tensors), storages, 2)
+    for number, (name, tensor) in enumerate(tensors.items()):
+        kind, key = tensor.type().replace("Tensor", "Storage"), str(number)
+        entry = many(text(key), text("cpu"), named(kind))
+        storages.write(whole(entry) + struct.pack("<Q", tensor.numel()))
+        storages.write(tensor.numpy().tobytes())
+        stored = storage(key, tensor.numel(), kind).removesuffix(b"Q")
+        shape, strides = (many(*map(integer, sizes)) for sizes in (tensor.shape, tensor.stride()))
+        pairs.append(text(name) + tensor_over(stored, shape, strides) + b"\x86")
+    listed = b"](" + b"".join(pairs) + b"e"
+    content = whole(named("collections.OrderedDict") + listed + b"\x85R")
+    system = {"protocol_version": 1000, "little_endian": True, "type_sizes": {"int": 4}}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, raw in {
+            "sys_info": pickle.dumps(system, 2),
+            "pickle": content,
+            "storages": storages.getvalue() + views,
+        }.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    return packed.getvalue()
+
+
+SEVERAL = {
+    "one": {"tensor": torch.tensor([1.0, 2.5, -3.75, 0.0])},
+    "matrix": {"matrix": torch.arange(12.0).view(3, 4)},
+    "dtypes": {
+        "float": torch.tensor([1.5, 2.5, 3.5]),
+        "double": torch.tensor([1.125, 2.25], dtype=torch.float64),
+        "long": torch.tensor([10, -20, 30, 40]),
+        "byte": torch.arange(5, dtype=torch.uint8),
+    },
+    "empty": {"none": torch.zeros(0, 3), "some": torch.ones(2)},
+}
+
+
+@pytest.mark.parametrize("views", [b"", b"\x80\2]."], ids=["no views", "a list of no views"])
+@pytest.mark.parametrize("which", SEVERAL)
+def test_a_tar_without_tensors_is_read(tmp_path: Path, which: str, views: bytes) -> None:
+    path = tmp_path / "old.tar"
+    path.write_bytes(tar_without_tensors(SEVERAL[which], views))
+    assert_same(open_weights(path), SEVERAL[which])
+
+
+def test_the_pickles_of_a_tar_without_tensors_are_scanned(tmp_path: Path) -> None:
+    path = tmp_path / "old.tar"
+    path.write_bytes(tar_without_tensors(SEVERAL["dtypes"]))
+    done = CliRunner().invoke(app, ["ls", str(path), "--scan"])
+    assert done.exit_code == 0
+    assert "torch.DoubleStorage" in done.output
+
+
+def test_a_tar_that_names_a_storage_of_another_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.tar"
+    raw = tar_without_tensors({"a": torch.arange(4.0)})
+    path.write_bytes(raw.replace(struct.pack("<Q", 4), struct.pack("<Q", 3)))
+    with pytest.raises(FormatError, match="the pickle is not sound"):
+        open_weights(path)
+    path.write_bytes(raw.replace(b"cpu" + integer(4), b"cpu" + integer(5)))
+    with pytest.raises(FormatError, match="storage 0 is not in the file as it is named"):
+        open_weights(path)
+
+
+# A storage with two descriptions.
+
+
+def zip_of_two(first: bytes, second: bytes, *members: Entry) -> bytes:
+    """Return a zip whose object is two tensors over storages."""
+    return torch_zip(
+        whole(mapping(text("a") + tensor_over(first), text("b") + tensor_over(second))),
+        data(),
+        *members,
+    )
+
+
+@pytest.mark.parametrize("kind", ["torch.HalfStorage", "torch.IntStorage", "torch.LongStorage"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_storage_of_a_zip_with_two_dtypes_is_refused(
+    tmp_path: Path, kind: str, *, is_first: bool
+) -> None:
+    pair = (storage(kind=kind), storage())
+    path = tmp_path / "a.pt"
+    path.write_bytes(zip_of_two(*(pair if is_first else pair[::-1])))
+    with pytest.raises(FormatError, match="storage 0 has two descriptions: 4 elements of"):
+        open_weights(path)
+
+
+def test_a_storage_of_a_zip_that_two_tensors_share_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    path.write_bytes(zip_of_two(storage(), storage()))
+    assert open_weights(path).header.aliases == {"b": "a"}
+
+
+def test_in_torchscript_each_tensor_says_what_its_storage_holds(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    code = Entry("m/code/__torch__.py", b"")
+    path.write_bytes(zip_of_two(storage(), storage(kind="torch.IntStorage"), code))
+    tensors = open_weights(path).header.tensors
+    assert [info.encoding.name for info in tensors.values()] == ["F32", "I32"]

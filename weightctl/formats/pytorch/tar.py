@@ -1,12 +1,13 @@
 """The tar that torch wrote until 0.1: storages, views of them, tensors, then the object.
 
-Source: `legacy_load` in `torch/serialization.py`.
+Source: `legacy_load` in `torch/serialization.py`. Other tools write tars without `tensors`, which
+torch does not load: their object calls `torch._utils._rebuild_tensor_v2` itself.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.legacy import Stream, nbytes_of, no_storage, require_whole
@@ -14,6 +15,9 @@ from weightctl.formats.pytorch.records import Storage, Tensor
 from weightctl.formats.pytorch.storages import key_of, storage_of
 from weightctl.pickles.machine import UnsoundPickleError, load
 from weightctl.untyped import is_list, is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 __all__ = ["is_any_tar", "is_tar", "read_tar", "tar_pickles"]
 
@@ -60,22 +64,25 @@ def _members(whole: memoryview) -> dict[str, tuple[int, int]]:
         members[name] = (at + _BLOCK, size)
         at += _BLOCK + size + -size % _BLOCK
     for name in ("storages", "tensors", "pickle"):
-        if name not in members:
+        if name in members:
+            require_whole(whole, sum(members[name]))
+        elif name != "tensors" or at > len(whole):
             raise UnsoundPickleError(0, f"the tar has no member {name!r}", is_cut=at > len(whole))
-        start, size = members[name]
-        require_whole(whole, start + size)
     return members
 
 
 def read_tar(whole: memoryview) -> Stream:
     """Read the tar form: storages, then views of them, then tensors, then the object.
 
-    Raises `UnsoundPickleError`.
+    Without a member `tensors` the object makes its tensors itself, as later forms do, and names
+    their storages by tuples. Raises `UnsoundPickleError`.
     """
     members = _members(whole)
     places: dict[str, tuple[int, int]] = {}
-    storages = _tar_storages(whole, members["storages"], places, [])
-    tensors = _tar_tensors(whole, members["tensors"], storages, [])
+    has_tensors = "tensors" in members
+    storages = _tar_storages(whole, members["storages"], places, [], has_views=has_tensors)
+    tensors = _tar_tensors(whole, members["tensors"], storages, []) if has_tensors else {}
+    constructors = CONSTRUCTORS if has_tensors else _with_named(storages)
 
     def persistent(identity: Any) -> Any:
         if is_tuple(identity) and identity:
@@ -86,10 +93,34 @@ def read_tar(whole: memoryview) -> Stream:
     start, size = members["pickle"]
     data = whole[start : start + size]
     try:
-        root, end = load(data, 0, CONSTRUCTORS, persistent)
+        root, end = load(data, 0, constructors, persistent)
     except UnsoundPickleError as error:
         raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
     return Stream(root, data[:end], start, places)
+
+
+def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any] | None]:
+    """Return the constructors, of which those of tensors take tuples that name storages."""
+
+    def taking(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda storage, *rest: make(_named(storage, storages), *rest)
+
+    return CONSTRUCTORS | {
+        path: taking(make)
+        for path, make in CONSTRUCTORS.items()
+        if make is not None and path.startswith("torch._utils._rebuild_tensor")
+    }
+
+
+def _named(identity: Any, storages: Mapping[str, Storage]) -> Any:
+    """Return the storage that `('storage', class, key, location, length)` names."""
+    if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
+        return identity
+    wanted = storage_of(identity[1], identity[2], identity[4])
+    stored = storages.get(wanted.key)
+    if stored != wanted:
+        raise ValueError(f"storage {wanted.key} is not in the file as it is named")
+    return stored
 
 
 def tar_pickles(whole: memoryview) -> tuple[list[tuple[str, int, int]], str]:
@@ -105,12 +136,15 @@ def tar_pickles(whole: memoryview) -> tuple[list[tuple[str, int, int]], str]:
         start, size = members["pickle"]
         found.append(("pickle", start, start + size))
         storages: dict[str, Storage] = {}
-        for name in ("storages", "tensors"):
+        has_tensors = "tensors" in members
+        for name in ("storages", "tensors") if has_tensors else ("storages",):
             starts = []
             end = sum(members[name])
             try:
                 if name == "storages":
-                    storages = _tar_storages(whole, members[name], {}, starts)
+                    storages = _tar_storages(
+                        whole, members[name], {}, starts, has_views=has_tensors
+                    )
                 else:
                     _tar_tensors(whole, members[name], storages, starts)
             finally:
@@ -144,6 +178,8 @@ def _tar_storages(
     member: tuple[int, int],
     places: dict[str, tuple[int, int]],
     starts: list[int],
+    *,
+    has_views: bool,
 ) -> dict[str, Storage]:
     at, end = member[0], sum(member)
     data = whole[:end]
@@ -162,7 +198,8 @@ def _tar_storages(
         places[storage.key] = (at, nbytes_of(storage))
         at += nbytes_of(storage)
         require_whole(data, at)
-    views, at = _pickle(data, at, starts)
+    # A file without a member `tensors` may end here.
+    views, at = _pickle(data, at, starts) if has_views or at < end else ([], at)
     for view in views if is_list(views) else ():
         target, root, start, length = _fields(view, 4, at)
         whole_one = storages.get(_key(root, at))
