@@ -73,7 +73,9 @@ STREAMS = {
         "storage 0 has 1152921504606846976 elements, where the pickle says 4", 174
     ),
     "no-keys": unsound("it does not list its storages", 166),
-    "storage-twice": unsound("storage 0 has two descriptions", 131),
+    "storage-twice": unsound(
+        "storage 0 has two descriptions: 4 elements of F32, and 5 elements of F32", 131
+    ),
     "unknown-key": unsound("it lists a storage that its object does not have", 174),
 }
 TENSORS = {

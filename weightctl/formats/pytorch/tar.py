@@ -103,7 +103,10 @@ def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any]
     """Return the constructors, of which those of tensors take tuples that name storages."""
 
     def taking(make: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda storage, *rest: make(_named(storage, storages), *rest)
+        def made(storage: Any, *rest: Any) -> Any:
+            return make(_named(storage, storages), *rest)
+
+        return made
 
     return CONSTRUCTORS | {
         path: taking(make)
@@ -199,7 +202,9 @@ def _tar_storages(
         at += nbytes_of(storage)
         require_whole(data, at)
     # A file without a member `tensors` may end here.
-    views, at = _pickle(data, at, starts) if has_views or at < end else ([], at)
+    views: Any = ()
+    if has_views or at < end:
+        views, at = _pickle(data, at, starts)
     for view in views if is_list(views) else ():
         target, root, start, length = _fields(view, 4, at)
         whole_one = storages.get(_key(root, at))
