@@ -14,7 +14,7 @@ from weightctl.formats.huggingface import CONFIG, config
 from weightctl.tokenizer.directory import from_directory
 from weightctl.tokenizer.files import open_files
 from weightctl.tokenizer.metadata import from_metadata
-from weightctl.tokenizer.special import WORDS
+from weightctl.tokenizer.record import WORDS
 from weightctl.untyped import is_list, is_object, is_sequence
 from weightctl.verify.describing.raw_tokenizer import read_raw
 

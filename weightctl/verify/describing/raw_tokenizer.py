@@ -9,6 +9,7 @@ from weightctl.tokenizer.added import MAX_TOKENS, read_added, type_of_added
 from weightctl.tokenizer.chat_templates import read_chat_templates
 from weightctl.tokenizer.record import Tokenizer, TokenType
 from weightctl.tokenizer.special import read_special
+from weightctl.tokenizer.token_ids import read_token_ids
 from weightctl.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def read_raw(files: Files) -> Tokenizer | None:
         types=tuple(types),
         scores=None if scores is None else tuple(scores.get(token, 0.0) for token in range(count)),
         merges=tuple(map(_merge, merges)) if is_list(merges) else None,
-        special=read_special(files, ids),
+        special=read_special(files, ids, read_token_ids(files.directory)),
         chat_templates=read_chat_templates(files),
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.tokenizer.ends import stops
 from weightctl.tokenizer.pre_names import DEFAULT, PRES
-from weightctl.tokenizer.special import WORDS
+from weightctl.tokenizer.record import WORDS
 from weightctl.verify.describing.compared import Compared, show_token
 from weightctl.verify.describing.description import TOKENIZER_KEYS, is_id, read_ends
 
@@ -33,15 +34,7 @@ _FLAGS: Mapping[str, Mapping[str, bool]] = {
     "bert": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False},
     "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
 }
-# What ends generation in llama.cpp beside `eos`, `eot` and `eom`: other special tokens, and
-# every token of such a text (`special_eog_ids` there).
-_END_WORDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_END_TEXTS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
-    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-}  # fmt: skip
+_END_WORDS = ("eos", "eot", "eom")
 # What config.json states beside the tokenizer's own files, which generation goes by.
 _CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -136,6 +129,8 @@ def _ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
     """Return the ids that end generation as a checkpoint states them."""
     if not description.is_gguf:
         return read_ends(description)
+    if tokenizer.ends:
+        return tokenizer.ends
     words = () if tokenizer.model == "bert" else _END_WORDS
     ids = (tokenizer.special.get(word) for word in words)
     return tuple(dict.fromkeys(token for token in ids if token is not None))
@@ -145,9 +140,7 @@ def _implied(description: Description, tokenizer: Tokenizer) -> set[int]:
     """Return the tokens that llama.cpp ends generation with though the file does not state them."""
     if not description.is_gguf:
         return set()
-    found = {token for token, text in enumerate(tokenizer.tokens) if text in _END_TEXTS}
-    taken = None if "eos" in tokenizer.special else _default(description, tokenizer, "eos")
-    return found if taken is None else found | {taken}
+    return set(stops(tokenizer))
 
 
 def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:
