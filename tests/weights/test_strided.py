@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weightctl.weights.byte_range import HeldRange
 from weightctl.weights.strided import gather
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -39,7 +40,7 @@ def test_any_run_of_elements_is_that_of_the_whole(array: np.ndarray, data: st.Da
     out = bytearray((stop - start) * array.itemsize)
     if out:
         gather(
-            memory, array.itemsize, array.shape,
+            HeldRange(memory), array.itemsize, array.shape,
             strides=array.strides, start=start, out=memoryview(out),
         )  # fmt: skip
     assert bytes(out) == array.tobytes()[start * array.itemsize : stop * array.itemsize]
@@ -53,7 +54,7 @@ def test_pieces_make_the_whole(pieces: int) -> None:
     for places in np.array_split(np.arange(array.size), pieces):
         out = bytearray(len(places) * 4)
         gather(
-            memory, 4, array.shape,
+            HeldRange(memory), 4, array.shape,
             strides=array.strides, start=int(places[0]), out=memoryview(out),
         )  # fmt: skip
         whole += out
@@ -62,5 +63,5 @@ def test_pieces_make_the_whole(pieces: int) -> None:
 
 def test_a_scalar_is_one_element() -> None:
     out = bytearray(2)
-    gather(memoryview(b"abcd"), 2, (), strides=(), start=0, out=memoryview(out))
+    gather(HeldRange(memoryview(b"abcd")), 2, (), strides=(), start=0, out=memoryview(out))
     assert bytes(out) == b"ab"

@@ -58,7 +58,7 @@ class _Entry:
 
 def sniff(file: MappedFile) -> bool:
     """Whether a file starts as GGUF does."""
-    return bytes(file.whole[: len(MAGIC)]) == MAGIC
+    return file.read(0, len(MAGIC)) == MAGIC
 
 
 def read(file: MappedFile) -> Header:
@@ -96,10 +96,11 @@ def _start(file: MappedFile) -> Cursor:
             file.path, file.size, "the file ends inside the GGUF header",
             hint=rest_of(file.path),
         )  # fmt: skip
-    version = int.from_bytes(file.whole[4:8], "little")
+    raw = file.read(4, 4)
+    version = int.from_bytes(raw, "little")
     order = "<"
     if version & 0xFFFF == 0:
-        version, order = int.from_bytes(file.whole[4:8], "big"), ">"
+        version, order = int.from_bytes(raw, "big"), ">"
     if version not in {1, 2, 3}:
         raise FormatError(
             file.path, 4, f"GGUF version {version} is not known", hint="versions 1 to 3 are"

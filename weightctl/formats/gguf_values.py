@@ -25,6 +25,7 @@ _CODES = {
     "bool": "B", "u64": "Q", "i64": "q", "f64": "d",
 }  # fmt: skip
 _DEPTH = 16
+_FIRST_READ, _LARGEST_READ = 1 << 14, 1 << 20
 _FAULTY = "the file is damaged or was written by a faulty tool"
 
 
@@ -46,11 +47,12 @@ class Packed(Sequence[Any]):
         self._list: list[Any] | None = None
 
     @property
-    def raw(self) -> memoryview | None:
+    def raw(self) -> bytes | None:
         """The elements as a GGUF v3 file stores them, None where this file does it otherwise."""
         if self._order == ">" or (self._version == 1 and self._kind not in _CODES):
             return None
-        return self._file.whole[slice(*self._span)]
+        start, end = self._span
+        return self._file.read(start, end - start)
 
     def _decoded(self) -> list[Any]:
         if self._list is None:
@@ -88,7 +90,8 @@ class Packed(Sequence[Any]):
 class Cursor:
     """A place in a GGUF header; each method reads what stands there and moves behind it.
 
-    Raises `FormatError` with the byte offset where the file says what cannot be.
+    The header is read in windows, each larger than the one before. Raises `FormatError` with the
+    byte offset where the file says what cannot be.
     """
 
     def __init__(self, file: MappedFile, version: int, order: str, offset: int) -> None:
@@ -96,7 +99,10 @@ class Cursor:
         self.offset = offset
         self.version = version
         self.order = order
-        self._buffer = file.whole
+        # A window of the file, where it starts, and how much is read next.
+        self._window = b""
+        self._base = offset
+        self._reads = _FIRST_READ
         # Version 1 counts in 32 bits, later ones in 64.
         self._length = struct.Struct(order + ("I" if version == 1 else "Q"))
         self._structs = _structs(order)
@@ -108,16 +114,17 @@ class Cursor:
     def number(self, kind: str) -> Any:
         """Read one number (`u32`, `f64`, ...)."""
         packed = self._structs[kind]
-        self._need(packed.size, f"a {kind}")
-        (value,) = packed.unpack_from(self._buffer, self.offset)
+        place = self._place(packed.size, f"a {kind}")
+        (value,) = packed.unpack_from(self._window, place)
         self.offset += packed.size
         return value
 
     def count(self) -> int:
         """Read a count or length, 32 bits wide in version 1 and 64 after."""
-        self._need(self._length.size, "a length")
-        (value,) = self._length.unpack_from(self._buffer, self.offset)
-        self.offset += self._length.size
+        size = self._length.size
+        place = self._place(size, "a length")
+        (value,) = self._length.unpack_from(self._window, place)
+        self.offset += size
         return int(value)
 
     def string(self, what: str) -> str:
@@ -127,9 +134,9 @@ class Cursor:
         if length > self.file.size - self.offset:
             self.offset = start
             raise self.fail(f"{what} says it is {length} bytes long; the file ends before that")
-        end = self.offset + length
-        decoded = str(self._buffer[self.offset : end], "utf-8", "surrogateescape")
-        self.offset = end
+        place = self._place(length, what)
+        decoded = str(self._window[place : place + length], "utf-8", "surrogateescape")
+        self.offset += length
         return decoded
 
     def value(self, key: str) -> Value:
@@ -146,7 +153,8 @@ class Cursor:
             return [self.string("a string") for _ in range(count)]
         if kind in _CODES:
             layout = struct.Struct(f"{self.order}{count}{_CODES[kind]}")
-            numbers: tuple[Any, ...] = layout.unpack_from(self._buffer, self.offset)
+            place = self._place(layout.size, f"{count} elements")
+            numbers: tuple[Any, ...] = layout.unpack_from(self._window, place)
             self.offset += layout.size
             return [bool(n) for n in numbers] if kind == "bool" else list(numbers)
         return [self._array("a nested array")[1] for _ in range(count)]
@@ -199,19 +207,31 @@ class Cursor:
 
     def _skip_strings(self, key: str, count: int) -> None:
         unpack, width = self._length.unpack_from, self._length.size
-        buffer, offset = self._buffer, self.offset
-        try:
-            for _ in range(count):
-                offset += unpack(buffer, offset)[0] + width
-        except (struct.error, OverflowError):
-            offset = self.file.size + 1
-        if offset > self.file.size:
+        start, done = self.offset, 0
+        while done < count and self.offset + width <= self.file.size:
+            at, window = self._place(width, "a length"), self._window
+            try:
+                for _ in range(count - done):
+                    at += unpack(window, at)[0] + width
+                    done += 1
+            except (struct.error, OverflowError):
+                pass  # the next length is in a later window, or past the end
+            self.offset = self._base + at
+        if done < count or self.offset > self.file.size:
+            self.offset = start
             raise self.fail(f"the strings of `{key}` do not end inside the file")
-        self.offset = offset
 
-    def _need(self, nbytes: int, what: str) -> None:
+    def _place(self, nbytes: int, what: str) -> int:
+        """Return where in the window the next bytes are; they are read if they are not there."""
+        place = self.offset - self._base
+        if place + nbytes <= len(self._window):
+            return place
         if nbytes > self.file.size - self.offset:
             raise self.fail(f"the file ends where {what} should stand")
+        self._window = self.file.read(self.offset, max(nbytes, self._reads))
+        self._base = self.offset
+        self._reads = min(2 * self._reads, _LARGEST_READ)
+        return 0
 
 
 def pack_string(content: str) -> bytes:

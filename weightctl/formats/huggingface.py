@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
@@ -32,6 +31,7 @@ CONFIG = "config.json"
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_SIZE = 100_000_000
+_COPIED = 1 << 20
 _ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -89,8 +89,11 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
             document = _document(path)
         made = _stating(document, dtype)
         if made is None:
-            with _opened(path) as source, open(copy, "xb") as target:
-                shutil.copyfileobj(source, target)
+            source = _opened(path)
+            with open(copy, "xb") as target:
+                starts = range(0, source.size, _COPIED)
+                target.writelines(source.read(start, _COPIED) for start in starts)
+                source.refuse_change()
                 _sync(target)
             continue
         with open(copy, "xb") as stream:
@@ -98,15 +101,12 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
             _sync(stream)
 
 
-def _opened(path: str) -> IO[bytes]:
+def _opened(path: str) -> MappedFile:
     try:
-        return open(path, "rb")
-    except OSError as error:
-        # Or it would be the output that cannot be written.
-        reason = error.strerror or str(error)
-        raise FormatError(
-            path, None, reason, hint="may you read it? it goes beside the output"
-        ) from error
+        return MappedFile(path)
+    except FormatError as error:
+        hint = "may you read it? it goes beside the output"
+        raise FormatError(path, None, error.reason, hint=hint) from error
 
 
 def write_beside(documents: Mapping[str, bytes], directory: str, dtype: str | None) -> None:

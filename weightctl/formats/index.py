@@ -46,7 +46,7 @@ def read_index(path: str) -> Index:
     if file.size > _MAX_SIZE:
         raise FormatError(path, None, f"an index of {file.size} bytes is none", hint=_HINT)
     try:
-        document = json.loads(str(file.whole, "utf-8"))
+        document = json.loads(str(file.read(0, file.size), "utf-8"))
     except (ValueError, RecursionError) as error:
         reason, hint = _no_json(file, error)
         raise FormatError(path, None, f"the index is no JSON: {reason}", hint=hint) from error
@@ -73,7 +73,7 @@ def read_index(path: str) -> Index:
 
 def _no_json(file: MappedFile, error: Exception) -> tuple[str, str]:
     """Return what an index is instead, and what to do; where it begins as one, what is wrong."""
-    if bytes(file.whole[:64]).lstrip().startswith((b"{", b"[")):
+    if file.read(0, 64).lstrip().startswith((b"{", b"[")):
         return str(error), _HINT
     from weightctl.formats.strangers import stranger
 

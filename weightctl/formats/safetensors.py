@@ -56,7 +56,7 @@ _DAMAGED = "the file is damaged or was written by a faulty tool"
 
 def sniff(file: MappedFile) -> bool:
     """Whether a file starts as safetensors: with a length, then an object."""
-    head = bytes(file.whole[: 8 + _MAX_BLANK])
+    head = file.read(0, 8 + _MAX_BLANK)
     return head[8:].lstrip(_BLANK).startswith(b"{") and head[7:8] == b"\0"
 
 
@@ -93,7 +93,7 @@ def _document(file: MappedFile) -> tuple[dict[str, Any], int]:
             file.path, 0, f"{file.size} bytes are too few for a safetensors header",
             hint="is the download complete?",
         )  # fmt: skip
-    length = int.from_bytes(file.whole[:8], "little")
+    length = int.from_bytes(file.read(0, 8), "little")
     if length > min(file.size - 8, _MAX_HEADER):
         missing = 8 + length - file.size
         limit = (
@@ -105,7 +105,7 @@ def _document(file: MappedFile) -> tuple[dict[str, Any], int]:
             hint=_DAMAGED if length > _MAX_HEADER else rest_of(file.path),
         )  # fmt: skip
     try:
-        raw = str(file.whole[8 : 8 + length], "utf-8")
+        raw = str(file.read(8, length), "utf-8")
         document = json.loads(raw)
         if not _has_no_more_than(document, raw):
             document = json.loads(raw, object_pairs_hook=_unique)

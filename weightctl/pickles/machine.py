@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import WeightctlError
 from weightctl.pickles.literals import MODULES
 from weightctl.pickles.opcodes import OPCODES, STOP
-from weightctl.pickles.records import Global
+from weightctl.pickles.records import Blob, Global
+from weightctl.weights.byte_range import HeldRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from weightctl.weights.byte_range import ByteRange
 
 __all__ = ["Machine", "UnsoundPickleError", "load"]
 
@@ -27,9 +30,13 @@ _UNSOUND = (
 _LONGEST_NAME = 512
 _LONGEST_MESSAGE = 300
 _WINDOW = 1 << 16
+# What is read at once: little at first, as behind bytes that are skipped, and then more.
+_FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
+# An opcode, and what of its argument is not read by `take` or `line`, is not longer.
+_LONGEST_OPCODE = 16
 
 
-_LONG_BINPUT, _BINGET, _BININT1, _BININT2, _MARK = b"rhKM("
+_LONG_BINPUT, _BINGET, _BININT1, _BININT2, _MARK, _FRAME = b"rhKM(\x95"
 # The bytes behind those opcodes.
 _ARGUMENTS = {_LONG_BINPUT: 4, _BINGET: 1, _BININT1: 1, _BININT2: 2}
 _UINT, _USHORT = Struct("<I").unpack_from, Struct("<H").unpack_from
@@ -47,21 +54,37 @@ class UnsoundPickleError(ValueError):
 
 
 def load(
-    data: memoryview,
+    data: ByteRange | memoryview,
     start: int,
     constructors: Mapping[str, Callable[..., Any] | None],
     persistent: Callable[[Any], Any],
 ) -> tuple[Any, int]:
     """Return the record of the pickle at `start`, and where it ends.
 
-    `persistent` says what stands behind a persistent id. Raises `UnsoundPickleError`, and the
-    errors of weightctl that `persistent` raises.
+    `persistent` returns what a persistent id refers to. Of a file only what is parsed is read, a
+    window at a time. Raises `UnsoundPickleError`, and the errors of weightctl that `persistent` and
+    reading raise.
     """
     machine = Machine(data, start, constructors, persistent)
-    opcodes, stack, memo, marks = OPCODES, machine.stack, machine.memo, machine.marks
-    at, opcode = start, 0
     try:
-        while (opcode := data[at]) != STOP:
+        while not _run(machine):
+            pass
+        return machine.stack[-1], machine.base + machine.begun + 1
+    except WeightctlError:
+        raise  # of what stands behind a persistent id, or of a file that changed
+    except _UNSOUND as error:
+        is_cut = machine.base + max(machine.begun, machine.reached) >= machine.size
+        reason = "it ends in the middle" if is_cut else _reason(error)
+        raise UnsoundPickleError(machine.base + machine.begun, reason, is_cut=is_cut) from error
+
+
+def _run(machine: Machine) -> bool:
+    """Carry out the opcodes of the next window; return whether the last one is the pickle's."""
+    at, opcode = machine.advance(), 0
+    opcodes, stack, memo, marks = OPCODES, machine.stack, machine.memo, machine.marks
+    data, window = machine.data, machine.opcodes
+    try:
+        while (opcode := window[at]) != STOP:
             # Two thirds of what torch writes are these five; the table has them too.
             if opcode == _LONG_BINPUT:
                 memo[_UINT(data, at + 1)[0]] = stack[-1]
@@ -82,13 +105,16 @@ def load(
                 machine.at = at + 1
                 opcodes[opcode](machine)
                 at = machine.at
-        return stack[-1], at + 1
-    except WeightctlError:
-        raise  # of what stands behind a persistent id
-    except _UNSOUND as error:
-        is_cut = max(machine.at, at + _ARGUMENTS.get(opcode, 0)) >= len(data)
-        reason = "it ends in the middle" if is_cut else _reason(error)
-        raise UnsoundPickleError(max(at, machine.framed_at), reason, is_cut=is_cut) from error
+                if opcode == _FRAME:
+                    return False
+    except IndexError:
+        if at < len(window):
+            raise
+        opcode = 0
+        return False
+    finally:
+        machine.begun, machine.reached = at, max(machine.at, at + _ARGUMENTS.get(opcode, 0))
+    return True
 
 
 def _reason(error: Exception) -> str:
@@ -98,33 +124,49 @@ def _reason(error: Exception) -> str:
 
 
 class Machine:
-    """The state of a pickle that is being read: its stack, its memo, and where it is."""
+    """The state of a pickle that is being read: its stack, its memo, and where it is.
+
+    `data` is a window of the bytes, which starts at `base`; the other places count from there.
+    `opcodes` is the part of the window in which opcodes may begin: what is behind it is for their
+    arguments. `at` is where an opcode reads its argument, `begun` where the last opcode begins or
+    the next one will, and `reached` how far that one needed the bytes.
+    """
 
     __slots__ = (
         "_constructors",
-        "_is_framed",
+        "_frame_end",
         "_named",
+        "_reads",
+        "_source",
+        "_unframed",
         "at",
+        "base",
+        "begun",
         "data",
-        "framed_at",
         "marks",
         "memo",
+        "opcodes",
         "persistent",
+        "reached",
+        "size",
         "stack",
     )
 
     def __init__(
         self,
-        data: memoryview,
+        data: ByteRange | memoryview,
         start: int,
         constructors: Mapping[str, Callable[..., Any] | None],
         persistent: Callable[[Any], Any],
     ) -> None:
-        self.data = data
-        self.at = start
-        # Where the last opcode of a frame was.
-        self.framed_at = start
-        self._is_framed = False
+        self._source = HeldRange(data) if isinstance(data, memoryview) else data
+        self._reads = _FIRST_READ
+        self._frame_end: int | None = None
+        self.size = len(self._source)
+        self.data = self._unframed = b""
+        self.opcodes: bytes | memoryview = b""
+        self.base = start
+        self.at = self.begun = self.reached = 0
         self.persistent = persistent
         self.stack: list[Any] = []
         self.marks: list[int] = []
@@ -132,23 +174,42 @@ class Machine:
         self._constructors = constructors
         self._named: dict[tuple[str, str], Global] = {}
 
-    def run_frame(self, length: int) -> None:
-        """Carry out the opcodes of a frame, up to its end or that of the pickle.
+    def advance(self) -> int:
+        """Make the window reach beyond the next opcode; return where that is in the new window.
 
-        Python drops what is left of a frame that an opcode crosses, and reads on elsewhere than
-        other readers do; so that is a `ValueError`, as is a frame in another or past the end.
+        Raises `ValueError` where the pickle ends there, and where an opcode crosses the end of its
+        frame: Python drops the rest of such a frame, and other readers do not.
         """
-        if self._is_framed or length > len(self.data) - self.at:
+        at = self.begun
+        if self._frame_end is not None and self.base + at >= self._frame_end:
+            if self.base + at > self._frame_end:
+                raise ValueError("an opcode that is not within its frame")
+            self._frame_end = None
+        if self.base + at >= self.size:
+            raise ValueError("it ends in the middle")
+        if self._room() <= at:
+            is_next = at <= len(self.data)
+            self._reads = min(2 * self._reads, _LARGEST_READ) if is_next else _FIRST_READ
+            self.data = self._source.read(self.base + at, self._reads)
+            self.base += at
+            self.at = self.begun = self.reached = at = 0
+            self._unframed = self.data[: self._room()]
+        self.opcodes = self._unframed
+        if self._frame_end is not None:
+            # Without a copy: frames may be as many as there are opcodes.
+            self.opcodes = memoryview(self._unframed)[: self._frame_end - self.base]
+        return at
+
+    def _room(self) -> int:
+        """Return how far into the window opcodes may begin."""
+        is_last = self.base + len(self.data) >= self.size
+        return len(self.data) - (0 if is_last else _LONGEST_OPCODE)
+
+    def begin_frame(self, length: int) -> None:
+        """Begin a frame of so many bytes; `ValueError` within another, or past the end."""
+        if self._frame_end is not None or length > self.size - self.base - self.at:
             raise ValueError("a frame that is not where it should be")
-        self._is_framed = True
-        end, opcodes, data = self.at + length, OPCODES, self.data
-        while self.at < end and (opcode := data[self.at]) != STOP:
-            self.framed_at = self.at
-            self.at += 1
-            opcodes[opcode](self)
-        if self.at > end:
-            raise ValueError("an opcode that is not within its frame")
-        self._is_framed = False
+        self._frame_end = self.base + self.at + length
 
     def byte(self) -> int:
         """Return the next byte."""
@@ -160,36 +221,50 @@ class Machine:
         """Return the next number of a kind; `ValueError` where the pickle ends before."""
         at = self.at
         end = self.at = at + kind.size
-        if end > len(self.data):
+        if self.base + end > self.size:
             raise ValueError("it ends in the middle")
         return kind.unpack_from(self.data, at)[0]
 
-    def take(self, length: int) -> memoryview:
+    def take(self, length: int) -> bytes:
         """Return the next bytes; `ValueError` where there are not as many."""
-        at = self.at
+        start = self.at
+        end = self._skip(length)
+        if end <= len(self.data):
+            return self.data[start:end]
+        return self._source.read(self.base + start, length)
+
+    def blob(self, length: int) -> Blob:
+        """Return where the next bytes are, which are not read; `ValueError` as for `take`."""
+        start = self.base + self.at
+        return Blob(start, self.base + self._skip(length))
+
+    def _skip(self, length: int) -> int:
         if length < 0:
             raise ValueError("a length below zero")
-        if length > len(self.data) - at:
-            self.at = len(self.data)
+        end = self.at + length
+        if self.base + end > self.size:
+            self.at = self.size - self.base
             raise ValueError("it ends in the middle")
-        self.at = at + length
-        return self.data[at : at + length]
+        self.at = end
+        return end
 
     def line(self) -> bytes:
         """Return the bytes up to the next line feed."""
-        start, window = self.at, 256
-        while True:
-            piece = bytes(self.data[self.at : self.at + window])
-            end = piece.find(b"\n")
-            if end >= 0:
-                end += self.at
-                self.at = end + 1
-                return bytes(self.data[start:end])
-            self.at += len(piece)
-            if len(piece) < window:
+        found = self.data.find(b"\n", self.at)
+        if found >= 0:
+            line = self.data[self.at : found]
+            self.at = found + 1
+            return line
+        # Never more at once: a line that does not end may be all of a large file.
+        start = end = self.base + self.at
+        while (found := (piece := self._source.read(end, _WINDOW)).find(b"\n")) < 0:
+            end += len(piece)
+            if not piece:
+                self.at = end - self.base
                 raise ValueError("it ends in the middle")
-            # Never more at once: a line that does not end may be all of a large file.
-            window = _WINDOW
+        end += found
+        self.at = end + 1 - self.base
+        return self._source.read(start, end - start)
 
     def since_mark(self) -> list[Any]:
         """Take what was pushed since the last mark."""

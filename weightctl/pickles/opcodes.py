@@ -9,7 +9,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from weightctl.pickles.literals import integer, quoted
-from weightctl.pickles.records import Blob, Built, Call, Pairs, called
+from weightctl.pickles.records import Built, Call, Pairs, called
 from weightctl.untyped import is_list
 
 if TYPE_CHECKING:
@@ -143,9 +143,7 @@ def _binstring(machine: Machine) -> None:
 
 
 def _blob(machine: Machine, length: int) -> None:
-    start = machine.at
-    machine.take(length)
-    machine.stack.append(Blob(start, machine.at))
+    machine.stack.append(machine.blob(length))
 
 
 def _short_binbytes(machine: Machine) -> None:
@@ -365,7 +363,7 @@ def _proto(machine: Machine) -> None:
 
 
 def _frame(machine: Machine) -> None:
-    machine.run_frame(machine.number(_ULONG))
+    machine.begin_frame(machine.number(_ULONG))
 
 
 def _buffer(_: Machine) -> None:

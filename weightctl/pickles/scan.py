@@ -6,9 +6,12 @@ import pickletools
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.pickles.literals import MODULES, quoted
+from weightctl.weights.byte_range import HeldRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from weightctl.weights.byte_range import ByteRange
 
 __all__ = ["MADE_UP", "Named", "Names", "names"]
 
@@ -41,9 +44,9 @@ class Names(NamedTuple):
     problem: str = ""
 
 
-def names(data: memoryview, start: int = 0) -> Names:
+def names(data: ByteRange | memoryview, start: int = 0) -> Names:
     """Return the globals that the pickle at `start` names, each once, in their order."""
-    scanner = _Scanner(data, start)
+    scanner = _Scanner(HeldRange(data) if isinstance(data, memoryview) else data, start)
     try:
         scanner.run()
     except (ValueError, LookupError) as error:
@@ -58,7 +61,7 @@ def names(data: memoryview, start: int = 0) -> Names:
 class _Scanner:
     """Reads opcodes; of what they push it remembers only texts, which may become names."""
 
-    def __init__(self, data: memoryview, start: int) -> None:
+    def __init__(self, data: ByteRange, start: int) -> None:
         self.found: dict[str, int] = {}
         self.problem = ""
         self.at = start
@@ -73,9 +76,10 @@ class _Scanner:
             start = self.at
             if start >= len(self._data):
                 raise ValueError("it ends in the middle")
-            info = _INFO.get(self._data[start])
+            opcode = self._data.read(start, 1)[0]
+            info = _INFO.get(opcode)
             if info is None:
-                raise ValueError(f"there is no opcode {self._data[start]:#04x}")
+                raise ValueError(f"there is no opcode {opcode:#04x}")
             # The place is kept at an opcode that cannot be read.
             argument, end = self._argument(info, start + 1)
             self._follow(info.name, argument, start)
@@ -106,19 +110,19 @@ class _Scanner:
             end = at
             for _ in range(lines):
                 end = self._line_end(end)
-            return bytes(self._data[at : min(end, at + _LONGEST)]), end
+            return self._data.read(at, min(end - at, _LONGEST)), end
         if length in _LENGTHS:
             width = _LENGTHS[length]
-            length = int.from_bytes(self._data[at : at + width], "little")
+            length = int.from_bytes(self._data.read(at, width), "little")
             at += width
         if at + length > len(self._data):
             raise ValueError("it ends in the middle")
-        return bytes(self._data[at : at + min(length, _LONGEST)]), at + length
+        return self._data.read(at, min(length, _LONGEST)), at + length
 
     def _line_end(self, at: int) -> int:
         window = 256
         while True:
-            piece = bytes(self._data[at : at + window])
+            piece = self._data.read(at, window)
             found = piece.find(b"\n")
             if found >= 0:
                 return at + found + 1

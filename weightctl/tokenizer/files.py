@@ -97,7 +97,7 @@ def _data(path: str) -> bytes | None:
         file = MappedFile(path)
         if file.size > _MAX_SIZE:
             raise TokenizerError(f"{path}: {file.size} bytes are no tokenizer's", hint=_UNREADABLE)
-        return bytes(file.whole)
+        return file.read(0, file.size)
     except FormatError as error:
         raise TokenizerError(f"{path}: {error.reason}", hint=_UNREADABLE) from error
 

@@ -28,6 +28,6 @@ def read_json(
     if file.size > most:
         raise FormatError(file.path, None, f"it has {file.size} bytes, and may have {most}")
     try:
-        return json.loads(str(file.whole, "utf-8"), object_pairs_hook=pairs)
+        return json.loads(str(file.read(0, file.size), "utf-8"), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise FormatError(file.path, None, f"it is no JSON: {error}") from error

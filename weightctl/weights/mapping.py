@@ -1,4 +1,8 @@
-"""Files that are read in place."""
+"""Files that are opened for reading.
+
+Whatever a command reads of a file it reads into memory. Another program may make the file shorter
+at any time: a read then is an error, where an access to a mapping would end the process (SIGBUS).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.disk import copy_range, read_ahead
 from weightctl.errors import FormatError
+from weightctl.weights.byte_range import FileRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +32,14 @@ _HINTS = {
     errno.ENOMEM: "no more memory may be mapped; `ulimit -v` tells and sets how much",
     errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
 }
+_AGAIN = "try again when nothing writes to it any more"
 
 
 class MappedFile:
-    """A file opened for reading: mapped for views, or read into buffers that the caller owns.
+    """A file opened for reading; only `private` maps it, for arrays that a library user asks for.
 
-    `size` is how many bytes it has, and `written` when that was written last, in nanoseconds, both
-    as it was opened. Raises `FormatError` where the path cannot be opened or is no regular file.
+    `size` is the number of its bytes, and `written` the time of the last write in nanoseconds, both
+    when it was opened. Raises `FormatError` if the path cannot be opened or is not a regular file.
     """
 
     # Of the class too, for an object that an interrupt leaves half made.
@@ -52,7 +58,6 @@ class MappedFile:
             raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
         self.size = status.st_size
         self.written = status.st_mtime_ns
-        self._whole: memoryview | None = None
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -61,26 +66,40 @@ class MappedFile:
     def __reduce__(self) -> tuple[Callable[[str], MappedFile], tuple[str]]:
         return (MappedFile, (self.path,))
 
-    @property
-    def whole(self) -> memoryview:
-        """The whole file, read-only; pages are read when they are touched.
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes at `offset`: `nbytes`, or fewer where the file had fewer when opened.
 
-        Raises `FormatError` where it cannot be mapped.
+        Raises `FormatError` if the file cannot be read or has become shorter.
         """
-        if self._whole is None:
-            try:
-                self._whole = memoryview(
-                    mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
-                )
-            except (OSError, ValueError) as error:
-                raise self._unmapped(0, self.size, error) from error
-        return self._whole
+        wanted = min(nbytes, self.size - offset)
+        if wanted <= 0:
+            return b""
+        try:
+            found = os.pread(self._descriptor, wanted, offset)
+        except OSError as error:
+            raise self._unread(offset, error) from error
+        if len(found) == wanted:
+            return found
+        # A read may return less than was asked for, above all for more than 2 GiB.
+        made = bytearray(wanted)
+        made[: len(found)] = found
+        self.read_into(offset + len(found), memoryview(made)[len(found) :])
+        return bytes(made)
+
+    def read_end(self, nbytes: int) -> bytes:
+        """Return the last `nbytes` of the file, or all of a smaller one; errors as for `read`."""
+        return self.read(max(self.size - nbytes, 0), nbytes)
+
+    def range(self, start: int = 0, stop: int | None = None) -> FileRange:
+        """Return a range of the file's bytes, which are read when they are asked for."""
+        return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
-        """A writable view of a range; what is written into it never reaches the file.
+        """Return a writable view of a range; what is written into it never reaches the file.
 
         Each call maps only the range, so that a file larger than memory can be used piecewise.
-        Raises `FormatError` where the file has become shorter.
+        Access to the view ends the process if the file has become shorter since: commands use
+        `read` and `read_into`. Raises `FormatError` if the file is shorter than that already.
         """
         if nbytes == 0:
             return memoryview(bytearray())
@@ -101,21 +120,23 @@ class MappedFile:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes at `offset`.
 
-        Raises `FormatError` where the file cannot be read or has become shorter.
+        Raises `FormatError` if the file cannot be read or has become shorter.
         """
         done = 0
         while done < len(buffer):
             try:
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
             except OSError as error:
-                raise FormatError(
-                    self.path, offset + done, f"cannot be read: {error.strerror}"
-                ) from error
+                raise self._unread(offset + done, error) from error
             if count == 0:
                 raise FormatError(
-                    self.path, offset + done, "the file ends here", hint="did it change meanwhile?"
-                )
+                    self.path, offset + done, "the file ends here: it changed while it was read",
+                    hint=_AGAIN,
+                )  # fmt: skip
             done += count
+
+    def _unread(self, offset: int, error: OSError) -> FormatError:
+        return FormatError(self.path, offset, f"cannot be read: {error.strerror}")
 
     def copy_into(self, offset: int, nbytes: int, descriptor: int) -> int:
         """Let the kernel append bytes at `offset` to another file; return how many it did.
@@ -128,10 +149,7 @@ class MappedFile:
         """Raise `FormatError` where the file has been written to since it was opened."""
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
-            raise FormatError(
-                self.path, None, "changed while it was read",
-                hint="try again when nothing writes to it any more",
-            )  # fmt: skip
+            raise FormatError(self.path, None, "changed while it was read", hint=_AGAIN)
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Have the system read bytes ahead, as far as the file has them."""

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import EncodingError, MissingTensorError
+from weightctl.weights.byte_range import HeldRange
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from weightctl.weights.byte_range import ByteRange
     from weightctl.weights.data import WeightData
     from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
@@ -64,7 +66,7 @@ class Source(Protocol):
 
 
 class Files:
-    """Tensors in mapped files."""
+    """Tensors in files."""
 
     def __init__(self, header: Header, files: tuple[MappedFile, ...]) -> None:
         self._header = header
@@ -83,7 +85,8 @@ class Files:
     def data(self, name: str) -> WeightData:
         """Return a tensor's data as a private mapping of its part of the file.
 
-        What is not there as it is meant is copied.
+        What is not there as it is meant is copied. Access to the mapping ends the process (SIGBUS)
+        where another program has made the file shorter: `read_into` raises an error instead.
         """
         from weightctl.weights.data import WeightData
 
@@ -100,7 +103,7 @@ class Files:
         return WeightData.stored(info, memory, None if self.span(name) is None else self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Read a tensor's bytes; no page of the file is mapped where they follow one another."""
+        """Read a tensor's bytes; no page of the file is mapped."""
         extent = self._header.extents[name]
         if extent.strides is not None:
             self._gather(name, start, buffer)
@@ -127,15 +130,16 @@ class Files:
         from weightctl.weights.strided import gather
 
         info, extent = self._header.tensors[name], self._header.extents[name]
-        whole = self._files[extent.file].whole[extent.offset :]
-        memory = whole if extent.held is None else memoryview(extent.held)
+        data: ByteRange = self._files[extent.file].range(extent.offset)
+        if extent.held is not None:
+            data = HeldRange(memoryview(extent.held))
         width, shape = info.encoding.size, info.shape
         if info.encoding.block > 1:
             # Several numbers of a row are one element.
             shape = (*shape[:-1], shape[-1] // info.encoding.block)
         if buffer.nbytes:
             strides = extent.strides or ()
-            gather(memory, width, shape, strides=strides, start=start // width, out=buffer)
+            gather(data, width, shape, strides=strides, start=start // width, out=buffer)
 
 
 def _memory(info: TensorInfo, nbytes: int) -> memoryview:

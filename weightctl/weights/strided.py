@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightctl.weights.byte_range import ByteRange
+
 __all__ = ["gather"]
+
+_LARGEST_READ = 1 << 20
+# Fewer bytes between two that are wanted are read too: that costs less than another read.
+_LARGEST_GAP = 1 << 13
 
 
 def gather(
-    memory: memoryview,
+    data: ByteRange,
     width: int,
     shape: Sequence[int],
     *,
@@ -25,30 +31,75 @@ def gather(
 ) -> None:
     """Fill `out` with the elements from number `start` on, row after row.
 
-    `memory` starts with the first element; elements are `width` bytes, and `strides` are in bytes.
+    `data` starts with the first element; elements are `width` bytes, and `strides` are in bytes.
+    Raises `FormatError` as `data.read` does.
     """
     import numpy as np  # `ls` loads no numpy
 
-    kind = np.dtype((np.void, width))
-    array: NDArray[Any] = np.ndarray(tuple(shape), kind, memory, strides=tuple(strides))
-    target = np.frombuffer(out, kind)
-    _copy(array.reshape(1) if array.ndim == 0 else array, start, start + target.size, target)
+    target = np.frombuffer(out, np.dtype((np.void, width)))
+    sizes, steps = (tuple(shape), tuple(strides)) if shape else ((1,), (width,))
+    _copy(_Array(data, 0, sizes, steps), start, start + target.size, target)
 
 
-def _copy(array: NDArray[Any], start: int, stop: int, out: NDArray[np.void]) -> None:
-    if array.ndim == 1:
-        out[:] = array[start:stop]
-        return
-    # Rows of which a part is asked for, at the start and at the end, and whole ones between them.
+class _Array:
+    """An array in a range of bytes: where its first element is, its shape and its strides."""
+
+    def __init__(
+        self, data: ByteRange, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> None:
+        self.data = data
+        self.offset = offset
+        self.shape = shape
+        self.strides = strides
+
+    def row(self, number: int) -> _Array:
+        """Return an entry of the first axis."""
+        offset = self.offset + number * self.strides[0]
+        return _Array(self.data, offset, self.shape[1:], self.strides[1:])
+
+    def entries(self, axis: int, start: int, stop: int) -> _Array:
+        """Return the entries of an axis from `start` to `stop`."""
+        offset = self.offset + start * self.strides[axis]
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return _Array(self.data, offset, shape, self.strides)
+
+
+def _copy(array: _Array, start: int, stop: int, out: NDArray[np.void]) -> None:
+    """Copy the elements of an array from number `start` to `stop`."""
     row = prod(array.shape[1:])
+    # Rows of which a part is asked for, at the start and at the end, and whole ones between them.
     first, last = -(-start // row), stop // row
     if first > last:
-        _copy(array[last], start - last * row, stop - last * row, out)
+        _copy(array.row(last), start - last * row, stop - last * row, out)
         return
     head, whole = first * row - start, (last - first) * row
     if head:
-        _copy(array[first - 1], row - head, row, out[:head])
+        _copy(array.row(first - 1), row - head, row, out[:head])
     if whole:
-        out[head : head + whole].reshape(-1, *array.shape[1:])[...] = array[first:last]
+        box = array.entries(0, first, last)
+        _copy_all(box, out[head : head + whole].reshape(box.shape))
     if stop > last * row:
-        _copy(array[last], 0, stop - last * row, out[head + whole :])
+        _copy(array.row(last), 0, stop - last * row, out[head + whole :])
+
+
+def _copy_all(array: _Array, out: NDArray[Any]) -> None:
+    """Copy an array; what is read at once is limited, however far its elements lie apart."""
+    import numpy as np
+
+    width: int = out.itemsize
+    reaches = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    span = sum(reaches) + width
+    axis = max(range(len(reaches)), key=lambda axis: (reaches[axis] > 0, array.strides[axis]))
+    step, count = array.strides[axis], array.shape[axis]
+    # What one entry of that axis spans.
+    inner = span - reaches[axis]
+    is_close = step - inner <= _LARGEST_GAP
+    if not reaches[axis] or (is_close and span <= _LARGEST_READ):
+        raw = array.data.read(array.offset, span)
+        out[...] = np.ndarray(array.shape, out.dtype, raw, strides=array.strides)
+        return
+    at_once = max((_LARGEST_READ - inner) // step, 0) + 1 if is_close else 1
+    for start in range(0, count, at_once):
+        stop = min(start + at_once, count)
+        place = (slice(None),) * axis + (slice(start, stop),)
+        _copy_all(array.entries(axis, start, stop), out[place])

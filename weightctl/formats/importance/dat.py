@@ -38,11 +38,10 @@ def sniff(file: MappedFile) -> bool:
     """Whether a file starts as this form does: a count above 0, and a printable name."""
     if file.size < 2 * _INTEGER.size + 1:
         return False
-    # Nothing is mapped: a file that shrinks meanwhile would end the process.
-    count, length = struct.unpack("<ii", _bytes(file, 0, 8))
+    count, length = struct.unpack("<ii", file.read(0, 8))
     if count < 1 or not 0 < length <= min(_LONGEST, file.size - 8):
         return False
-    name = str(_bytes(file, 8, length), "utf-8", "replace")
+    name = str(file.read(8, length), "utf-8", "replace")
     return name.isprintable() and "\ufffd" not in name
 
 
@@ -129,7 +128,7 @@ class _Cursor:
 
     def integer(self, what: str) -> int:
         at = self.skip(_INTEGER.size, what)
-        return int(_INTEGER.unpack(_bytes(self.file, at, _INTEGER.size))[0])
+        return int(_INTEGER.unpack(self.file.read(at, _INTEGER.size))[0])
 
     def length(self, what: str, least: int = 1) -> int:
         at = self.offset
@@ -147,7 +146,7 @@ class _Cursor:
             raise FormatError(
                 self.file.path, at, f"{what} is {length} bytes long, which none is", hint=_DAMAGED
             )
-        return _bytes(self.file, at, length)
+        return self.file.read(at, length)
 
     def skip(self, nbytes: int, what: str) -> int:
         """Return where so many bytes start, and move behind them."""
@@ -159,9 +158,3 @@ class _Cursor:
             )  # fmt: skip
         start, self.offset = self.offset, self.offset + nbytes
         return start
-
-
-def _bytes(file: MappedFile, offset: int, nbytes: int) -> bytes:
-    found = bytearray(nbytes)
-    file.read_into(offset, memoryview(found))
-    return bytes(found)

@@ -27,7 +27,7 @@ _PICKLES = b"\x80(]})cIL"
 
 def sniff(file: MappedFile) -> bool:
     """Whether a file is what torch writes, or a pickle as Python writes it."""
-    head = bytes(file.whole[:_HEAD])
+    head = file.read(0, _HEAD)
     if not head or not (head[0] in _PICKLES or head.startswith(_ZIP) or head[257:262] == b"ustar"):
         return False
     from weightctl.formats.pytorch.recognising import is_checkpoint

@@ -16,6 +16,7 @@ from weightctl.formats.pytorch.zip_end import DAMAGED, directory_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.weights.byte_range import FileRange
     from weightctl.weights.mapping import MappedFile
 
 __all__ = ["Archive", "Member", "is_zip"]
@@ -29,11 +30,13 @@ _EXTRA = Struct("<2H")
 _MAX_32 = 0xFFFFFFFF
 _ENCRYPTED = 1
 _LONGEST_SHOWN = 100
+_LONGEST_ENTRY = _CENTRAL_RECORD.size + 3 * 0xFFFF
+_WINDOW = 1 << 20
 
 
 def is_zip(file: MappedFile) -> bool:
     """Whether a file starts as a zip archive does."""
-    return bytes(file.whole[:4]) == _LOCAL
+    return file.read(0, 4) == _LOCAL
 
 
 class Member(NamedTuple):
@@ -63,7 +66,6 @@ class Archive:
         return FormatError(self._file.path, offset, message, hint=hint)
 
     def _read(self, count: int, size: int) -> dict[str, Member]:
-        whole = self._file.whole
         if count * _CENTRAL_RECORD.size > size:
             raise self._refuse(
                 self._directory, f"the zip's directory of {size} bytes has no {count} members"
@@ -72,20 +74,24 @@ class Archive:
         taken: set[str] = set()
         at, end = self._directory, self._directory + size
         size_of_one = _CENTRAL_RECORD.size
+        base, window = at, b""
         for _ in range(count):
-            record = _CENTRAL_RECORD.unpack_from(whole, at) if at + size_of_one <= end else ()
+            base, window = self._around(at, end, base, window)
+            place = at - base
+            record = _CENTRAL_RECORD.unpack_from(window, place) if at + size_of_one <= end else ()
             if not record or record[0] != _CENTRAL:
                 raise self._refuse(at, "an entry of the zip's directory is not there")
             flags, method, packed, nbytes = record[3], record[4], record[8], record[9]
             name_length, extra_length, comment_length = record[10:13]
-            start = at + _CENTRAL_RECORD.size
+            start = place + size_of_one
             after = start + name_length + extra_length
-            if after + comment_length > end:
+            following = base + after + comment_length
+            if following > end:
                 raise self._refuse(at, "an entry of the zip's directory is cut off")
-            name = str(whole[start : start + name_length], "utf-8", "surrogateescape")
+            name = str(window[start : start + name_length], "utf-8", "surrogateescape")
             offset = record[16]
             if _MAX_32 in {nbytes, packed, offset}:
-                extra = bytes(whole[start + name_length : after])
+                extra = window[start + name_length : after]
                 wide = _wide(extra, nbytes, packed, offset)
                 if wide is None:
                     raise self._refuse(at, f"the zip has no one size or place of {_shown(name)}")
@@ -96,10 +102,16 @@ class Archive:
             if offset + _LOCAL_RECORD.size > self._directory or packed > self._directory - offset:
                 raise self._refuse(at, f"the zip says that {_shown(name)} is where it cannot be")
             members[name] = Member(name, offset, nbytes, method, flags, packed)
-            at = after + comment_length
+            at = following
         if at != end:
             raise self._refuse(at, f"the zip's directory has more than its {count} members")
         return members
+
+    def _around(self, at: int, end: int, base: int, window: bytes) -> tuple[int, bytes]:
+        """Return where a window of the directory starts that has the entry at a place, and it."""
+        if at + _LONGEST_ENTRY <= base + len(window) or base + len(window) >= end:
+            return base, window
+        return at, self._file.read(at, min(_WINDOW, end - at))
 
     @staticmethod
     def _key(name: str) -> str:
@@ -129,13 +141,11 @@ class Archive:
         start = member.header + _LOCAL_RECORD.size + len(name)
         if start > self._directory or member.packed != member.nbytes:
             raise self._refuse(member.header, f"{_shown(member.name)} is not where the zip says")
-        # Read, not mapped: each is on a page of its own, and a fault costs more.
-        head = bytearray(_LOCAL_RECORD.size + len(name))
-        self._file.read_into(member.header, memoryview(head))
+        head = self._file.read(member.header, _LOCAL_RECORD.size + len(name))
         magic, method, name_length, extra_length = _LOCAL_PARTS.unpack_from(head)
         if magic != _LOCAL or method != member.method:
             raise self._refuse(member.header, f"{_shown(member.name)} is not where the zip says")
-        if name_length != len(name) or bytes(head[_LOCAL_RECORD.size :]) != name:
+        if name_length != len(name) or head[_LOCAL_RECORD.size :] != name:
             raise self._refuse(
                 member.header, f"the zip has another name there than {_shown(member.name)}"
             )
@@ -144,11 +154,11 @@ class Archive:
             raise self._refuse(member.header, f"{_shown(member.name)} overlaps what follows it")
         return start
 
-    def content(self, name: str) -> memoryview:
-        """Return the bytes of a member."""
+    def content(self, name: str) -> FileRange:
+        """Return the bytes of a member, which are not read yet; errors as for `place`."""
         member = self.members[name]
         start = self.place(member)
-        return self._file.whole[start : start + member.nbytes]
+        return self._file.range(start, start + member.nbytes)
 
 
 def _shown(name: str) -> str:

@@ -33,7 +33,7 @@ def cut_off(file: MappedFile) -> FormatError | None:
 
     Where the pickle is whole, it says about how many bytes are missing.
     """
-    if _END in bytes(file.whole[-_LONGEST_END:]):
+    if _END in file.read_end(_LONGEST_END):
         return None
     should_be = _length(file)
     lost = should_be - file.size
@@ -51,10 +51,10 @@ def cut_off(file: MappedFile) -> FormatError | None:
 
 def _length(file: MappedFile) -> int:
     """Return about how long a file is whose pickle comes first and is whole, else 0."""
-    head = bytes(file.whole[:_LOCAL])
+    head = file.read(0, _LOCAL)
     name_length = int.from_bytes(head[26:28], "little")
     start = _LOCAL + name_length + int.from_bytes(head[28:30], "little")
-    name = bytes(file.whole[_LOCAL : _LOCAL + name_length])
+    name = file.read(_LOCAL, name_length)
     if not name.endswith(PICKLE.encode()):
         return 0
     sizes: dict[str, int] = {}
@@ -66,7 +66,7 @@ def _length(file: MappedFile) -> int:
         return storage
 
     try:
-        _, end = load(file.whole[start:], 0, CONSTRUCTORS, persistent)
+        _, end = load(file.range(start), 0, CONSTRUCTORS, persistent)
     except UnsoundPickleError:
         return 0
     at = start + end + _DESCRIPTOR

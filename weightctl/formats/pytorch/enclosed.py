@@ -5,7 +5,7 @@ Source: `__reduce__` of the storages in `torch/storage.py`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.pytorch.legacy import read_stream
 from weightctl.formats.pytorch.records import Enclosed, Encoded, Storage, Tensor
@@ -20,6 +20,9 @@ from weightctl.formats.pytorch.values import bytes_of
 from weightctl.pickles.machine import UnsoundPickleError
 from weightctl.pickles.records import Blob
 
+if TYPE_CHECKING:
+    from weightctl.weights.byte_range import ByteRange
+
 __all__ = ["Streams"]
 
 
@@ -28,7 +31,7 @@ class _Opened(NamedTuple):
 
     storage: Storage
     place: tuple[int, int]
-    memory: memoryview
+    memory: ByteRange
     is_held: bool
 
 
@@ -40,7 +43,7 @@ class Streams:
     where that of streams is always little.
     """
 
-    def __init__(self, data: memoryview, base: int, *, big_endian: bool) -> None:
+    def __init__(self, data: ByteRange, base: int, *, big_endian: bool) -> None:
         self._data, self._base, self._big_endian = data, base, big_endian
         self._opened: dict[object, _Opened | None] = {}
 
@@ -67,7 +70,7 @@ class Streams:
         if not opened.is_held and not is_swapped:
             return placed._replace(extent=extent._replace(offset=self._base + extent.offset))
         end = sum(opened.place) if extent.strides else extent.offset + extent.nbytes
-        held = bytes(opened.memory[extent.offset : end])
+        held = opened.memory.read(extent.offset, end - extent.offset)
         if is_swapped:
             held = swapped(held[: len(held) // encoding.size * encoding.size], encoding)
         return placed._replace(extent=extent._replace(offset=self._base, held=held))
@@ -87,7 +90,7 @@ class Streams:
         raw = bytes_of(content, self._data)
         if raw is None:
             return None
-        stream = read_stream(memoryview(raw))
+        stream = read_stream(raw)
         storage = stream.root
         if type(storage) is not Storage or storage.key not in stream.places:
             return None
@@ -95,4 +98,4 @@ class Streams:
         if type(content) is Blob:
             place = (content.start + start, nbytes)
             return _Opened(storage, place, self._data, is_held=False)
-        return _Opened(storage, (start, nbytes), memoryview(raw), is_held=True)
+        return _Opened(storage, (start, nbytes), raw, is_held=True)

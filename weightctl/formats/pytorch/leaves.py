@@ -25,6 +25,7 @@ from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from weightctl.formats.pytorch.tensors import Locate
+    from weightctl.weights.byte_range import ByteRange
 
 __all__ = ["Tree", "UnsoundTreeError"]
 
@@ -50,7 +51,7 @@ class Tree:
     """
 
     def __init__(
-        self, root: Any, data: memoryview, base: int, locate: Locate, *, big_endian: bool = False
+        self, root: Any, data: ByteRange, base: int, locate: Locate, *, big_endian: bool = False
     ) -> None:
         self.tensors: dict[str, TensorInfo] = {}
         self.extents: dict[str, Extent] = {}

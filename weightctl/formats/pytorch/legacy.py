@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.formats.pytorch.records import Storage
+    from weightctl.weights.byte_range import ByteRange
 
 __all__ = [
     "MAGIC",
@@ -47,7 +48,7 @@ class Stream(NamedTuple):
     """
 
     root: Any
-    data: memoryview
+    data: ByteRange
     base: int
     places: Mapping[str, tuple[int, int]]
     notes: tuple[str, ...] = ()
@@ -72,15 +73,15 @@ def no_storage(identity: Any) -> Any:
     raise ValueError(f"a persistent id of {type(identity).__name__}, where none belongs")
 
 
-def read_pickle(whole: memoryview) -> Stream:
+def read_pickle(whole: ByteRange) -> Stream:
     """Read a file that is one pickle; its arrays lie in it."""
     root, end = load(whole, 0, CONSTRUCTORS, no_storage)
     rest = len(whole) - end
     notes = (f"{rest} bytes follow the first pickle, and are not read",) if rest else ()
-    return Stream(root, whole[:end], 0, {}, notes)
+    return Stream(root, whole.part(0, end), 0, {}, notes)
 
 
-def read_stream(whole: memoryview) -> Stream:
+def read_stream(whole: ByteRange) -> Stream:
     """Read a stream: three pickles, the object, the keys of its storages, then their numbers.
 
     Raises `UnsoundPickleError`; where the file is cut off it says how many bytes are missing.
@@ -97,7 +98,7 @@ def read_stream(whole: memoryview) -> Stream:
 
     root, at = load(whole, start, CONSTRUCTORS, persistent)
     # Blobs lie from the start of the file on, and what they cost from that of the object.
-    data = whole[:at]
+    data = whole.part(0, at)
     keys, at = load(whole, at, CONSTRUCTORS, no_storage)
     if not is_list(keys):
         raise UnsoundPickleError(at, "it does not list its storages")
@@ -107,8 +108,9 @@ def read_stream(whole: memoryview) -> Stream:
         if storage is None:
             raise UnsoundPickleError(at, "it lists a storage that its object does not have")
         nbytes = nbytes_of(storage)
-        stored = _LENGTH.unpack_from(whole, at)[0] if at + _LENGTH.size <= len(whole) else None
-        if stored is not None and stored != storage.length:
+        raw = whole.read(at, _LENGTH.size)
+        stored = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else storage.length
+        if stored != storage.length:
             raise UnsoundPickleError(
                 at,
                 f"storage {storage.key} has {stored} elements, "
@@ -127,7 +129,7 @@ def _listed(roots: Mapping[str, Storage], key: Any) -> Storage | None:
         return None
 
 
-def require_whole(whole: memoryview, end: int) -> None:
+def require_whole(whole: ByteRange, end: int) -> None:
     """Refuse a file that ends before `end`, with how many bytes are missing."""
     if end > len(whole):
         raise UnsoundPickleError(

@@ -31,7 +31,6 @@ __all__ = ["read"]
 
 _RECORD = "extra/weightctl.json"
 _HEAD = 512
-_COPIED = 1 << 26
 _SCRIPT = "a TorchScript archive: its weights are read, its code is not"
 _DAMAGED = "the file is damaged or was made by a faulty tool"
 
@@ -46,9 +45,9 @@ def _read(file: MappedFile) -> Header:
     try:
         if is_zip(file):
             return _read_zip(file)
-        head = bytes(file.whole[:_HEAD])
+        head = file.read(0, _HEAD)
         reader = read_tar if is_tar(head) else read_stream if is_stream(head) else read_pickle
-        stream = reader(file.whole)
+        stream = reader(file.range())
         return _header(file, stream, {}, big_endian=False)
     except UnsoundPickleError as error:
         what = "the file ends too soon" if error.is_cut else "the pickle is not sound"
@@ -76,10 +75,7 @@ def _read_zip(file: MappedFile) -> Header:
         raise FormatError(file.path, None, f"the zip has no member {PICKLE}", hint=_DAMAGED)
     prefix = name[: -len(PICKLE)]
     start = archive.place(archive.members[name])
-    data = file.whole[start : start + archive.members[name].nbytes]
-    if len(data) < _COPIED:
-        # Bytes in memory are read faster than those of a mapping.
-        data = memoryview(bytes(data))
+    data = file.range(start, start + archive.members[name].nbytes)
     places: dict[str, tuple[int, int]] = {}
     known: dict[str, Storage] = {}
     is_script = any(name.startswith(f"{prefix}code/") for name in archive.members)
@@ -104,8 +100,8 @@ def _read_zip(file: MappedFile) -> Header:
     except UnsoundPickleError as error:
         raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
     order = f"{prefix}byteorder"
-    big_endian = order in archive.members and archive.content(order)[:4].tobytes() == b"big"
-    stream = Stream(root, data[:end], start, places, (_SCRIPT,) if is_script else ())
+    big_endian = order in archive.members and archive.content(order).read(0, 4) == b"big"
+    stream = Stream(root, data.part(0, end), start, places, (_SCRIPT,) if is_script else ())
     record = _record(archive, prefix + _RECORD)
     return _header(file, stream, record, big_endian=big_endian)
 
@@ -115,7 +111,8 @@ def _record(archive: Archive, name: str) -> dict[str, Value]:
     if name not in archive.members:
         return {}
     try:
-        return from_json(str(archive.content(name), "utf-8"))
+        content = archive.content(name)
+        return from_json(str(content.read(0, len(content)), "utf-8"))
     except (WeightctlError, UnicodeDecodeError):
         return {}  # somebody else's file of that name
 

@@ -50,12 +50,14 @@ def pickle_name(archive: Archive) -> str | None:
 
 def is_pickle(file: MappedFile) -> bool:
     """Whether a file is one pickle; of protocol 0 and 1 one must be whole to be known."""
-    head = bytes(file.whole[:3])
+    head = file.read(0, 3)
     if head[:1] == b"\x80":
         return len(head) == 3 and head[1] in range(2, 6) and head[2] in OPCODES
-    if not head or head[0] not in _FIRST or file.size > _LARGEST or file.whole[-1] != ord("."):
+    if not head or head[0] not in _FIRST or file.size > _LARGEST:
+        return False
+    if file.read_end(1) != b".":
         return False
     try:
-        return load(file.whole, 0, CONSTRUCTORS, lambda _: None)[1] == file.size
+        return load(file.range(), 0, CONSTRUCTORS, lambda _: None)[1] == file.size
     except UnsoundPickleError:
         return False

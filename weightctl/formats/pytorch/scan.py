@@ -19,6 +19,7 @@ from weightctl.pickles.scan import Names, names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightctl.weights.byte_range import ByteRange
     from weightctl.weights.mapping import MappedFile
 
 __all__ = ["Scanned", "scanned", "unread"]
@@ -62,8 +63,8 @@ def unread(problem: str, member: str = "", start: int = 0) -> Scanned:
 
 def scanned(file: MappedFile) -> list[Scanned]:
     """Return the pickles in a file; none for one of another kind."""
-    whole = file.whole
-    head = bytes(whole[:_HEAD])
+    whole = file.range()
+    head = file.read(0, _HEAD)
     if is_zip(file):
         return list(_in_zip(file))
     # torch tries this one first.
@@ -82,7 +83,7 @@ def scanned(file: MappedFile) -> list[Scanned]:
     return found
 
 
-def _in_a_row(whole: memoryview) -> Iterator[Scanned]:
+def _in_a_row(whole: ByteRange) -> Iterator[Scanned]:
     """Yield pickles that follow one another; behind those of torch's stream there are numbers."""
     at = number = 0
     most = len(whole)
@@ -100,7 +101,7 @@ def _in_a_row(whole: memoryview) -> Iterator[Scanned]:
         yield unread(f"{len(whole) - at} bytes behind the last pickle cannot be read", start=at)
 
 
-def _is_told(whole: memoryview, start: int, found: Names) -> bool:
+def _is_told(whole: ByteRange, start: int, found: Names) -> bool:
     """Whether opcodes that lead nowhere are a pickle all the same: whether they name something.
 
     Text may look as if it did; but what it names is not what anybody calls a module.
@@ -108,11 +109,13 @@ def _is_told(whole: memoryview, start: int, found: Names) -> bool:
     if not found.named:
         # So far a length, with which other files begin, may look like one too.
         is_long = found.end > start + 8
-        return is_long and bytes(whole[start : start + 2]) in _PROTOCOLS
-    if whole[start] == 0x80:
+        return is_long and whole.read(start, 2) in _PROTOCOLS
+    if whole.read(start, 1) == b"\x80":
         return True
     try:
-        is_text = all(c.isprintable() or c in "\n\r\t" for c in str(whole[start:][:_HEAD], "utf-8"))
+        is_text = all(
+            c.isprintable() or c in "\n\r\t" for c in str(whole.read(start, _HEAD), "utf-8")
+        )
     except UnicodeDecodeError:
         is_text = False
     return not is_text or any(_WORDS.fullmatch(each.path) for each in found.named)
@@ -121,10 +124,10 @@ def _is_told(whole: memoryview, start: int, found: Names) -> bool:
 _PROTOCOLS = {bytes([0x80, version]) for version in range(6)}
 
 
-def _is_magic(whole: memoryview, end: int) -> bool:
+def _is_magic(whole: ByteRange, end: int) -> bool:
     """Whether the first pickle is the number that torch's streams begin with."""
     try:
-        return end < _HEAD and load(whole[:end], 0, {}, no_storage)[0] == MAGIC
+        return end < _HEAD and load(whole.part(0, end), 0, {}, no_storage)[0] == MAGIC
     except UnsoundPickleError:
         return False
 
@@ -146,8 +149,8 @@ def _in_zip(file: MappedFile) -> Iterator[Scanned]:
             if is_loaded:
                 yield unread(error.reason, name, member.header)
             continue
-        data = file.whole[: start + member.nbytes]
-        if bytes(data[start : start + len(_NUMPY)]) == _NUMPY:
+        data = file.range(0, start + member.nbytes)
+        if data.read(start, len(_NUMPY)) == _NUMPY:
             yield from _in_array(data, start, name)
             continue
         found = names(data, start)
@@ -155,19 +158,18 @@ def _in_zip(file: MappedFile) -> Iterator[Scanned]:
             yield Scanned(name, start, found, is_script)
 
 
-def _in_array(data: memoryview, start: int, member: str) -> Iterator[Scanned]:
+def _in_array(data: ByteRange, start: int, member: str) -> Iterator[Scanned]:
     """Yield the pickle behind the header of a NumPy file of objects; one of numbers has none."""
-    version = data[start + 6] if len(data) > start + 6 else 0
-    width = 2 if version == 1 else 4
+    width = 2 if data.read(start + 6, 1) == b"\1" else 4
     begin = start + 8 + width
-    at = begin + int.from_bytes(data[start + 8 : begin], "little")
-    if b"O" in bytes(data[begin : min(at, begin + _HEAD)]).partition(b"fortran")[0]:
+    at = begin + int.from_bytes(data.read(start + 8, width), "little")
+    if b"O" in data.read(begin, min(at - begin, _HEAD)).partition(b"fortran")[0]:
         yield Scanned(member, at, names(data, at))
 
 
-def _in_tar(whole: memoryview) -> Iterator[Scanned]:
+def _in_tar(whole: ByteRange) -> Iterator[Scanned]:
     found, problem = tar_pickles(whole)
     for member, start, end in found:
-        yield Scanned(member, start, names(whole[:end], start))
+        yield Scanned(member, start, names(whole.part(0, end), start))
     if problem:
         yield unread(f"it is a tar archive, and {problem}; {_UNPACK}")

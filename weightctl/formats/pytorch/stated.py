@@ -8,6 +8,7 @@ from weightctl.formats.pytorch.levels import parse_levels, stated_values
 from weightctl.formats.pytorch.records import Size
 from weightctl.formats.pytorch.values import plain
 from weightctl.pickles.records import Call
+from weightctl.weights.byte_range import HeldRange
 from weightctl.weights.info import Leaf
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["with_leaves"]
 
-_NOTHING = memoryview(b"")
+_NOTHING = HeldRange(memoryview(b""))
 
 
 def with_leaves(header: Header) -> Header:

@@ -19,6 +19,8 @@ from weightctl.untyped import is_list, is_tuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from weightctl.weights.byte_range import ByteRange
+
 __all__ = ["is_any_tar", "is_tar", "read_tar", "tar_pickles"]
 
 _LENGTH = Struct("<q")
@@ -43,12 +45,11 @@ def is_tar(head: bytes) -> bool:
     return is_any_tar(head) and name in {b"storages", b"tensors", b"pickle", b"sys_info"}
 
 
-def _members(whole: memoryview) -> dict[str, tuple[int, int]]:
+def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
     """Return where the members of a tar start, and their sizes."""
     members: dict[str, tuple[int, int]] = {}
     at = 0
-    while at + _BLOCK <= len(whole) and whole[at]:
-        head = bytes(whole[at : at + _BLOCK])
+    while len(head := whole.read(at, _BLOCK)) == _BLOCK and head[0]:
         name = head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin-1")
         digits = head[124:136].strip(b"\0 ")
         if not digits or digits.strip(b"01234567"):
@@ -71,7 +72,7 @@ def _members(whole: memoryview) -> dict[str, tuple[int, int]]:
     return members
 
 
-def read_tar(whole: memoryview) -> Stream:
+def read_tar(whole: ByteRange) -> Stream:
     """Read the tar form: storages, then views of them, then tensors, then the object.
 
     Without a member `tensors` the object makes its tensors itself, as later forms do, and names
@@ -91,12 +92,12 @@ def read_tar(whole: memoryview) -> Stream:
         return tensors[key] if key in tensors else storages[key]
 
     start, size = members["pickle"]
-    data = whole[start : start + size]
+    data = whole.part(start, start + size)
     try:
         root, end = load(data, 0, constructors, persistent)
     except UnsoundPickleError as error:
         raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
-    return Stream(root, data[:end], start, places)
+    return Stream(root, data.part(0, end), start, places)
 
 
 def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any] | None]:
@@ -126,7 +127,7 @@ def _named(identity: Any, storages: Mapping[str, Storage]) -> Any:
     return stored
 
 
-def tar_pickles(whole: memoryview) -> tuple[list[tuple[str, int, int]], str]:
+def tar_pickles(whole: ByteRange) -> tuple[list[tuple[str, int, int]], str]:
     """Return the pickles of a tar: member, start, and where the member ends.
 
     They are between numbers, and known as far as those can be read; what keeps the rest from it is
@@ -170,14 +171,14 @@ def _key(value: Any, at: int) -> str:
         raise UnsoundPickleError(at, str(error)) from error
 
 
-def _pickle(data: memoryview, at: int, starts: list[int]) -> tuple[Any, int]:
+def _pickle(data: ByteRange, at: int, starts: list[int]) -> tuple[Any, int]:
     """Return what the pickle at a place holds, and its end; its start is kept."""
     starts.append(at)
     return load(data, at, CONSTRUCTORS, no_storage)
 
 
 def _tar_storages(
-    whole: memoryview,
+    whole: ByteRange,
     member: tuple[int, int],
     places: dict[str, tuple[int, int]],
     starts: list[int],
@@ -185,7 +186,7 @@ def _tar_storages(
     has_views: bool,
 ) -> dict[str, Storage]:
     at, end = member[0], sum(member)
-    data = whole[:end]
+    data = whole.part(0, end)
     count, at = _pickle(data, at, starts)
     storages: dict[str, Storage] = {}
     for _ in range(_count(count, at)):
@@ -218,13 +219,13 @@ def _tar_storages(
 
 
 def _tar_tensors(
-    whole: memoryview,
+    whole: ByteRange,
     member: tuple[int, int],
     storages: dict[str, Storage],
     starts: list[int],
 ) -> dict[str, Tensor]:
     at, end = member[0], sum(member)
-    data = whole[:end]
+    data = whole.part(0, end)
     count, at = _pickle(data, at, starts)
     tensors: dict[str, Tensor] = {}
     for _ in range(_count(count, at)):
@@ -247,10 +248,11 @@ def _require_end(at: int, end: int) -> None:
         raise UnsoundPickleError(at, f"{end - at} bytes behind the last entry belong to none")
 
 
-def _number(kind: Struct, data: memoryview, at: int) -> tuple[int, ...]:
-    if at + kind.size > len(data):
+def _number(kind: Struct, data: ByteRange, at: int) -> tuple[int, ...]:
+    raw = data.read(at, kind.size)
+    if len(raw) < kind.size:
         raise UnsoundPickleError(at, "it ends in the middle", is_cut=True)
-    return kind.unpack_from(data, at)
+    return kind.unpack(raw)
 
 
 def _fields(entry: Any, count: int, at: int) -> tuple[Any, ...]:

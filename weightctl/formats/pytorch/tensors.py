@@ -17,6 +17,8 @@ from weightctl.weights.info import Extent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from weightctl.weights.byte_range import ByteRange
+
     # Where the bytes of a storage start in the file, and how many they are.
     Locate = Callable[[Storage], tuple[int, int]]
 
@@ -127,7 +129,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def place_array(array: Array, data: memoryview, base: int, *, big_endian: bool) -> Placed | None:
+def place_array(array: Array, data: ByteRange, base: int, *, big_endian: bool) -> Placed | None:
     """Return where a NumPy array is, None for one of what are no numbers.
 
     `data` is the pickle, `base` where it starts in the file; `big_endian` is the byte order of the
@@ -152,7 +154,9 @@ def place_array(array: Array, data: memoryview, base: int, *, big_endian: bool) 
     is_swapped = (kind.order == ">") is not big_endian and encoding.size > 1
     if type(content) is Blob and not is_swapped:
         return Placed(shape, encoding, Extent(0, base + content.start, nbytes, strides))
-    held = swapped(bytes(raw), encoding) if is_swapped else bytes(raw)
+    held = raw.read(0, nbytes)
+    if is_swapped:
+        held = swapped(held, encoding)
     return Placed(shape, encoding, Extent(0, base, nbytes, strides, held))
 
 

@@ -13,11 +13,14 @@ from weightctl.formats.pytorch.records import Array, Device, Encoded, NumPyType,
 from weightctl.formats.pytorch.storages import dtype_of
 from weightctl.pickles.records import Blob, Global
 from weightctl.untyped import is_list, is_tuple
+from weightctl.weights.byte_range import HeldRange
 from weightctl.weights.info import Leaf
 from weightctl.weights.metadata import INTEGERS, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from weightctl.weights.byte_range import ByteRange
 
 __all__ = ["Plain", "bytes_of", "plain", "shown"]
 
@@ -29,6 +32,7 @@ _LOW, _HIGH = INTEGERS["i64"]
 _TYPES: dict[type, str] = {bool: "bool", float: "f64", str: "string"}
 _SHOWN = 8
 _LONGEST = 400
+_LONGEST_NUMBER = 16
 
 
 class Plain(NamedTuple):
@@ -42,7 +46,7 @@ class Plain(NamedTuple):
     value: Value | None = None
 
 
-def plain(record: Any, data: memoryview) -> Plain | None:
+def plain(record: Any, data: ByteRange) -> Plain | None:
     """Return what a record is, if it is a value; None for what holds other things."""
     if type(record) is Scalar:
         record = _number(record, data)
@@ -142,31 +146,33 @@ def shown(text: str) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
-def _number(scalar: Scalar, data: memoryview) -> Any:
+def _number(scalar: Scalar, data: ByteRange) -> Any:
     content = scalar.content
     text = content.text if type(content) is Encoded else content
-    # Many numbers may share a text: one of them has no more than 16 bytes.
-    raw = None if type(text) is str and len(text) > 16 else bytes_of(content, data)
+    # Many numbers may share a text: one of them has no more bytes.
+    is_long = type(text) is str and len(text) > _LONGEST_NUMBER
+    raw = None if is_long else bytes_of(content, data)
     dtype = scalar.dtype if type(scalar.dtype) is NumPyType else NumPyType("unknown")
     other = Leaf("numpy.generic", shown(dtype.code))
     if raw is None or dtype.code not in _SCALARS:
         return other
     try:
-        number, *imaginary = struct.unpack(dtype.order + _SCALARS[dtype.code], raw)
+        packed = raw.read(0, _LONGEST_NUMBER + 1)
+        number, *imaginary = struct.unpack(dtype.order + _SCALARS[dtype.code], packed)
     except struct.error:
         return other
     return complex(number, *imaginary) if imaginary else number
 
 
-def bytes_of(content: Any, data: memoryview) -> bytes | memoryview | None:
+def bytes_of(content: Any, data: ByteRange) -> ByteRange | None:
     """Return the bytes that a record stands for, None for what are none."""
     if type(content) is Blob:
-        return data[content.start : content.stop]
+        return data.part(content.start, content.stop)
     try:
         if type(content) is Encoded:
-            return content.text.encode("latin-1")
+            return HeldRange(memoryview(content.text.encode("latin-1")))
         if type(content) is str:
-            return content.encode("latin-1")
+            return HeldRange(memoryview(content.encode("latin-1")))
     except UnicodeEncodeError:
         pass
     return None

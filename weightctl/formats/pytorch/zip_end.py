@@ -31,15 +31,19 @@ def directory_of(file: MappedFile) -> tuple[int, int, int]:
     Programs that look for it in other ways must find the same: what one of them would see and
     another would not is refused.
     """
-    whole = file.whole
     at = _end_record(file)
-    _, disk, first_disk, _, count, size, offset, _ = _END_RECORD.unpack_from(whole, at)
+    _, disk, first_disk, _, count, size, offset, _ = _END_RECORD.unpack(
+        file.read(at, _END_RECORD.size)
+    )
     locator = at - _LOCATOR_RECORD.size
-    if locator >= 0 and bytes(whole[locator : locator + 4]) == _LOCATOR_64:
-        at = _LOCATOR_RECORD.unpack_from(whole, locator)[2]
-        if at + _END_64_RECORD.size != locator or bytes(whole[at : at + 4]) != _END_64:
+    found = file.read(locator, _LOCATOR_RECORD.size) if locator >= 0 else b""
+    if found.startswith(_LOCATOR_64):
+        at = _LOCATOR_RECORD.unpack(found)[2]
+        is_there = at + _END_64_RECORD.size == locator
+        record = file.read(at, _END_64_RECORD.size) if is_there else b""
+        if not record.startswith(_END_64):
             raise _refuse(file, locator, "the zip's 64-bit end record is not there")
-        wide = _END_64_RECORD.unpack_from(whole, at)
+        wide = _END_64_RECORD.unpack(record)
         disk, first_disk = wide[4:6]
         small, large = (count, size, offset), wide[7:10]
         limits = (_MAX_16, _MAX_32, _MAX_32)
@@ -58,9 +62,8 @@ def directory_of(file: MappedFile) -> tuple[int, int, int]:
 
 def _end_record(file: MappedFile) -> int:
     """Return where the last record is; its comment ends where the file ends."""
-    whole = file.whole
-    start = max(len(whole) - _END_RECORD.size - _LONGEST_COMMENT, 0)
-    tail = bytes(whole[start:])
+    tail = file.read_end(_END_RECORD.size + _LONGEST_COMMENT)
+    start = file.size - len(tail)
     found = place = tail.rfind(_END)
     if place < 0 or place + _END_RECORD.size > len(tail):
         raise _refuse(file, None, "the directory at the end of the zip is missing", _CUT)

@@ -92,7 +92,7 @@ def _cuts(part: Part) -> list[dict[str, Any]]:
 def is_manifest(path: str) -> bool:
     """Whether a file is the manifest of a sharded checkpoint, by how it begins."""
     try:
-        return _BEGINNING.match(bytes(MappedFile(path).whole[:256])) is not None
+        return _BEGINNING.match(MappedFile(path).read(0, 256)) is not None
     except FormatError:
         return False
 

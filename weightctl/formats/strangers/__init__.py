@@ -42,7 +42,7 @@ def stranger(file: MappedFile) -> Stranger:
 def _kind(file: MappedFile) -> Stranger:
     if file.size == 0:
         return Stranger("empty", AGAIN)
-    head = bytes(file.whole[:_HEAD])
+    head = file.read(0, _HEAD)
     for at, magic, what, hint in STARTS:
         if head.startswith(magic, at):
             return Stranger(what, hint)

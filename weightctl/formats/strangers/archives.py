@@ -44,7 +44,7 @@ _ZIPS = (
 
 def zipped(file: MappedFile) -> Stranger | None:
     """Recognise a zip, by what it holds; one without its end was cut off."""
-    if bytes(file.whole[:4]) not in {_LOCAL, _END}:
+    if file.read(0, 4) not in {_LOCAL, _END}:
         return None
     end = _end(file)
     if end is None:
@@ -64,8 +64,8 @@ def zipped(file: MappedFile) -> Stranger | None:
 
 def cut_zip(file: MappedFile) -> Stranger:
     """Say what a zip was to be that has lost its end, by its first member."""
-    length = int.from_bytes(file.whole[26:28], "little")
-    first = _name(bytes(file.whole[30 : 30 + length]))
+    length = int.from_bytes(file.read(26, 2), "little")
+    first = _name(file.read(30, length))
     if os.path.basename(first) == "data.pkl":
         what = "a PyTorch checkpoint that was cut off"
     elif first.endswith(".npy"):
@@ -78,23 +78,23 @@ def cut_zip(file: MappedFile) -> Stranger:
 def _end(file: MappedFile) -> tuple[int, int] | None:
     """Return where a zip's directory starts, and its length; None where it has no end."""
     start = max(file.size - (1 << 16) - 22, 0)
-    tail = bytes(file.whole[start:])
+    tail = file.read(start, file.size)
     at = tail.rfind(_END)
     if at < 0 or len(tail) < at + 22:
         return None
     size, offset = struct.unpack_from("<LL", tail, at + 12)
     if 0xFFFFFFFF in {size, offset} and at >= 20 and tail[at - 20 : at - 16] == _LOCATOR64:
         (place,) = struct.unpack_from("<Q", tail, at - 12)
-        record = bytes(file.whole[place : place + 56]) if place < file.size else b""
+        record = file.read(place, 56)
         if len(record) == 56 and record.startswith(_END64):
             size, offset = struct.unpack_from("<QQ", record, 40)
-    if offset >= file.size or bytes(file.whole[offset : offset + 4]) != _CENTRAL:
+    if offset >= file.size or file.read(offset, 4) != _CENTRAL:
         offset = start + at - size  # something stands before the zip
     return max(offset, 0), size
 
 
 def _members(file: MappedFile, offset: int, size: int) -> Iterator[str]:
-    raw = bytes(file.whole[offset : offset + min(size, _MOST_DIRECTORY)])
+    raw = file.read(offset, min(size, _MOST_DIRECTORY))
     at = 0
     for _ in range(_MOST_MEMBERS):
         if raw[at : at + 4] != _CENTRAL or len(raw) < at + 46:
@@ -106,7 +106,7 @@ def _members(file: MappedFile, offset: int, size: int) -> Iterator[str]:
 
 def tarred(file: MappedFile) -> Stranger | None:
     """Recognise a tar, by what it holds."""
-    if bytes(file.whole[257:262]) != b"ustar":
+    if file.read(257, 5) != b"ustar":
         return None
     names = list(_entries(file))
     weights = _weights(names)
@@ -119,7 +119,7 @@ def tarred(file: MappedFile) -> Stranger | None:
 def _entries(file: MappedFile) -> Iterator[str]:
     at = 0
     for _ in range(_MOST_MEMBERS):
-        head = bytes(file.whole[at : at + _BLOCK])
+        head = file.read(at, _BLOCK)
         if len(head) < _BLOCK or not any(head):
             return
         if head[124] & 0x80:

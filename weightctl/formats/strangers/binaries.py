@@ -39,7 +39,7 @@ _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
 
 def zeros(file: MappedFile) -> Stranger | None:
     """Recognise a file of zeros, or one that begins with them; a large one by samples."""
-    start = bytes(file.whole[:_SAMPLE])
+    start = file.read(0, _SAMPLE)
     count = len(start) - len(start.lstrip(b"\0"))
     if count < min(_LEAST_ZEROS, file.size):
         return None
@@ -50,7 +50,6 @@ def zeros(file: MappedFile) -> Stranger | None:
     rest = file.size - _SAMPLE
     ends = (_SAMPLE + rest * number // _SAMPLES for number in range(1, _SAMPLES + 1))
     page = bytearray(_PAGE)
-    # Read, not mapped: in a mapping each page brings its neighbours along.
     for end in ends:
         file.read_into(end - _PAGE, memoryview(page))
         if any(page):
@@ -63,7 +62,7 @@ def zeros(file: MappedFile) -> Stranger | None:
 
 def protobuf(file: MappedFile) -> Stranger | None:
     """Recognise what begins as ONNX does, as Core ML or as a TensorFlow graph."""
-    head = bytes(file.whole[:_HEAD])
+    head = file.read(0, _HEAD)
     base = os.path.basename(file.path).lower()
     fields = list(_fields(head, file.size))
     if not fields:
@@ -130,7 +129,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 def translator(file: MappedFile) -> Stranger | None:
     """Recognise CTranslate2's model.bin: a version, then the name of a specification."""
-    head = bytes(file.whole[:128])
+    head = file.read(0, 128)
     version, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:6], "little")
     name = head[6 : 6 + length].removesuffix(b"\0")
     if not 2 <= version <= 20 or not 5 <= len(name) < 64 or not name.endswith(b"Spec"):
@@ -141,15 +140,15 @@ def translator(file: MappedFile) -> Stranger | None:
 
 def engine(file: MappedFile) -> Stranger | None:
     """Recognise a TensorRT engine behind the JSON that Ultralytics puts before it."""
-    length = int.from_bytes(file.whole[:4], "little")
-    if length > _SAMPLE or bytes(file.whole[4 + length : 8 + length]) != b"ftrt":
+    length = int.from_bytes(file.read(0, 4), "little")
+    if length > _SAMPLE or file.read(4 + length, 4) != b"ftrt":
         return None
     return Stranger("a TensorRT engine", "name the model it was built from")
 
 
 def table(file: MappedFile) -> Stranger | None:
     """Recognise the index of a TensorFlow checkpoint by its end."""
-    if bytes(file.whole[-8:]) != _TABLE:
+    if file.read_end(8) != _TABLE:
         return None
     return Stranger("the index of a TensorFlow checkpoint", ELSEWHERE)
 

@@ -51,7 +51,7 @@ def shown(text: str, width: int = 60) -> str:
 
 def _text(file: MappedFile) -> str:
     """Return the start of a file as text; empty where it is none."""
-    head = bytes(file.whole[:_HEAD])
+    head = file.read(0, _HEAD)
     encoding = _MARKS.get(head[:2], "utf-8-sig")
     try:
         text = head.decode(encoding)
@@ -66,7 +66,7 @@ def _text(file: MappedFile) -> str:
 
 def pointer(file: MappedFile) -> Stranger | None:
     """Recognise a Git LFS pointer, and say how large the file it points to is."""
-    head = bytes(file.whole[:1024])
+    head = file.read(0, 1024)
     if not head.startswith(b"version https://git-lfs"):
         return None
     size = re.search(rb"^size (\d{1,18})\s*$", head, re.MULTILINE)

@@ -81,7 +81,7 @@ def _untaken(file: MappedFile, found: Iterable[Scanned]) -> str:
         return "it takes no TorchScript with `weights_only=True`"
     if is_zip(file):
         return ""
-    if not is_stream(bytes(file.whole[:512])):
+    if not is_stream(file.read(0, 512)):
         return "the file is a pickle, and none that `torch.save` writes today"
     if file.size > _LARGEST_STREAM:
         return "it would read the whole file into memory, as it is in the old form of such files"
