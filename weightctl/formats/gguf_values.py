@@ -207,17 +207,18 @@ class Cursor:
 
     def _skip_strings(self, key: str, count: int) -> None:
         unpack, width = self._length.unpack_from, self._length.size
-        start, done = self.offset, 0
-        while done < count and self.offset + width <= self.file.size:
+        start, left = self.offset, count
+        while left and self.offset + width <= self.file.size:
             at, window = self._place(width, "a length"), self._window
+            rest = left
             try:
-                for _ in range(count - done):
+                for rest in range(left, 0, -1):  # noqa: B007  # what is left is used below
                     at += unpack(window, at)[0] + width
-                    done += 1
+                rest = 0
             except (struct.error, OverflowError):
                 pass  # the next length is in a later window, or past the end
-            self.offset = self._base + at
-        if done < count or self.offset > self.file.size:
+            left, self.offset = rest, self._base + at
+        if left or self.offset > self.file.size:
             self.offset = start
             raise self.fail(f"the strings of `{key}` do not end inside the file")
 

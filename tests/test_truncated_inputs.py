@@ -1,0 +1,177 @@
+"""An input that is made shorter while a command reads it is an error, and never a signal."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from truncations import Outcome, Runner, runner
+from weightctl import Plan, open_weights
+from weightctl.store import save
+from weightctl.transforms.split import split
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+# How many runs of a command there are for each format, each with another moment.
+FEW, MANY = 4, 10
+FORMATS = {
+    "gguf": "in/model.gguf",
+    "safetensors": "in/model.safetensors",
+    "zip": "in/model.pt",
+    "stream": "in/model.bin",
+    "pickle": "in/model.pkl",
+    "parts": "in",
+}
+COMMANDS = {
+    "ls": ["ls", "{}"],
+    "ls --meta": ["ls", "{}", "--meta"],
+    "ls --json": ["ls", "{}", "--json", "--meta"],
+    "ls --scan": ["ls", "{}", "--scan"],
+    "ls --hash": ["ls", "{}", "--hash", "--flat"],
+    "diff": ["diff", "{}", "other/model.safetensors", "--hash"],
+    "convert": ["convert", "{}", "out.pt", "--names", "keep"],
+    "convert --quant": ["convert", "{}", "out.gguf", "--names", "keep", "--quant", "Q8_0"],
+    "shard": ["shard", "{}", "out", "--plan", "plan.toml", "--tp", "2", "--to", "safetensors"],
+    "verify": ["verify", "{}", "--check", "finite", "--check", "values",
+               "--against", "other/model.safetensors"],
+}  # fmt: skip
+EACH_COMMAND = pytest.mark.parametrize("command", COMMANDS)
+EACH_FORMAT = pytest.mark.parametrize("name", FORMATS)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Generator[Runner]:
+    with runner() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def models(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for each format with a model whose header is several times what a read is."""
+    base = tmp_path_factory.mktemp("models")
+    tensors = load_file(tiny_llama / "model.safetensors")
+    texts = [f"word {number}" for number in range(15_000)]
+    plan = Plan.copy(open_weights(tiny_llama / "model.safetensors"), "safetensors")
+    words = replace(plan, metadata={"words": Value("array[string]", texts)})
+    for name, path in FORMATS.items():
+        place = base / name
+        (place / "in").mkdir(parents=True)
+        (place / "other").mkdir()
+        shutil.copy(tiny_llama / "model.safetensors", place / "other")
+        (place / "plan.toml").write_text("[tensors]\n'.*' = 'replicate'\n")
+        if name == "gguf":
+            save(replace(words, format="gguf"), place / path)
+        elif name == "safetensors":
+            save(words, place / path)
+        elif name == "parts":
+            save(split(words, 1_000_000), place / path / "model.safetensors")
+        else:
+            write_pickle(place / path, name, {**tensors, "words": texts})
+    return base
+
+
+def write_pickle(path: Path, form: str, content: dict[str, Any]) -> None:
+    """Write tensors and other values as one of PyTorch's forms, or as a pickle of arrays."""
+    if form == "pickle":
+        arrays = {
+            name: value.float().numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in content.items()
+        }
+        path.write_bytes(pickle.dumps(arrays, 4))
+        return
+    # Not in order, so that elements are gathered.
+    turned = {
+        name: value.t().contiguous().t() if isinstance(value, torch.Tensor) else value
+        for name, value in content.items()
+    }
+    torch.save(turned, path, _use_new_zipfile_serialization=form == "zip")
+
+
+def outputs(place: Path) -> dict[str, bytes]:
+    """Return the files that a run has left beside its inputs."""
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and path.relative_to(place).parts[0] not in {"in", "other", "plan.toml"}
+    }
+
+
+def copied(model: Path, place: Path) -> Path:
+    """Copy a model's directory; the times of its files stay."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(model, place)
+    return place
+
+
+def check(outcome: Outcome, left: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    """Hold a run to its exit codes, and to leaving a complete output or none."""
+    assert outcome.code in {0, 1, 2}, outcome
+    assert "Traceback" not in outcome.stderr, outcome.stderr
+    assert "fault of weightctl" not in outcome.stderr, outcome.stderr
+    if outcome.code == 2:
+        assert "model" in outcome.stderr
+    # A set of shards that is not complete waits for the next run under another name.
+    named = {path: raw for path, raw in left.items() if not path.startswith("out.partial/")}
+    assert set(named) in (set(), set(expected)), sorted(named)
+    if expected:
+        assert bool(named) == (outcome.code == 0), outcome
+
+
+def moments(
+    forks: Runner, model: Path, command: str, name: str, place: Path, *, is_timed: bool, many: int
+) -> list[Outcome]:
+    """Run a command `many` times, and make a file of its input shorter at another moment each."""
+    arguments = [part.format(FORMATS[name]) for part in COMMANDS[command]]
+    chance = random.Random(f"{command} {name} {is_timed}")
+    whole = forks.run(arguments, copied(model, place), read=0 if not is_timed else None)
+    expected = outputs(place)
+    assert whole.code in {0, 1}, whole
+    reads = [*range(1, whole.reads + 1)]
+    chosen = sorted(chance.sample(reads, min(many, len(reads))))
+    found: list[Outcome] = []
+    for number in range(many if is_timed else len(chosen)):
+        copied(model, place)
+        victim = chance.choice(sorted((place / "in").iterdir()))
+        size = chance.choice([0, 1, chance.randrange(victim.stat().st_size)])
+        outcome = forks.run(
+            arguments, place, victim=str(victim.relative_to(place)), size=size,
+            read=None if is_timed else chosen[number],
+            seconds=chance.uniform(0, 1.1 * whole.seconds) if is_timed else None,
+        )  # fmt: skip
+        check(outcome, outputs(place), expected)
+        found.append(outcome)
+    return found
+
+
+@EACH_COMMAND
+@EACH_FORMAT
+def test_a_file_that_is_cut_off_before_a_read_is_an_error(
+    command: str, name: str, forks: Runner, models: Path, tmp_path: Path
+) -> None:
+    found = moments(forks, models / name, command, name, tmp_path / "run", is_timed=False, many=FEW)
+    # A scan of what begins as no pickle does has all that it needs.
+    assert any(outcome.code for outcome in found) or command == "ls --scan"
+
+
+def test_a_model_that_runs_is_not_mapped(forks: Runner, tiny_llama: Path, tmp_path: Path) -> None:
+    done = forks.run(["verify", str(tiny_llama)], copied(tiny_llama, tmp_path / "run"))
+    assert done.code == 0, done
+
+
+@pytest.mark.long
+@EACH_COMMAND
+@EACH_FORMAT
+def test_a_file_that_is_cut_off_at_any_time_is_no_signal(
+    command: str, name: str, forks: Runner, models: Path, tmp_path: Path
+) -> None:
+    moments(forks, models / name, command, name, tmp_path / "run", is_timed=True, many=MANY)
