@@ -31,8 +31,9 @@ def digests(
 
     `names` are those of stored tensors; without it all are read. `progress` is called with the
     bytes of each piece, by one thread at a time. No more than 4 MB are held for each thread.
-    Raises `FormatError` where a file cannot be read, and before anything is read `EncodingError`
-    for an encoding that is not known, and for tensors far larger than their files.
+    Raises `FormatError` where a file cannot be read or was written to meanwhile, and before
+    anything is read `EncodingError` for an encoding that is not known, and for tensors far larger
+    than their files.
     """
     header = source.header
     wanted = list(header.tensors if names is None else names)
@@ -60,4 +61,5 @@ def digests(
     in_order = sorted(wanted, key=lambda name: header.extents[name])
     with shared_out(digest, in_order, threads=threads) as made:
         found = dict(zip(in_order, made, strict=True))
+    source.refuse_change()
     return {name: found[name] for name in wanted}

@@ -129,6 +129,16 @@ def test_plain_values_are_what_python_reads(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_is_read_in_several_pieces_is_what_python_reads(protocol: int) -> None:
+    value = {f"key {n}": [n, n * 0.5, "é" * (n % 700), bytes(n % 300), None] for n in range(3000)}
+    raw = pickle.dumps(value, protocol)
+    assert len(raw) > 1_000_000
+    record, end = load(memoryview(raw), 0, {}, nothing)
+    assert end == len(raw)
+    assert repr(restored(record, raw)) == repr(value)
+
+
+@pytest.mark.parametrize("protocol", range(6))
 def test_bytes_are_read_in_order_as_pickletools_does(protocol: int) -> None:
     @EXAMPLES
     @given(values)

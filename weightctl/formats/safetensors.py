@@ -79,7 +79,7 @@ def read(file: MappedFile) -> Header:
         metadata=metadata,
         aliases=tied_names(metadata, tensors),
         alignment=_alignment(start),
-        notes=(_STARTS_BLANK,) if file.whole[8] in _BLANK else (),
+        notes=(_STARTS_BLANK,) if file.read(8, 1) in _BLANK else (),
     )
 
 

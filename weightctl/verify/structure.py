@@ -52,6 +52,8 @@ def check(request: Request) -> Result:
     found = pickled(header)
     headers = source.ranks if isinstance(source, Gathered) else (header,)
     answer = Answer(reader_of(header), reason=found.reason) if found.reason else asked(*headers)
+    # What another reader says of a file that changes while it is read is not a property of it.
+    source.refuse_change()
     return Result(
         problems=(*problems, *found.problems, *answer.problems),
         figures=StructureFigures(

@@ -128,6 +128,9 @@ class Weights:
     def data(self) -> WeightData:
         """Return the data of the tensor of this name; nothing is read before it is touched.
 
+        The data of a file is a private mapping of it, where its bytes can be used in place. Access
+        to a mapping ends the process (SIGBUS) if another program has made the file shorter since.
+        Commands read files instead; `source.read_into` does that, and raises `FormatError` then.
         Raises `MissingTensorError`, a `KeyError`, where there is none.
         """
         found = self.source.data(self._stored_name())
