@@ -50,7 +50,7 @@ def test_what_is_outside_the_list_is_exit_1(weightctl: Run, kind: str, tmp_path:
     assert done.returncode == 1, done.stderr
     assert "1 outside the list" in done.stdout
     assert "\n  os.system" in done.stdout
-    assert "outside" in done.stdout.partition("os.system")[2].splitlines()[0]
+    assert "dangerous" in done.stdout.partition("os.system")[2].splitlines()[0]
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -92,12 +92,50 @@ def test_a_pickle_that_cannot_be_read_to_its_end_is_exit_1(weightctl: Run, tmp_p
     assert "unread" in done.stdout
 
 
-def test_a_compressed_pickle_is_exit_1(weightctl: Run, tmp_path: Path) -> None:
+def test_a_pickle_that_is_compressed_is_read(weightctl: Run, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", ATTACK * 10)
     done = weightctl("ls", "--scan", tmp_path / "a.pt")
     assert done.returncode == 1
-    assert "is compressed" in done.stdout
+    assert "\n  os.system  dangerous" in done.stdout
+
+
+def test_each_global_has_a_severity(weightctl: Run, tmp_path: Path) -> None:
+    pushed = (
+        call("a.B") + b"0" + call("builtins.eval", "1") + b"0" + call("collections.OrderedDict")
+    )
+    (tmp_path / "a.pkl").write_bytes(whole(pushed))
+    done = weightctl("ls", "--scan", "--json", tmp_path / "a.pkl")
+    (pickled,) = json.loads(done.stdout)["files"][0]["pickles"]
+    assert [(each["name"], each["severity"], each["known"]) for each in pickled["globals"]] == [
+        ("a.B", "unknown", False),
+        ("builtins.eval", "dangerous", False),
+        ("collections.OrderedDict", "known", True),
+    ]
+    shown = weightctl("ls", "--scan", tmp_path / "a.pkl").stdout.splitlines()
+    assert [line.split()[:2] for line in shown[1:]] == [
+        ["builtins.eval", "dangerous"],
+        ["a.B", "outside"],
+        ["collections.OrderedDict", "known"],
+    ]
+
+
+@pytest.mark.parametrize("kind", ["alone", "in a stream", "in a zip"])
+@pytest.mark.parametrize("options", [(), ("--flat",), ("--json",), ("-q",)])
+def test_ls_warns_of_a_dangerous_global(
+    weightctl: Run, kind: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "a.bin").write_bytes(EVIL[kind])
+    done = weightctl("ls", *options, tmp_path / "a.bin")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {tmp_path / 'a.bin'}: its pickle names os.system" in done.stderr
+
+
+def test_ls_does_not_warn_of_what_is_harmless(weightctl: Run, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "args": Namespace(a=1)}, tmp_path / "a.pt")
+    (tmp_path / "b.pkl").write_bytes(whole(call("a.B")))
+    assert "warning" not in weightctl("ls", tmp_path / "a.pt").stderr
+    assert "warning" not in weightctl("ls", tmp_path / "b.pkl").stderr
 
 
 def test_scan_goes_with_no_other_question(weightctl: Run, tiny_llama: Path) -> None:

@@ -18,7 +18,7 @@ from weightctl.cli.options import (
     Sort,
     examples,
 )
-from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text
+from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.store import open_weights
 from weightctl.wording import printable
@@ -166,6 +166,8 @@ def _show(path: str, weights: Weights, asked: _Asked) -> None:
     from weightctl.cli.contents import Contents
 
     contents = Contents(weights, asked.include, asked.exclude)
+    for text in weights.header.warnings:
+        warn(text)
     if not asked.quiet:
         for text in weights.header.notes:
             note(text)

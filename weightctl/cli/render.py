@@ -26,6 +26,7 @@ __all__ = [
     "show_lines",
     "show_table",
     "show_text",
+    "warn",
     "width",
     "without_middle",
 ]
@@ -220,6 +221,12 @@ def note(text: str) -> None:
     """Tell a person something on stderr."""
     if sys.stderr:
         sys.stderr.write(f"note: {printable(text)}\n")
+
+
+def warn(text: str) -> None:
+    """Warn a person of a danger on stderr."""
+    if sys.stderr:
+        sys.stderr.write(f"warning: {printable(text)}\n")
 
 
 def complain(error: WeightctlError | OSError) -> None:

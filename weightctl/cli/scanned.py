@@ -10,7 +10,7 @@ from weightctl.cli.render import Cell, show_lines, show_table, show_text
 from weightctl.errors import FormatError
 from weightctl.formats import format_by_index
 from weightctl.formats.index import read_index
-from weightctl.formats.pytorch.scan import Scanned, scanned, unread
+from weightctl.formats.scanning import Scanned, Severity, scanned, unread
 from weightctl.formats.sets import part_of, set_of
 from weightctl.temporary import is_temporary
 from weightctl.weights.mapping import MappedFile
@@ -25,13 +25,19 @@ __all__ = ["show_scan"]
 
 # A name may claim more than there could be.
 _MOST_PARTS = 1000
+_ORDER = [*Severity]
+_VERDICTS = {
+    Severity.DANGEROUS: Cell("dangerous", "red"),
+    Severity.UNKNOWN: Cell("outside", "red"),
+    Severity.KNOWN: Cell("known", "green"),
+}
 
 
 class _Found:
     """A file, and the pickles in it.
 
-    `named` is what they name, each once, with the first pickle that does; what is outside the
-    closed list comes first. `problems` are why they cannot be read to their end.
+    `named` is what they name, each once, with the first pickle that does; what is dangerous comes
+    first, and what is known last. `problems` are the reasons why they cannot be judged.
     """
 
     def __init__(self, path: str, pickles: Sequence[Scanned]) -> None:
@@ -42,8 +48,15 @@ class _Found:
         for pickle in pickles:
             for each in pickle.names.named:
                 named.setdefault(each.path, (pickle, each))
-        self.outside = {path for path, (pickle, _) in named.items() if not pickle.is_known(path)}
-        self.named = dict(sorted(named.items(), key=lambda entry: entry[0] not in self.outside))
+        self.severities = {path: pickle.severity(path) for path, (pickle, _) in named.items()}
+        self.named = dict(
+            sorted(named.items(), key=lambda entry: _ORDER.index(self.severities[entry[0]]))
+        )
+
+    @property
+    def outside(self) -> int:
+        """How many globals are not in the closed list."""
+        return sum(each is not Severity.KNOWN for each in self.severities.values())
 
     @property
     def is_clean(self) -> bool:
@@ -108,7 +121,7 @@ def _show(path: str, found: Sequence[_Found], *, quiet: bool) -> None:
 
 
 def _summary(found: _Found) -> str:
-    count, named, outside = len(found.pickles), found.named, len(found.outside)
+    count, named, outside = len(found.pickles), found.named, found.outside
     pickles = "1 pickle" if count == 1 else f"{count} pickles"
     globals_ = "1 global" if len(named) == 1 else f"{len(named)} globals"
     verdict = "" if found.problems else ", all in the list of what checkpoints need"
@@ -120,10 +133,13 @@ def _summary(found: _Found) -> str:
 
 def _rows(found: _Found) -> Iterator[Sequence[Cell]]:
     for pickle, problem in found.problems:
-        yield Cell(f"  {problem}"), Cell("unread", "red"), Cell(_where(pickle, pickle.start), "dim")
+        yield (
+            Cell(f"  cannot be judged: {problem}"),
+            Cell("unread", "red"),
+            Cell(_where(pickle, pickle.start), "dim"),
+        )
     for path, (pickle, named) in found.named.items():
-        is_outside = path in found.outside
-        verdict = Cell("outside", "red") if is_outside else Cell("known", "green")
+        verdict = _VERDICTS[found.severities[path]]
         yield Cell(f"  {path}"), verdict, Cell(_where(pickle, named.offset), "dim")
 
 
@@ -140,7 +156,12 @@ def _document(found: _Found) -> dict[str, Any]:
                 "offset": pickle.start,
                 "problem": pickle.names.problem or None,
                 "globals": [
-                    {"name": each.path, "offset": each.offset, "known": pickle.is_known(each.path)}
+                    {
+                        "name": each.path,
+                        "offset": each.offset,
+                        "known": pickle.is_known(each.path),
+                        "severity": pickle.severity(each.path).value,
+                    }
                     for each in pickle.names.named
                 ],
             }

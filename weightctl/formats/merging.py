@@ -67,6 +67,7 @@ def _merged(headers: Sequence[Header]) -> Header:
             if name not in tensors and name not in aliases
         },
         notes=tuple(note for header in headers for note in header.notes),
+        warnings=tuple(text for header in headers for text in header.warnings),
     )
 
 

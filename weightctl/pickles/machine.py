@@ -17,7 +17,7 @@ from weightctl.pickles.records import Blob, Global
 from weightctl.weights.byte_range import HeldRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from weightctl.weights.byte_range import ByteRange
 
@@ -58,17 +58,20 @@ def load(
     start: int,
     constructors: Mapping[str, Callable[..., Any] | None],
     persistent: Callable[[Any], Any],
+    seen: dict[str, None] | None = None,
 ) -> tuple[Any, int]:
     """Return the record of the pickle at `start`, and where it ends.
 
-    `persistent` returns what a persistent id refers to. Of a file only what is parsed is read, a
-    window at a time. Raises `UnsoundPickleError`, and the errors of weightctl that `persistent` and
-    reading raise.
+    `persistent` returns what a persistent id refers to. The paths of the globals that the pickle
+    names are put into `seen`. Of a file only what is parsed is read, a window at a time. Raises
+    `UnsoundPickleError`, and the errors of weightctl that `persistent` and reading raise.
     """
     machine = Machine(data, start, constructors, persistent)
     try:
         while not _run(machine):
             pass
+        if seen is not None:
+            seen.update(dict.fromkeys(machine.paths()))
         return machine.stack[-1], machine.base + machine.begun + 1
     except WeightctlError:
         raise  # of what stands behind a persistent id, or of a file that changed
@@ -272,6 +275,10 @@ class Machine:
         taken = self.stack[start:]
         del self.stack[start:]
         return taken
+
+    def paths(self) -> Iterator[str]:
+        """Yield the paths of the globals that were named."""
+        return (each.path for each in self._named.values())
 
     def named(self, module: str, name: str) -> Global:
         """Return the record of a global; `ValueError` for a name longer than any."""

@@ -1,32 +1,37 @@
-"""Which globals a pickle names: its opcodes are read one after another, and nothing is built."""
+"""Which globals a pickle names: its opcodes are read one after another, and nothing is built.
+
+A pickle is read as CPython's unpicklers read it, the one in C and the one in Python: what either
+accepts is accepted. Where they differ, all ways are followed.
+"""
 
 from __future__ import annotations
 
-import pickletools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.pickles.literals import MODULES, quoted
-from weightctl.weights.byte_range import HeldRange
+from weightctl.pickles.abstract import UNKNOWN, array_nbytes, is_padded
+from weightctl.pickles.effects import EFFECTS, MADE_UP, STOP
+from weightctl.pickles.state import LARGEST_STACK, State
+from weightctl.pickles.window import Readable, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
-    from weightctl.weights.byte_range import ByteRange
+__all__ = ["MADE_UP", "LimitError", "Named", "Names", "Reading", "names"]
 
-__all__ = ["MADE_UP", "Named", "Names", "names"]
-
-# What stands for a name that is not written where it is used.
-MADE_UP = "a name that is put together while it loads"
-_INFO = {ord(info.code): info for info in pickletools.opcodes}
-# How many bytes say how long an argument is; `pickletools` has a number for each way.
-_LENGTHS = {
-    pickletools.TAKEN_FROM_ARGUMENT1: 1,
-    pickletools.TAKEN_FROM_ARGUMENT4: 4,
-    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-}
-_LONGEST = 1 << 16
-_LONGEST_NAME = 512
+_FRAMES = "its frames cross opcodes or one another, which programs read in different ways"
+_ARRAYS = "how many bytes an array of joblib takes cannot be computed"
+_MOST_NESTED = 4
+# How long frequent opcodes are with their arguments: those that push an integer, which is unsigned
+# here, those that push what is not remembered, and those of the memo. Of texts it is the length of
+# their length.
+_MEMOIZE, _MARK = b"\x94("
+_INTEGERS = {ord("K"): 2, ord("M"): 3, ord("J"): 5}
+_OBJECTS = {ord("G"): 9, ord("]"): 1}
+_PUTS = {ord("q"): 2, ord("r"): 5}
+_GETS = {ord("h"): 2, ord("j"): 5}
+_TEXTS = {0x8C: 2, ord("X"): 5}
+_LONGEST_FREQUENT_TEXT = 255
+_LONGEST_FREQUENT = 5 + _LONGEST_FREQUENT_TEXT
 
 
 class Named(NamedTuple):
@@ -37,150 +42,206 @@ class Named(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What a pickle names, where it ends, and what keeps it from being read to its end."""
+    """What a pickle names, where it ends, and what keeps it from being read to its end.
+
+    `acts` says that a global is used for something: that it is called, say. `result` is the object
+    at the end, and `identities` the persistent ids, as far as they are remembered: see `abstract`.
+    `has_arrays` says that the bytes of arrays follow some of its opcodes, as joblib writes them.
+    """
 
     named: tuple[Named, ...]
     end: int
     problem: str = ""
+    acts: bool = False
+    result: Any = UNKNOWN
+    identities: Mapping[Any, None] = {}
+    has_arrays: bool = False
 
 
-def names(data: ByteRange | memoryview, start: int = 0) -> Names:
-    """Return the globals that the pickle at `start` names, each once, in their order."""
-    scanner = _Scanner(HeldRange(data) if isinstance(data, memoryview) else data, start)
-    try:
-        scanner.run()
-    except (ValueError, LookupError) as error:
-        scanner.problem = f"it cannot be read from byte {scanner.at} on: {error}"
+class LimitError(Exception):
+    """A limit on what is read was reached; the message says which."""
+
+
+class Reading:
+    """Counts opcodes, where there is a limit on them: `left` is how many more may be read."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+
+
+def names(
+    data: memoryview | Readable, start: int = 0, base: int = 0, reading: Reading | None = None
+) -> Names:
+    """Return the globals that the pickle at `start` names, each once, in their order.
+
+    Offsets are reported with `base` added. Raises `LimitError` past the limit of `reading`.
+    """
+    source = _Held(data) if isinstance(data, memoryview) else data
+    limit = reading or Reading(float("inf"))
+    scanner = _Scanner(source, start, base, limit)
+    scanner.run()
+    scanners = [scanner]
+    problem = scanner.problem
+    if scanner.window.crossed:
+        problem = problem or _FRAMES
+        scanners.append(_Scanner(source, start, base, limit, drops=True))
+    if scanner.has_arrays:
+        # A program without joblib takes the bytes of the first array for opcodes.
+        scanners.append(_Scanner(source, start, base, limit, skips=False))
+    found: dict[str, int] = {}
+    for each in scanners:
+        if each is not scanner:
+            each.run()
+        found = {**found, **each.state.found, **found}
+    state = scanner.state
     return Names(
-        tuple(Named(path, offset) for path, offset in scanner.found.items()),
-        scanner.at,
-        scanner.problem,
+        tuple(Named(path, base + offset) for path, offset in found.items()),
+        scanner.window.at,
+        problem,
+        any(each.state.acts for each in scanners),
+        state.result,
+        state.identities,
+        scanner.has_arrays,
     )
 
 
-class _Scanner:
-    """Reads opcodes; of what they push it remembers only texts, which may become names."""
+class _Held:
+    """Bytes in memory."""
 
-    def __init__(self, data: ByteRange, start: int) -> None:
-        self.found: dict[str, int] = {}
+    __slots__ = ("_memory",)
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return bytes(self._memory[offset : offset + nbytes])
+
+
+class _Scanner:
+    """Reads the opcodes of a pickle in one of the ways in which they can be read.
+
+    `drops` is that of `Window`; `skips` says that the bytes of joblib's arrays are passed over.
+    """
+
+    def __init__(
+        self, data: Readable, start: int, base: int, reading: Reading, *,
+        drops: bool = False, skips: bool = True, depth: int = 0,
+    ) -> None:  # fmt: skip
+        self.window = Window(data, start, drops=drops)
+        self.state = State()
         self.problem = ""
-        self.at = start
-        self._frame: int | None = None
-        self._data = data
-        self._pushed: list[str | None] = []
-        self._memo: dict[int, str | None] = {}
+        self.has_arrays = False
+        self._data, self._base, self._reading = data, base, reading
+        self._skips, self._depth = skips, depth
 
     def run(self) -> None:
-        """Read up to the end of the pickle."""
-        while True:
-            start = self.at
-            if start >= len(self._data):
-                raise ValueError("it ends in the middle")
-            opcode = self._data.read(start, 1)[0]
-            info = _INFO.get(opcode)
-            if info is None:
-                raise ValueError(f"there is no opcode {opcode:#04x}")
-            # The place is kept at an opcode that cannot be read.
-            argument, end = self._argument(info, start + 1)
-            self._follow(info.name, argument, start)
-            self.at = end
-            if info.name == "STOP":
-                return
-            self._keep_to_frames(info.name, argument)
+        """Read up to the end of the pickle, or up to where no unpickler goes on."""
+        start = self.window.at
+        try:
+            while True:
+                self._hurry()
+                start = self.window.at
+                if self._step(start):
+                    break
+        except (ValueError, LookupError) as error:
+            # The place is kept at the opcode that cannot be read.
+            self.window.at = start
+            self.problem = f"it cannot be read from byte {self._base + start} on: {error}"
+        self.problem = self.problem or self.state.problem
 
-    def _keep_to_frames(self, name: str, argument: bytes) -> None:
-        """Refuse what Python reads in another way than anybody else: see `Machine.end_frame`."""
-        if name == "FRAME":
-            length = int.from_bytes(argument, "little")
-            if self._frame is not None or length > len(self._data) - self.at:
-                raise ValueError("a frame that is not where it should be")
-            self._frame = self.at + length
-        if self._frame is not None and self.at >= self._frame:
-            if self.at > self._frame:
-                raise ValueError("an opcode that is not within its frame")
-            self._frame = None
-
-    def _argument(self, info: pickletools.OpcodeInfo, at: int) -> tuple[bytes, int]:
-        """Return an opcode's argument, of a long one the beginning, and where it ends."""
-        if info.arg is None:
-            return b"", at
-        length = info.arg.n
-        if length == pickletools.UP_TO_NEWLINE:
-            lines = 2 if info.name in {"GLOBAL", "INST"} else 1
-            end = at
-            for _ in range(lines):
-                end = self._line_end(end)
-            return self._data.read(at, min(end - at, _LONGEST)), end
-        if length in _LENGTHS:
-            width = _LENGTHS[length]
-            length = int.from_bytes(self._data.read(at, width), "little")
-            at += width
-        if at + length > len(self._data):
-            raise ValueError("it ends in the middle")
-        return self._data.read(at, min(length, _LONGEST)), at + length
-
-    def _line_end(self, at: int) -> int:
-        window = 256
-        while True:
-            piece = self._data.read(at, window)
-            found = piece.find(b"\n")
-            if found >= 0:
-                return at + found + 1
-            if len(piece) < window:
-                raise ValueError("it ends in the middle")
-            at += window
-            window *= 2
-
-    def _follow(self, name: str, argument: bytes, start: int) -> None:
-        if name in {"GLOBAL", "INST"}:
-            module, _, rest = argument.decode().partition("\n")
-            self._name(module, rest.removesuffix("\n"), start)
-        elif name == "STACK_GLOBAL":
-            texts = [text for text in self._pushed if text is not None]
-            if len(texts) == 2:
-                self._name(texts[0], texts[1], start)
+    def _hurry(self) -> None:  # noqa: C901, PLR0912, PLR0915  # a call for each opcode would cost more
+        """Follow opcodes up to one that is not among the most frequent; the table has them too."""
+        state, window = self.state, self.window
+        buffer, place, end = window.ahead()
+        first, last = place, end - _LONGEST_FREQUENT
+        stack, marks = state.stack, state.marks
+        memoize, put, get = state.memo.memoize, state.memo.put, state.memo.get
+        fence = marks[-1] if marks else 0
+        while place < last:
+            opcode = buffer[place]
+            if opcode == _MEMOIZE:
+                if len(stack) <= fence:
+                    break
+                memoize(stack[-1])
+                place += 1
+            elif opcode in _INTEGERS:
+                following = place + _INTEGERS[opcode]
+                stack.append(int.from_bytes(buffer[place + 1 : following], "little"))
+                place = following
+            elif opcode in _OBJECTS:
+                stack.append(UNKNOWN)
+                place += _OBJECTS[opcode]
+            elif opcode in _TEXTS:
+                text = place + _TEXTS[opcode]
+                length = int.from_bytes(buffer[place + 1 : text], "little")
+                if length > _LONGEST_FREQUENT_TEXT:
+                    break
+                following = text + length
+                try:
+                    stack.append(str(buffer[text:following], "utf-8", "surrogatepass"))
+                except UnicodeDecodeError:
+                    break
+                place = following
+            elif opcode == _MARK:
+                fence = len(stack)
+                marks.append(fence)
+                place += 1
+            elif opcode in _PUTS:
+                if len(stack) <= fence:
+                    break
+                following = place + _PUTS[opcode]
+                put(int.from_bytes(buffer[place + 1 : following], "little"), stack[-1])
+                place = following
+            elif opcode in _GETS:
+                following = place + _GETS[opcode]
+                stack.append(get(int.from_bytes(buffer[place + 1 : following], "little")))
+                place = following
             else:
-                self.found.setdefault(MADE_UP, start)
-        elif name in {"EXT1", "EXT2", "EXT4"}:
-            self._name("copyreg", f"extension {int.from_bytes(argument, 'little')}", start)
-        if name in _TRANSPARENT:
+                break
+        if max(len(stack), len(marks)) > LARGEST_STACK:
+            raise ValueError(f"more than {LARGEST_STACK} objects on its stack")
+        self._reading.left -= place - first
+        window.at += place - first
+
+    def _step(self, start: int) -> bool:
+        """Follow an opcode; return whether it is the last one."""
+        self._reading.left -= 1
+        if self._reading.left < 0:
+            raise LimitError("it has more opcodes than are read")
+        state, window = self.state, self.window
+        opcode = window.byte()
+        effect = EFFECTS[opcode]
+        if effect is None:
+            raise ValueError(f"there is no opcode {opcode:#04x}")
+        effect(state, window, start)
+        if opcode == STOP:
+            return True
+        if state.array is not None:
+            self.has_arrays = True
+            wrapper, state.array = state.array, None
+            if self._skips:
+                self._skip(wrapper)
+        return False
+
+    def _skip(self, wrapper: Any) -> None:
+        """Pass over the bytes that joblib puts behind a wrapper."""
+        nbytes, padded = array_nbytes(wrapper), is_padded(wrapper)
+        if nbytes is None or (nbytes >= 0 and padded is None):
+            raise ValueError(_ARRAYS)
+        if nbytes >= 0:
+            self.window.take(self.window.byte() if padded else 0)
+            self.window.take(nbytes)
             return
-        if name in _PUTS:
-            index = len(self._memo) if name == "MEMOIZE" else _index(name, argument)
-            self._memo[index] = self._pushed[-1] if self._pushed else None
-        elif name in _GETS:
-            self._push(self._memo.get(_index(name, argument)))
-        elif name in _TEXTS:
-            self._push(_TEXTS[name](argument))
-        else:
-            # Whatever it does, what comes next is not what was pushed before.
-            self._pushed.clear()
-
-    def _push(self, text: str | None) -> None:
-        self._pushed = [*self._pushed[-1:], text]
-
-    def _name(self, module: str, name: str, start: int) -> None:
-        module = MODULES.get(module, module)
-        # One long text may stand before each of many others.
-        path = f"{module[:_LONGEST_NAME]}.{name[:_LONGEST_NAME]}"
-        self.found.setdefault(path, start)
-
-
-def _index(name: str, argument: bytes) -> int:
-    return int(argument) if name in {"PUT", "GET"} else int.from_bytes(argument, "little")
-
-
-_TRANSPARENT = {"PROTO", "FRAME"}
-_PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
-_GETS = {"GET", "BINGET", "LONG_BINGET"}
-_TEXTS: dict[str, Callable[[bytes], str]] = {
-    **{
-        name: lambda raw: raw.decode("utf-8", "replace")
-        for name in ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
-    },
-    "UNICODE": lambda raw: raw.removesuffix(b"\n").decode("raw-unicode-escape", "replace"),
-    # Of a longer one the end is not there, and it is no name.
-    "STRING": lambda raw: quoted(raw) if len(raw) < _LONGEST else MADE_UP,
-    "BINSTRING": lambda raw: raw.decode("latin-1"),
-    "SHORT_BINSTRING": lambda raw: raw.decode("latin-1"),
-}
+        if self._depth == _MOST_NESTED:
+            raise ValueError("pickles that are nested too deeply")
+        inner = _Scanner(
+            self._data, self.window.at, self._base, self._reading, depth=self._depth + 1
+        )
+        inner.run()
+        for path, offset in inner.state.found.items():
+            self.state.found.setdefault(path, offset)
+        self.window.at = inner.window.at
+        if inner.problem:
+            raise ValueError(inner.problem)

@@ -83,6 +83,7 @@ class Header(NamedTuple):
     are plain values are also metadata of that name. `metadata` keeps the types the file gives its
     values. `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the
     file that lists the parts. `notes` are what a person should be told of how it was opened.
+    `warnings` are dangers for other programs that load the files.
     `origins` say what tensors are made of that no file has; there are none of what a file has.
     `shardings` say how tensors are cut for several ranks, each of which has one of the `files`.
     """
@@ -98,5 +99,6 @@ class Header(NamedTuple):
     big_endian: bool = False
     listing: str | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = _NOTHING
     shardings: Mapping[str, Sharding] = _NOTHING

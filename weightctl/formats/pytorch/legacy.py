@@ -44,7 +44,7 @@ class Stream(NamedTuple):
     """The object that a file holds, and where its storages are: start and length in bytes.
 
     `data` is what the pickle's blobs lie in, and `base` where that starts in the file. `notes` are
-    what a person should be told.
+    what a person should be told, and `seen` are the globals that its pickles name.
     """
 
     root: Any
@@ -52,6 +52,7 @@ class Stream(NamedTuple):
     base: int
     places: Mapping[str, tuple[int, int]]
     notes: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
 
     def locate(self, storage: Storage) -> tuple[int, int]:
         """Return where a storage's bytes start, and how many they are."""
@@ -75,10 +76,11 @@ def no_storage(identity: Any) -> Any:
 
 def read_pickle(whole: ByteRange) -> Stream:
     """Read a file that is one pickle; its arrays lie in it."""
-    root, end = load(whole, 0, CONSTRUCTORS, no_storage)
+    seen: dict[str, None] = {}
+    root, end = load(whole, 0, CONSTRUCTORS, no_storage, seen)
     rest = len(whole) - end
     notes = (f"{rest} bytes follow the first pickle, and are not read",) if rest else ()
-    return Stream(root, whole.part(0, end), 0, {}, notes)
+    return Stream(root, whole.part(0, end), 0, {}, notes, tuple(seen))
 
 
 def read_stream(whole: ByteRange) -> Stream:
@@ -86,20 +88,21 @@ def read_stream(whole: ByteRange) -> Stream:
 
     Raises `UnsoundPickleError`; where the file is cut off it says how many bytes are missing.
     """
-    magic, at = load(whole, 0, CONSTRUCTORS, no_storage)
-    version, at = load(whole, at, CONSTRUCTORS, no_storage)
+    seen: dict[str, None] = {}
+    magic, at = load(whole, 0, CONSTRUCTORS, no_storage, seen)
+    version, at = load(whole, at, CONSTRUCTORS, no_storage, seen)
     if magic != MAGIC or version != _PROTOCOL:
         raise UnsoundPickleError(at, f"its version is not {_PROTOCOL}, which alone is known")
-    _, start = load(whole, at, CONSTRUCTORS, no_storage)
+    _, start = load(whole, at, CONSTRUCTORS, no_storage, seen)
     roots: dict[str, Storage] = {}
 
     def persistent(identity: Any) -> Any:
         return _storage_or_class(identity, roots)
 
-    root, at = load(whole, start, CONSTRUCTORS, persistent)
+    root, at = load(whole, start, CONSTRUCTORS, persistent, seen)
     # Blobs lie from the start of the file on, and what they cost from that of the object.
     data = whole.part(0, at)
-    keys, at = load(whole, at, CONSTRUCTORS, no_storage)
+    keys, at = load(whole, at, CONSTRUCTORS, no_storage, seen)
     if not is_list(keys):
         raise UnsoundPickleError(at, "it does not list its storages")
     places: dict[str, tuple[int, int]] = {}
@@ -119,7 +122,7 @@ def read_stream(whole: ByteRange) -> Stream:
         places[storage.key] = (at + _LENGTH.size, nbytes)
         at += _LENGTH.size + nbytes
     require_whole(whole, at)
-    return Stream(root, data, 0, places)
+    return Stream(root, data, 0, places, seen=tuple(seen))
 
 
 def _listed(roots: Mapping[str, Storage], key: Any) -> Storage | None:

@@ -15,6 +15,7 @@ from weightctl.formats.pytorch.recognising import PICKLE, pickle_name
 from weightctl.formats.pytorch.storages import identity_of, known_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shown
+from weightctl.pickles.dangers import is_dangerous
 from weightctl.pickles.machine import UnsoundPickleError, load
 from weightctl.untyped import is_tuple
 from weightctl.weights.info import Header
@@ -95,13 +96,15 @@ def _read_zip(file: MappedFile) -> Header:
             places[storage.key] = (archive.place(member), member.nbytes)
         return storage
 
+    seen: dict[str, None] = {}
     try:
-        root, end = load(data, 0, CONSTRUCTORS, persistent)
+        root, end = load(data, 0, CONSTRUCTORS, persistent, seen)
     except UnsoundPickleError as error:
         raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
     order = f"{prefix}byteorder"
     big_endian = order in archive.members and archive.content(order).read(0, 4) == b"big"
-    stream = Stream(root, data.part(0, end), start, places, (_SCRIPT,) if is_script else ())
+    notes = (_SCRIPT,) if is_script else ()
+    stream = Stream(root, data.part(0, end), start, places, notes, tuple(seen))
     record = _record(archive, prefix + _RECORD)
     return _header(file, stream, record, big_endian=big_endian)
 
@@ -135,7 +138,18 @@ def _header(
         alignment=together & -together or 1,
         big_endian=big_endian,
         notes=(*stream.notes, *_notes(tree)),
+        warnings=tuple(_warnings(file, stream)),
     )
+
+
+def _warnings(file: MappedFile, stream: Stream) -> Iterator[str]:
+    """Say which globals run code where other programs load the file."""
+    dangerous = [name for name in stream.seen if not is_allowed(name) and is_dangerous(name)]
+    if dangerous:
+        yield (
+            f"{file.path}: its pickle names {_few(dangerous)}: loading it elsewhere may run code; "
+            "`weightctl ls --scan` lists all that it names"
+        )
 
 
 def _notes(tree: Tree) -> Iterator[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.byte_range import ByteRange
 
-__all__ = ["is_any_tar", "is_tar", "read_tar", "tar_pickles"]
+__all__ = ["is_any_tar", "is_tar", "read_tar"]
 
 _LENGTH = Struct("<q")
 _RANK = Struct("<ii")
@@ -33,10 +33,26 @@ _PLAIN = {b"0", b"\0", b"5"}
 
 def is_any_tar(head: bytes) -> bool:
     """Whether a file that starts with these bytes is a tar, by the sum over its first header."""
-    digits = head[148:156].strip(b"\0 ")
-    if len(head) < _BLOCK or not digits or digits.strip(b"01234567"):
+    if len(head) < _BLOCK:
         return False
-    return int(digits, 8) == sum(head[:148]) + 8 * ord(" ") + sum(head[156:_BLOCK])
+    stated = _number_of(head[148:156])
+    if stated is None:
+        return False
+    unsigned = sum(head[:148]) + 8 * ord(" ") + sum(head[156:_BLOCK])
+    # Some programs took bytes for signed, and Python's `tarfile` accepts their sums as well.
+    large = sum(byte > 127 for byte in head[:148] + head[156:_BLOCK])
+    return stated in {unsigned, unsigned - 256 * large}
+
+
+def _number_of(field: bytes) -> int | None:
+    """Return a number of a header as `tarfile` reads it; None for what is not one."""
+    if field[0] in {0x80, 0xFF}:
+        number = int.from_bytes(field[1:], "big")
+        return number if field[0] == 0x80 else number - (1 << 8 * (len(field) - 1))
+    try:
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return None
 
 
 def is_tar(head: bytes) -> bool:
@@ -80,9 +96,10 @@ def read_tar(whole: ByteRange) -> Stream:
     """
     members = _members(whole)
     places: dict[str, tuple[int, int]] = {}
+    seen: dict[str, None] = {}
     has_tensors = "tensors" in members
-    storages = _tar_storages(whole, members["storages"], places, [], has_views=has_tensors)
-    tensors = _tar_tensors(whole, members["tensors"], storages, []) if has_tensors else {}
+    storages = _tar_storages(whole, members["storages"], places, seen, has_views=has_tensors)
+    tensors = _tar_tensors(whole, members["tensors"], storages, seen) if has_tensors else {}
     constructors = CONSTRUCTORS if has_tensors else _with_named(storages)
 
     def persistent(identity: Any) -> Any:
@@ -94,10 +111,10 @@ def read_tar(whole: ByteRange) -> Stream:
     start, size = members["pickle"]
     data = whole.part(start, start + size)
     try:
-        root, end = load(data, 0, constructors, persistent)
+        root, end = load(data, 0, constructors, persistent, seen)
     except UnsoundPickleError as error:
         raise UnsoundPickleError(start + error.offset, str(error), is_cut=error.is_cut) from error
-    return Stream(root, data.part(0, end), start, places)
+    return Stream(root, data.part(0, end), start, places, seen=tuple(seen))
 
 
 def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any] | None]:
@@ -127,37 +144,6 @@ def _named(identity: Any, storages: Mapping[str, Storage]) -> Any:
     return stored
 
 
-def tar_pickles(whole: ByteRange) -> tuple[list[tuple[str, int, int]], str]:
-    """Return the pickles of a tar: member, start, and where the member ends.
-
-    They are between numbers, and known as far as those can be read; what keeps the rest from it is
-    the second, empty for nothing.
-    """
-    found: list[tuple[str, int, int]] = []
-    starts: list[int] = []
-    try:
-        members = _members(whole)
-        start, size = members["pickle"]
-        found.append(("pickle", start, start + size))
-        storages: dict[str, Storage] = {}
-        has_tensors = "tensors" in members
-        for name in ("storages", "tensors") if has_tensors else ("storages",):
-            starts = []
-            end = sum(members[name])
-            try:
-                if name == "storages":
-                    storages = _tar_storages(
-                        whole, members[name], {}, starts, has_views=has_tensors
-                    )
-                else:
-                    _tar_tensors(whole, members[name], storages, starts)
-            finally:
-                found += [(name, start, end) for start in starts]
-    except UnsoundPickleError as error:
-        return found, f"it cannot be read from byte {error.offset} on: {error}"
-    return found, ""
-
-
 def _count(value: Any, at: int) -> int:
     if type(value) is not int or value < 0:
         raise UnsoundPickleError(at, "a number of members that is none")
@@ -171,26 +157,25 @@ def _key(value: Any, at: int) -> str:
         raise UnsoundPickleError(at, str(error)) from error
 
 
-def _pickle(data: ByteRange, at: int, starts: list[int]) -> tuple[Any, int]:
-    """Return what the pickle at a place holds, and its end; its start is kept."""
-    starts.append(at)
-    return load(data, at, CONSTRUCTORS, no_storage)
+def _pickle(data: ByteRange, at: int, seen: dict[str, None]) -> tuple[Any, int]:
+    """Return what the pickle at a place holds, and its end."""
+    return load(data, at, CONSTRUCTORS, no_storage, seen)
 
 
 def _tar_storages(
     whole: ByteRange,
     member: tuple[int, int],
     places: dict[str, tuple[int, int]],
-    starts: list[int],
+    seen: dict[str, None],
     *,
     has_views: bool,
 ) -> dict[str, Storage]:
     at, end = member[0], sum(member)
     data = whole.part(0, end)
-    count, at = _pickle(data, at, starts)
+    count, at = _pickle(data, at, seen)
     storages: dict[str, Storage] = {}
     for _ in range(_count(count, at)):
-        entry, at = _pickle(data, at, starts)
+        entry, at = _pickle(data, at, seen)
         key, _location, kind = _fields(entry, 3, at)
         length = _number(_LENGTH, data, at)[0]
         try:
@@ -205,7 +190,7 @@ def _tar_storages(
     # A file without a member `tensors` may end here.
     views: Any = ()
     if has_views or at < end:
-        views, at = _pickle(data, at, starts)
+        views, at = _pickle(data, at, seen)
     for view in views if is_list(views) else ():
         target, root, start, length = _fields(view, 4, at)
         whole_one = storages.get(_key(root, at))
@@ -222,14 +207,14 @@ def _tar_tensors(
     whole: ByteRange,
     member: tuple[int, int],
     storages: dict[str, Storage],
-    starts: list[int],
+    seen: dict[str, None],
 ) -> dict[str, Tensor]:
     at, end = member[0], sum(member)
     data = whole.part(0, end)
-    count, at = _pickle(data, at, starts)
+    count, at = _pickle(data, at, seen)
     tensors: dict[str, Tensor] = {}
     for _ in range(_count(count, at)):
-        entry, at = _pickle(data, at, starts)
+        entry, at = _pickle(data, at, seen)
         key, storage_key, _kind = _fields(entry, 3, at)
         storage = storages.get(_key(storage_key, at))
         rank = _number(_RANK, data, at)[0]

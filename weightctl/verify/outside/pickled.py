@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.pytorch.archive import is_zip
 from weightctl.formats.pytorch.legacy import is_stream
-from weightctl.formats.pytorch.scan import scanned
+from weightctl.formats.scanning import scanned
 from weightctl.verify.problem import Problem
 from weightctl.weights.mapping import MappedFile
 from weightctl.wording import listed
@@ -14,7 +14,7 @@ from weightctl.wording import listed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightctl.formats.pytorch.scan import Scanned
+    from weightctl.formats.scanning import Scanned
     from weightctl.weights.info import Header
 
 __all__ = ["Pickled", "pickled"]

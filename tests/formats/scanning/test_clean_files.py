@@ -1,0 +1,154 @@
+"""What no program loads as a pickle passes a scan, whatever its bytes are."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from assembly import stream
+from build import Gguf, safetensors_of
+from payloads import NOTHING
+from weightctl.formats.scanning import scanned
+from weightctl.weights.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLOATS = np.arange(1000, dtype=np.float32)
+TEXT = b"All work and no play makes a dull model.\n" * 400
+
+
+def findings(path: Path) -> list[str]:
+    found = scanned(MappedFile(str(path)))
+    return [
+        *(each.names.problem for each in found),
+        *(n.path for each in found for n in each.names.named if not each.is_known(n.path)),
+    ]
+
+
+def zipped(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, raw in members.items():
+            archive.writestr(name, raw)
+    return file.getvalue()
+
+
+def arrays(*, compressed: bool) -> bytes:
+    file = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(file, a=FLOATS, b=np.arange(3), c=np.bool_(1))
+    return file.getvalue()
+
+
+def array(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def tarred(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, raw in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    return file.getvalue()
+
+
+def old_numpy(header: str, raw: bytes) -> bytes:
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode() + raw
+
+
+FIELDS = np.zeros(3, dtype=[("Object", "<f4"), ("b", "<i8", (2,)), ("c", "S5"), ("d", "<U2")])
+CLEAN: dict[str, bytes] = {
+    "words.txt": b"cat\ndog\nfish\n",
+    "more words.txt": b"I\nN\ncopy\nthat\n",
+    "notes.md": b"N. Bohr wrote this.\n",
+    "list.txt": b"]. that is all\n",
+    "zlib in text.txt": b"x^2 + y^2 = 1\n" * 500,
+    "call.txt": b"(Some words, and more of them)\n" * 500,
+    "a.json": json.dumps({"a": [1, 2]}).encode(),
+    "log.csv.gz": gzip.compress(TEXT),
+    "log.csv.bz2": bz2.compress(TEXT),
+    "log.csv.xz": lzma.compress(TEXT),
+    "log.zlib": zlib.compress(TEXT),
+    "texts.zip": zipped(**{"a.txt": TEXT, "b.json": b"{}"}),
+    "texts.tar": tarred(**{"a.txt": TEXT, "b.json": b"{}"}),
+    "texts.tar.gz": gzip.compress(tarred(**{"a.txt": TEXT})),
+    "a.npz": arrays(compressed=False),
+    "compressed.npz": arrays(compressed=True),
+    "a.npy": array(FLOATS),
+    "no axes.npy": array(np.array(5)),
+    "dates.npy": array(np.array(["2026-01-01"], dtype="M8[D]")),
+    "fields.npy": array(FIELDS),
+    "two.npy": array(FLOATS) + array(FIELDS),
+    "of Python 2.npy": old_numpy(
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L,), }", bytes(8)
+    ),
+    "a.gguf": Gguf().file(),
+    "a.safetensors": safetensors_of({"a": ("U8", (9,), bytes(9))}),
+    "safetensors.pt": safetensors_of({"a": ("U8", (9,), bytes(9))}),
+    "gguf.bin": Gguf().file(),
+    "image.png": b"\x89PNG\r\n\x1a\n" + bytes(50),
+    "model.onnx": b"\x08\x07\x12\x07pytorch" + bytes(50),
+    "tokenizer.model": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2" * 20,
+    "zeros.bin": bytes(5000),
+    "ones.bin": b"\xff" * 5000,
+    "nones.bin": b"N" * 5000,
+    "plain.pkl": NOTHING,
+    "several.pkl": NOTHING * 3,
+    "plain.joblib": zlib.compress(pickle.dumps({"a": 1.5})),
+    "stream.pt": stream(NOTHING),
+    "empty.pkl": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_harmless_file_passes(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(CLEAN[name])
+    assert not any(findings(tmp_path / name))
+
+
+STATES = {
+    "zip": {"_use_new_zipfile_serialization": True},
+    "stream": {"_use_new_zipfile_serialization": False},
+}
+
+
+@pytest.mark.parametrize("form", STATES)
+def test_a_checkpoint_of_many_dtypes_passes(form: str, tmp_path: Path) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
+    state = {str(dtype): torch.ones(7, 3, dtype=dtype) for dtype in dtypes}
+    state["view"] = state["torch.float32"][2:5]
+    torch.save(state, tmp_path / "a.pt", **STATES[form])
+    assert not any(findings(tmp_path / "a.pt"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_archive_passes(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
+    assert not any(findings(tmp_path / "a.pt"))
+
+
+def test_storages_of_random_bytes_pass(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    state = {str(n): torch.from_numpy(generator.integers(0, 256, 64, "u1")) for n in range(500)}
+    # As protocols and compressions begin.
+    starts = (b"\x80\2", b"\x80\5", b"\x78\x9c", b"(S", b"\x5d\0\0", b"c12\n", b"\x8c\2os\x93R")
+    state |= {repr(raw): torch.tensor([*raw, *bytes(60)], dtype=torch.uint8) for raw in starts}
+    torch.save(state, tmp_path / "a.pt")
+    assert not any(findings(tmp_path / "a.pt"))

@@ -1,0 +1,8 @@
+"""Every pickle in a file that some program would load, in whatever container, and what it names."""
+
+from __future__ import annotations
+
+from weightctl.formats.scanning.found import Scanned, Severity, unread
+from weightctl.formats.scanning.scan import scanned
+
+__all__ = ["Scanned", "Severity", "scanned", "unread"]

@@ -1,0 +1,127 @@
+"""NumPy files: an array of objects is a pickle behind a header.
+
+Source: `numpy/lib/format.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from weightctl.formats.scanning.found import Scanned
+from weightctl.formats.scanning.sources import Slice
+from weightctl.pickles.abstract import itemsize, times
+from weightctl.pickles.scan import names
+from weightctl.untyped import is_list, is_object, is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.formats.scanning.sources import Budget, Place, Source
+
+__all__ = ["array_pickles", "is_array"]
+
+_MAGIC = b"\x93NUMPY"
+_WIDTHS = {1: 2, 2: 4, 3: 4}
+# `numpy.load(allow_pickle=True)` has no limit; a header of usual fields is far below this one.
+_LONGEST_HEADER = 1 << 16
+# Python 2 wrote its long integers so.
+_LONG = re.compile(r"(?<=\d)L(?=[,)\s])")
+_UNPARSED = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, AttributeError)
+
+
+def is_array(head: bytes, _source: Source) -> bool:
+    """Whether bytes are a NumPy file."""
+    return head.startswith(_MAGIC)
+
+
+def array_pickles(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
+    """Yield the pickle of a NumPy file, and what follows an array of numbers."""
+    source = place.source
+    version = (source.read(6, 1) or b"\0")[0]
+    width = _WIDTHS.get(version, 4)
+    begin = 8 + width
+    length = int.from_bytes(source.read(8, width), "little")
+    at = begin + length
+    header = source.read(begin, min(length, _LONGEST_HEADER))
+    nbytes, problem = _content(header, length, version)
+    is_read = True
+    if nbytes is None:
+        found = names(source, at, source.base, budget.reading)
+        if problem or found.problem:
+            found = found._replace(problem=problem or found.problem)
+        yield Scanned(place.member, source.base + at, found)
+        at, is_read = found.end, not found.problem
+    else:
+        at += nbytes
+    if is_read and source.read(at, 1):
+        yield place.within(Slice(source, at, source.size() - at), "(next array)", place.name)
+
+
+def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]:
+    """Return how many bytes an array has; None where a pickle may be behind the header.
+
+    The second is what keeps that from being told, empty where nothing does.
+    """
+    if length > _LONGEST_HEADER:
+        return None, f"its NumPy header has {length} bytes, and more than {_LONGEST_HEADER}"
+    try:
+        fields = _parsed(header.decode("utf-8" if version == 3 else "latin-1"))
+    except _UNPARSED:
+        fields = None
+    if not is_object(fields) or version not in _WIDTHS:
+        return None, f"its NumPy header of version {version} cannot be read"
+    descr, shape = fields.get("descr"), fields.get("shape")
+    size = _size(descr)
+    if size is None:
+        is_object_array = isinstance(descr, str) and descr.lstrip("<>=|") in {
+            "O", "O4", "O8", "object", "object_",
+        }  # fmt: skip
+        is_plain = is_object_array or _has_objects(descr)
+        return None, "" if is_plain else "the dtype of its NumPy header is not known"
+    total = times(size, shape if is_tuple(shape) else None)
+    return total, "its NumPy header has no shape" if total is None else ""
+
+
+def _parsed(text: str) -> Any:
+    with warnings.catch_warnings():
+        # Of escapes that there are not: NumPy takes them as Python does.
+        warnings.simplefilter("ignore")
+        try:
+            return ast.literal_eval(text)
+        except SyntaxError:
+            return ast.literal_eval(_LONG.sub("", text))
+
+
+def _size(descr: Any) -> int | None:
+    """Return the bytes of an element; None for one that is not of numbers and bytes alone."""
+    if isinstance(descr, str):
+        return itemsize(descr)
+    if is_list(descr):
+        sizes = [_size_of_field(each) for each in descr]
+        return None if None in sizes else sum(each or 0 for each in sizes)
+    if is_tuple(descr) and len(descr) == 2:
+        return times(_size(descr[0]), descr[1])
+    return None
+
+
+def _size_of_field(field: Any) -> int | None:
+    if not is_tuple(field) or len(field) not in {2, 3}:
+        return None
+    size = _size(field[1])
+    return times(size, field[2]) if len(field) == 3 else size
+
+
+def _has_objects(descr: Any) -> bool:
+    """Whether a dtype of fields has objects among them, and else only what is known."""
+    if is_list(descr):
+        return all(
+            is_tuple(each) and len(each) in {2, 3}
+            and (_size_of_field(each) is not None or _has_objects(each[1]))
+            for each in descr
+        )  # fmt: skip
+    if is_tuple(descr) and len(descr) == 2:
+        return _has_objects(descr[0])
+    return isinstance(descr, str) and descr.lstrip("<>=|") in {"O", "O4", "O8"}

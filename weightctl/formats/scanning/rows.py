@@ -1,0 +1,166 @@
+"""Pickles that follow one another: one file may have several, and torch's stream has five."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.formats.pytorch.legacy import MAGIC
+from weightctl.formats.pytorch.storages import identity_of
+from weightctl.formats.scanning.found import Scanned, unread
+from weightctl.formats.scanning.sources import Slice
+from weightctl.formats.scanning.torch_tar import storage_nbytes
+from weightctl.pickles.dangers import is_dangerous
+from weightctl.pickles.effects import EFFECTS
+from weightctl.pickles.records import Global
+from weightctl.pickles.scan import MADE_UP, names
+from weightctl.untyped import is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.formats.scanning.sources import Budget, Place
+    from weightctl.pickles.scan import Named, Names
+
+__all__ = ["is_called_pickle", "pickles"]
+
+# Names that say that a file is loaded as a pickle, or may be.
+_NAMES = re.compile(
+    r".*\.(?:pkl|pickle|pk|pck|pcl|cpkl|joblib|jbl|dill|npy|npz|pt|pth|ckpt|ptl)"
+    r"|(?:.*/)?(?:pytorch_model|adapter_model|training_args|optimizer|scheduler|rng_state)[^/]*\.bin",
+    re.IGNORECASE | re.DOTALL,
+)
+# A stream begins with a magic number, a version, and what machine wrote it; then come the object,
+# and the keys of its storages.
+_IN_STREAM, _OBJECT = 5, 3
+_LENGTH = 8
+# Later ones than there are, too.
+_LAST_PROTOCOL = 15
+_LEAST = 8
+# What Python can import; white space is in the names of no module.
+_EXTENSION = "extension "
+_MODULE = re.compile(r"[^\s:;,()<>\"']+")
+
+
+def is_called_pickle(name: str) -> bool:
+    """Whether a file's name says that it is loaded as a pickle, or may be."""
+    return _NAMES.fullmatch(name) is not None
+
+
+def pickles(
+    place: Place, head: bytes, budget: Budget, *, expected: bool
+) -> Iterator[Scanned | Place]:
+    """Yield the pickles that bytes begin with, and what keeps them from being read.
+
+    `head` is the first of these bytes. Where no pickle is expected, a few opcodes that name nothing
+    may be the start of anything.
+    """
+    source = place.source
+    if not expected and EFFECTS[head[0]] is None:
+        return
+    found: list[Scanned] = []
+    at = 0
+    while source.read(at, 1):
+        names_ = names(source, at, source.base, budget.reading)
+        start, at = at, names_.end
+        scanned = Scanned(place.member, source.base + start, names_, place.is_script)
+        if names_.problem:
+            if start and not names_.named:
+                problem = f"{source.size() - start} bytes behind the last pickle cannot be read"
+                scanned = unread(problem, place.member, source.base + start)
+            found.append(scanned)
+            break
+        found.append(scanned)
+        if start == 0 and names_.result == MAGIC:
+            yield from _stream(place, budget, scanned)
+            return
+    if expected or _is_pickle(head, found, place):
+        yield from found
+
+
+def _is_pickle(head: bytes, found: list[Scanned], place: Place) -> bool:
+    """Whether opcodes are a pickle: whether they do what only those of pickles do."""
+    named = list(_importable(found))
+    if any(is_dangerous(each.path) for each in named):
+        return True
+    if place.is_storage:
+        return any(each.names.acts for each in found) and bool(named)
+    if head[:1] == b"\x80" and head[1:2] and head[1] <= _LAST_PROTOCOL and found:
+        first = found[0].names
+        return (
+            bool(first.named)
+            or first.end > found[0].start - place.source.base + _LEAST
+            or (not first.problem)
+        )
+    if not named:
+        return bool(found) and not any(each.names.problem for each in found)
+    return not _is_text(head) or any(
+        each.names.acts or not each.names.problem for each in found if each.names.named
+    )
+
+
+def _importable(found: list[Scanned]) -> Iterator[Named]:
+    """Yield globals up to the first that no program can import: it goes no further.
+
+    torch looks up storages by their names alone. Extensions have to be registered first.
+    """
+    for scanned in found:
+        for each in scanned.names.named:
+            if each.path == MADE_UP:
+                if scanned.names.acts:
+                    yield each
+                continue
+            module, _, name = each.path.rpartition(".")
+            is_module = _MODULE.fullmatch(module) is not None and module.isprintable()
+            if name.startswith(_EXTENSION) or not (is_module or "Storage" in name):
+                return
+            yield each
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        return all(letter.isprintable() or letter in "\n\r\t" for letter in str(head, "utf-8"))
+    except UnicodeDecodeError:
+        return False
+
+
+def _stream(place: Place, budget: Budget, first: Scanned) -> Iterator[Scanned | Place]:
+    """Yield the pickles of torch's stream, and what follows the numbers behind them."""
+    source = place.source
+    yield first
+    at, nbytes = first.names.end, 0
+    for number in range(1, _IN_STREAM):
+        found = names(source, at, source.base, budget.reading)
+        yield Scanned(place.member, source.base + at, found)
+        if found.problem:
+            return
+        if number == _OBJECT:
+            try:
+                nbytes = _storages(found)
+            except ValueError as error:
+                problem = f"how many bytes its storages take cannot be told: {error}"
+                yield unread(problem, place.member, source.base + at)
+                return
+        at = found.end
+    at += nbytes
+    if source.read(at, 1):
+        rest = Slice(source, at, source.size() - at)
+        yield place.within(rest, "(behind the storages)", place.name)
+        problem = f"{rest.size()} bytes behind the last storage are not part of the format"
+        yield unread(problem, place.member, source.base + at)
+
+
+def _storages(found: Names) -> int:
+    """Return how many bytes the storages take that an object refers to; `ValueError` if unknown."""
+    storages: dict[str, int] = {}
+    for identity in found.identities:
+        fields = identity_of(identity) if isinstance(identity, str) else identity
+        if is_tuple(fields) and fields[:1] == ("module",):
+            continue
+        if not is_tuple(fields) or len(fields) < 5 or fields[0] != "storage":
+            raise ValueError("a persistent id that is not of a storage")
+        kind, key, count = fields[1], fields[2], fields[4]
+        if not isinstance(kind, Global) and type(key) not in {str, int}:
+            raise ValueError("a storage without a key")
+        storages[str(key)] = _LENGTH + storage_nbytes(kind, key, count)
+    return sum(storages.values())

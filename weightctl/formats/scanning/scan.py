@@ -1,0 +1,91 @@
+"""Looks into a file for pickles: into containers and compressions first, then at its start.
+
+What some program would take for a pickle is one here: a scan that overlooks one is worse than none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.scanning.arrays import array_pickles, is_array
+from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, packed_pickles
+from weightctl.formats.scanning.found import Scanned, unread
+from weightctl.formats.scanning.rows import is_called_pickle, pickles
+from weightctl.formats.scanning.sources import Budget, Place, WholeFile
+from weightctl.formats.scanning.tars import is_tar, tar_members
+from weightctl.formats.scanning.zips import is_zip, zip_members
+from weightctl.pickles.scan import LimitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightctl.formats.scanning.sources import Source
+    from weightctl.weights.mapping import MappedFile
+
+__all__ = ["scanned"]
+
+_HEAD = 4096
+_DEEPEST = 8
+_GGUF = (b"GGUF", b"FUGG")
+
+
+class _Container(NamedTuple):
+    """A container: whether bytes are one, and what is in it."""
+
+    holds: Callable[[bytes, Source], bool]
+    contents: Callable[[Place, Budget], Iterator[Scanned | Place]]
+
+
+_CONTAINERS = (
+    _Container(is_zip, zip_members),
+    _Container(is_tar, tar_members),
+    _Container(is_array, array_pickles),
+)
+
+
+def scanned(file: MappedFile) -> list[Scanned]:
+    """Return the pickles in a file; none for one of another kind."""
+    budget = Budget(file.size)
+    place = Place(WholeFile(file), file.path, name=file.path)
+    found: list[Scanned] = []
+    try:
+        found.extend(_look(place, budget))
+    except LimitError as error:
+        found.append(unread(f"{error}; what follows is not read"))
+    return found
+
+
+def _look(place: Place, budget: Budget) -> Iterator[Scanned]:
+    """Yield what is found at a place and in what it contains."""
+    source = place.source
+    if place.depth > _DEEPEST:
+        yield unread(f"it is more than {_DEEPEST} levels deep", place.member, source.base)
+        return
+    head = source.read(0, _HEAD)
+    if not head:
+        return
+    contents: list[Iterator[Scanned | Place]] = [
+        container.contents(place, budget)
+        for container in _CONTAINERS
+        if container.holds(head, source)
+    ]
+    contents += [
+        packed_pickles(compression, place, budget)
+        for compression in COMPRESSIONS
+        if is_packed(compression, head, source, budget)
+    ]
+    is_other = bool(contents) or head.startswith(_GGUF) or _is_safetensors(head, source)
+    expected = not is_other and is_called_pickle(place.name)
+    contents.append(pickles(place, head, budget, expected=expected))
+    for each in contents:
+        for found in each:
+            if isinstance(found, Place):
+                yield from _look(found, budget)
+            else:
+                yield found
+
+
+def _is_safetensors(head: bytes, source: Source) -> bool:
+    """Whether bytes start with the length of a header, and the header."""
+    length = int.from_bytes(head[:8], "little")
+    return head[8:9] == b"{" and length <= source.size() - 8

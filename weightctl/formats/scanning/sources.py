@@ -1,0 +1,157 @@
+"""Bytes that a scan reads: a file, a part of other bytes, or what they unpack to."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple, Protocol
+
+from weightctl.pickles.scan import LimitError, Reading
+from weightctl.weights.mapping import MappedFile
+
+__all__ = ["Budget", "EnclosedFile", "Place", "Slice", "Source", "WholeFile", "as_stream"]
+
+_UNPACKED = 1 << 30
+_MEMBERS = 1 << 20
+_READ = 1 << 25
+
+
+class Budget:
+    """What may still be done for one file, so that a small file does not keep a scan busy.
+
+    `reading` counts the bytes of opcodes. Methods raise `LimitError` past a limit.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._unpacked, self._members = _UNPACKED, _MEMBERS
+        # Each byte of the file may be read in several ways.
+        self.reading = Reading(4 * nbytes + _READ)
+
+    def unpack(self, nbytes: int) -> None:
+        """Count bytes that were unpacked."""
+        self._unpacked -= nbytes
+        if self._unpacked < 0:
+            raise LimitError(f"unpacked, it has more than {_UNPACKED >> 20} MiB")
+
+    def enter(self) -> None:
+        """Count a member of a container."""
+        self._members -= 1
+        if self._members < 0:
+            raise LimitError(f"it has more than {_MEMBERS} members")
+
+
+class Source(Protocol):
+    """Bytes that are read where they are asked for.
+
+    `base` is what is added to offsets that are reported.
+    """
+
+    base: int
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes at `offset`: `nbytes`, or fewer where they end before."""
+        ...
+
+    def size(self) -> int:
+        """Return how many bytes there are; what is compressed is unpacked for that."""
+        ...
+
+
+class WholeFile:
+    """A file."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.base = 0
+        self._file = file
+        self.read = file.read
+
+    def size(self) -> int:
+        """Return the size of the file."""
+        return self._file.size
+
+
+class Slice:
+    """A part of other bytes, as a member of an archive that is stored as it is."""
+
+    def __init__(self, source: Source, start: int, length: int) -> None:
+        self.base = source.base + start
+        self._source, self._start, self._length = source, start, length
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Read bytes of the part."""
+        nbytes = min(nbytes, self._length - offset)
+        return self._source.read(self._start + offset, nbytes) if nbytes > 0 else b""
+
+    def size(self) -> int:
+        """Return the length of the part."""
+        return self._length
+
+
+class EnclosedFile(MappedFile):
+    """A file within a file, for what reads only files."""
+
+    def __init__(self, path: str, source: Source) -> None:
+        self.path = path
+        self.size = source.size()
+        self.written = 0
+        self._source = source
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes at `offset`: `nbytes`, or fewer where the file has fewer."""
+        return self._source.read(offset, max(nbytes, 0))
+
+
+class Place(NamedTuple):
+    """Where a scan looks: bytes, the file that they are in, and the members that lead to them.
+
+    `name` is what a program would call these bytes. `is_storage` says that they are elements of a
+    tensor; `is_script` is that of `Scanned`.
+    """
+
+    source: Source
+    path: str
+    member: str = ""
+    name: str = ""
+    depth: int = 0
+    is_storage: bool = False
+    is_script: bool = False
+
+    def within(self, source: Source, member: str, name: str | None = None) -> Place:
+        """Return the place of a member."""
+        label = f"{self.member} > {member}" if self.member else member
+        name = member if name is None else name
+        return Place(source, self.path, label, name, self.depth + 1)
+
+
+class _Stream(io.RawIOBase):
+    """Bytes as a file object of Python."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._at = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence)
+        self._at = (self._source.size() if start is None else start) + offset
+        if self._at < 0:
+            raise ValueError("a position before the start")
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        found = self._source.read(self._at, len(target))
+        target[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+def as_stream(source: Source) -> io.BufferedReader:
+    """Return bytes as a file object that Python's own readers of archives take."""
+    return io.BufferedReader(_Stream(source))

@@ -1,0 +1,106 @@
+"""The parts of the tar that torch wrote until 0.1: pickles with numbers between them.
+
+Source: `legacy_load` in `torch/serialization.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.formats.pytorch.legacy import nbytes_of
+from weightctl.formats.pytorch.storages import storage_of
+from weightctl.formats.scanning.found import Scanned, unread
+from weightctl.pickles.abstract import Reference
+from weightctl.pickles.records import Global
+from weightctl.pickles.scan import names
+from weightctl.untyped import is_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.formats.scanning.sources import Budget, Place
+
+__all__ = ["PARTS", "storage_nbytes", "torch_parts"]
+
+PARTS = ("storages", "tensors", "pickle")
+_LENGTH = 8
+_MAX_DIMENSIONS = 64
+
+
+def storage_nbytes(kind: Any, key: Any, count: Any) -> int:
+    """Return the bytes of a storage's elements; `ValueError` where they cannot be told."""
+    if isinstance(kind, Reference):
+        module, _, name = kind.path.rpartition(".")
+        kind = Global(module, name)
+    return nbytes_of(storage_of(kind, key, count))
+
+
+def torch_parts(place: Place, part: str, budget: Budget) -> Iterator[Scanned]:
+    """Yield the pickles of a part, as torch loads them one after another."""
+    reader = _Part(place, budget)
+    try:
+        if part == "pickle":
+            yield reader.pickle()
+        else:
+            yield reader.pickle()
+            for _ in range(reader.count()):
+                yield reader.pickle()
+                reader.skip(part)
+            # Views of the storages follow, which other tools than torch leave out.
+            if part == "storages" and reader.at < place.source.size():
+                yield reader.pickle()
+        reader.require_end()
+    except ValueError as error:
+        yield unread(
+            f"it is not read as torch reads it from byte {place.source.base + reader.at} on: "
+            f"{error}",
+            place.member, place.source.base,
+        )  # fmt: skip
+
+
+class _Part:
+    """A part and how far it was read; `ValueError` where that cannot go on."""
+
+    def __init__(self, place: Place, budget: Budget) -> None:
+        self.at = 0
+        self._place, self._budget = place, budget
+        self._result: Any = None
+
+    def pickle(self) -> Scanned:
+        """Read a pickle; one that cannot be read is the last."""
+        source, start = self._place.source, self.at
+        found = names(source, start, source.base, self._budget.reading)
+        self.at = source.size() if found.problem else found.end
+        self._result = found.result
+        return Scanned(self._place.member, source.base + start, found)
+
+    def require_end(self) -> None:
+        """Refuse what follows the last entry."""
+        behind = self._place.source.size() - self.at
+        if behind > 0:
+            raise ValueError(f"{behind} bytes behind its end")
+
+    def count(self) -> int:
+        """Return the last pickle's content, which is a number."""
+        if self.at == self._place.source.size():
+            return 0
+        if type(self._result) is not int or self._result < 0:
+            raise ValueError("the number of its entries cannot be told")
+        return self._result
+
+    def skip(self, part: str) -> None:
+        """Pass over the numbers behind an entry."""
+        source = self._place.source
+        if part == "storages":
+            if not is_tuple(self._result) or len(self._result) != 3:
+                raise ValueError("an entry without its 3 fields")
+            length = int.from_bytes(source.read(self.at, _LENGTH), "little", signed=True)
+            key, _location, kind = self._result
+            self.at += _LENGTH + storage_nbytes(kind, key, length)
+        else:
+            rank = int.from_bytes(source.read(self.at, 4), "little", signed=True)
+            if not 0 <= rank <= _MAX_DIMENSIONS:
+                raise ValueError("a tensor without a shape")
+            self.at += 8 + 8 * (2 * rank + 1)
+        if self.at > source.size():
+            raise ValueError("it ends in the middle")

@@ -1,0 +1,141 @@
+"""Bytes of a pickle, read in order through a window, in the ways that CPython reads its frames."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["LONGEST_KEPT", "Cut", "Readable", "Window"]
+
+_FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
+# Of longer arguments and lines only the start is returned.
+LONGEST_KEPT = 1 << 16
+
+
+class Readable(Protocol):
+    """Bytes that are read where they are asked for."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes at `offset`: `nbytes`, or fewer where they end before."""
+        ...
+
+
+class Cut(ValueError):  # noqa: N818  # it is raised where a pickle is cut off
+    """A pickle ends in the middle of something; of a line `rest` is what is there."""
+
+    def __init__(self, rest: bytes = b"") -> None:
+        super().__init__("it ends in the middle")
+        self.rest = rest
+
+
+class Window:
+    """The bytes from a place on; `at` is the next one that is read.
+
+    Where an opcode crosses the end of its frame, a file that cannot look ahead goes on behind the
+    frame: its rest is dropped. That is what `drops` asks for; `crossed` says that it makes a
+    difference.
+    """
+
+    __slots__ = ("_base", "_buffer", "_data", "_frame_end", "_reads", "at", "crossed", "drops")
+
+    def __init__(self, data: Readable, start: int, *, drops: bool = False) -> None:
+        self.at = start
+        self.crossed = False
+        self.drops = drops
+        self._data = data
+        self._base = start
+        self._buffer = b""
+        self._reads = _FIRST_READ
+        self._frame_end = start
+
+    def ahead(self) -> tuple[bytes, int, int]:
+        """Return what is in memory, the next byte's place in it, and where to stop reading it.
+
+        Up to there no opcode crosses the end of a frame.
+        """
+        end = self._base + len(self._buffer)
+        if self.at < self._frame_end < end:
+            end = self._frame_end
+        return self._buffer, self.at - self._base, end - self._base
+
+    def byte(self) -> int:
+        """Read a byte."""
+        place = self.at - self._base
+        if place < len(self._buffer):
+            self.at += 1
+            return self._buffer[place]
+        self._refill(1)
+        self.at += 1
+        return self._buffer[0]
+
+    def take(self, nbytes: int) -> bytes:
+        """Read bytes; of many only the first are returned."""
+        self._stay_in_frame(self.at + nbytes)
+        kept = min(nbytes, LONGEST_KEPT)
+        place = self.at - self._base
+        if place + kept > len(self._buffer):
+            self._refill(kept)
+            place = 0
+        self.at += nbytes
+        return self._buffer[place : place + kept]
+
+    def number(self, width: int) -> int:
+        """Read an unsigned number."""
+        return int.from_bytes(self.take(width), "little")
+
+    def line(self) -> bytes:
+        """Read up to the next line feed, which is not returned; of a long line only the start."""
+        line, end = self._line()
+        if self.at < self._frame_end < end:
+            self.crossed = True
+            if self.drops:
+                self.at = self._frame_end
+                line, end = self._line()
+        self.at = end
+        return line
+
+    def frame(self, length: int) -> None:
+        """Note the end of a frame that starts here."""
+        end = self.at + length
+        if self.at < self._frame_end:
+            self.crossed = True
+            if self.drops and end > self._frame_end:
+                self.at, end = self._frame_end, self._frame_end + length
+        # Within another it changes nothing: the bytes are there already.
+        self._frame_end = max(end, self._frame_end)
+
+    def has_all_of_frame(self) -> bool:
+        """Whether the bytes do not end before the frame does."""
+        return self.at >= self._frame_end or bool(self._data.read(self._frame_end - 1, 1))
+
+    def _stay_in_frame(self, end: int) -> None:
+        if self.at < self._frame_end < end:
+            self.crossed = True
+            if self.drops:
+                self.at = self._frame_end
+
+    def _refill(self, least: int) -> None:
+        is_next = self.at <= self._base + len(self._buffer)
+        self._reads = min(2 * self._reads, _LARGEST_READ) if is_next else _FIRST_READ
+        self._base = self.at
+        self._buffer = self._data.read(self.at, max(least, self._reads))
+        if len(self._buffer) < least:
+            raise Cut
+
+    def _line(self) -> tuple[bytes, int]:
+        """Return the line at the current place, and where the next one starts."""
+        place = self.at - self._base
+        end = self._buffer.find(b"\n", place) if place <= len(self._buffer) else -1
+        if end >= 0:
+            return self._buffer[place : min(end, place + LONGEST_KEPT)], self._base + end + 1
+        at, kept, window = self.at, b"", _FIRST_READ
+        while True:
+            piece = self._data.read(at, window)
+            end = piece.find(b"\n")
+            if len(kept) < LONGEST_KEPT:
+                kept = (kept + (piece if end < 0 else piece[:end]))[:LONGEST_KEPT]
+            if end >= 0:
+                return kept, at + end + 1
+            if len(piece) < window:
+                raise Cut(kept)
+            at += len(piece)
+            window = min(2 * window, _LARGEST_READ)
