@@ -18,6 +18,7 @@ from weightctl.pickles.abstract import (
     tuple_of,
 )
 from weightctl.pickles.lenient import as_index, as_string, is_float, is_integer
+from weightctl.pickles.limits import LimitError
 from weightctl.pickles.state import LARGEST_STACK, LONGEST_NAME
 from weightctl.pickles.window import LONGEST_KEPT, Cut
 from weightctl.untyped import is_object, is_tuple
@@ -123,7 +124,7 @@ def _counted_tuple(count: int) -> Effect:
 
 def _mark(state: State, _window: Window, _start: int) -> None:
     if len(state.marks) >= LARGEST_STACK:
-        raise ValueError(f"more than {LARGEST_STACK} marks")
+        raise LimitError(f"it has more than {LARGEST_STACK} marks on its stack")
     state.marks.append(len(state.stack))
 
 
@@ -275,7 +276,7 @@ def _protocol(state: State, window: Window, _: int) -> None:
 
 def _frame(state: State, window: Window, _: int) -> None:
     window.frame(window.number(8))
-    if not window.has_all_of_frame():
+    if window.is_short:
         state.problem = state.problem or "a frame ends behind the end of the file"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weightctl.pickles.abstract import UNKNOWN
+from weightctl.pickles.limits import LimitError
 
 __all__ = ["Memo"]
 
@@ -31,7 +32,7 @@ class Memo:
         return self._next - self._first + len(self._apart)
 
     def put(self, index: int, value: Any) -> None:
-        """Keep an object; raises `ValueError` for an index that cannot be."""
+        """Keep an object; raises `ValueError` for an index below zero."""
         if index < 0:
             raise ValueError("an index below zero")
         if value is not UNKNOWN and (len(self._kept) < _MOST_KEPT or index in self._kept):
@@ -47,7 +48,7 @@ class Memo:
                 self._next += 1
         elif not self._first <= index < self._next:
             if len(self._apart) >= _MOST_KEPT:
-                raise ValueError("a memo with more gaps than any")
+                raise LimitError(f"it uses more than {_MOST_KEPT} indices of its memo out of order")
             self._apart.add(index)
 
     def memoize(self, value: Any) -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.pickles.abstract import UNKNOWN, array_nbytes, is_padded
 from weightctl.pickles.effects import EFFECTS, MADE_UP, STOP
+from weightctl.pickles.limits import LimitError
 from weightctl.pickles.state import LARGEST_STACK, State
 from weightctl.pickles.window import Readable, Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MADE_UP", "LimitError", "Named", "Names", "Reading", "names"]
+__all__ = ["MADE_UP", "Named", "Names", "Reading", "names"]
 
 _FRAMES = "its frames cross opcodes or one another, which programs read in different ways"
 _ARRAYS = "how many bytes an array of joblib takes cannot be computed"
@@ -46,7 +47,7 @@ class Names(NamedTuple):
 
     `acts` says that a global is used for something: that it is called, say. `result` is the object
     at the end, and `identities` the persistent ids, as far as they are remembered: see `abstract`.
-    `has_arrays` says that the bytes of arrays follow some of its opcodes, as joblib writes them.
+    `crosses` says that programs read its frames in different ways.
     """
 
     named: tuple[Named, ...]
@@ -55,11 +56,7 @@ class Names(NamedTuple):
     acts: bool = False
     result: Any = UNKNOWN
     identities: Mapping[Any, None] = {}
-    has_arrays: bool = False
-
-
-class LimitError(Exception):
-    """A limit on what is read was reached; the message says which."""
+    crosses: bool = False
 
 
 class Reading:
@@ -103,7 +100,8 @@ def names(
         any(each.state.acts for each in scanners),
         state.result,
         state.identities,
-        scanner.has_arrays,
+        # C goes no further where a frame is not all there, nor Python where one crosses another.
+        scanner.window.crossed and not scanner.window.is_short,
     )
 
 
@@ -151,7 +149,7 @@ class _Scanner:
             self.problem = f"it cannot be read from byte {self._base + start} on: {error}"
         self.problem = self.problem or self.state.problem
 
-    def _hurry(self) -> None:  # noqa: C901, PLR0912, PLR0915  # a call for each opcode would cost more
+    def _hurry(self) -> None:  # noqa: C901, PLR0912, PLR0915  # calls cost more than opcodes
         """Follow opcodes up to one that is not among the most frequent; the table has them too."""
         state, window = self.state, self.window
         buffer, place, end = window.ahead()
@@ -201,7 +199,7 @@ class _Scanner:
             else:
                 break
         if max(len(stack), len(marks)) > LARGEST_STACK:
-            raise ValueError(f"more than {LARGEST_STACK} objects on its stack")
+            raise LimitError(f"it has more than {LARGEST_STACK} objects on its stack")
         self._reading.left -= place - first
         window.at += place - first
 

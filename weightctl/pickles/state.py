@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.pickles.abstract import UNKNOWN, Reference
+from weightctl.pickles.limits import LimitError
 from weightctl.pickles.literals import MODULES
 from weightctl.pickles.memo import Memo
 
@@ -49,7 +50,7 @@ class State:
     def push(self, value: Any) -> None:
         """Push an object."""
         if len(self.stack) >= LARGEST_STACK:
-            raise ValueError(f"more than {LARGEST_STACK} objects on its stack")
+            raise LimitError(f"it has more than {LARGEST_STACK} objects on its stack")
         self.stack.append(value)
 
     def require(self, count: int) -> None:

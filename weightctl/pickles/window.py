@@ -35,11 +35,21 @@ class Window:
     difference.
     """
 
-    __slots__ = ("_base", "_buffer", "_data", "_frame_end", "_reads", "at", "crossed", "drops")
+    __slots__ = (
+        "_base",
+        "_buffer",
+        "_data",
+        "_frame_end",
+        "_reads",
+        "at",
+        "crossed",
+        "drops",
+        "is_short",
+    )
 
     def __init__(self, data: Readable, start: int, *, drops: bool = False) -> None:
         self.at = start
-        self.crossed = False
+        self.crossed = self.is_short = False
         self.drops = drops
         self._data = data
         self._base = start
@@ -94,7 +104,12 @@ class Window:
         return line
 
     def frame(self, length: int) -> None:
-        """Note the end of a frame that starts here."""
+        """Note the end of a frame that starts here; `is_short` says that the bytes end before it.
+
+        Raises `ValueError` for a length that no program accepts.
+        """
+        if length >> 63:
+            raise ValueError("a frame that is larger than any")
         end = self.at + length
         if self.at < self._frame_end:
             self.crossed = True
@@ -102,10 +117,8 @@ class Window:
                 self.at, end = self._frame_end, self._frame_end + length
         # Within another it changes nothing: the bytes are there already.
         self._frame_end = max(end, self._frame_end)
-
-    def has_all_of_frame(self) -> bool:
-        """Whether the bytes do not end before the frame does."""
-        return self.at >= self._frame_end or bool(self._data.read(self._frame_end - 1, 1))
+        if self.at < self._frame_end and not self._data.read(self._frame_end - 1, 1):
+            self.is_short = True
 
     def _stay_in_frame(self, end: int) -> None:
         if self.at < self._frame_end < end:

@@ -152,3 +152,9 @@ def test_storages_of_random_bytes_pass(tmp_path: Path) -> None:
     state |= {repr(raw): torch.tensor([*raw, *bytes(60)], dtype=torch.uint8) for raw in starts}
     torch.save(state, tmp_path / "a.pt")
     assert not any(findings(tmp_path / "a.pt"))
+
+
+def test_storages_of_one_byte_throughout_pass(tmp_path: Path) -> None:
+    state = {str(byte): torch.full((300,), byte, dtype=torch.uint8) for byte in range(256)}
+    torch.save(state, tmp_path / "a.pt")
+    assert not any(findings(tmp_path / "a.pt"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import tarfile
 import tracemalloc
 import zipfile
 import zlib
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from payloads import CONTAINERS, PAYLOAD
 from weightctl.formats.scanning import scan, scanned, sources
+from weightctl.pickles import memo, state
 from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def test_more_members_than_the_limit_are_not_judged(
         for number in range(11):
             archive.writestr(f"{number}", b"")
     assert problems(tmp_path / "a.zip", file.getvalue()) == [
-        "it has more than 10 members; what follows is not read"
+        "it has more than 10 members or pickles; what follows is not read"
     ]
 
 
@@ -74,6 +76,53 @@ def test_more_opcodes_than_the_limit_are_not_judged(
     raw = gzip.compress(b"N0" * (1 << 17) + PAYLOAD)
     (said,) = problems(tmp_path / "a.gz", raw)
     assert said == "it has more opcodes than are read; what follows is not read"
+
+
+def test_more_pickles_than_the_limit_are_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_MEMBERS", 5000)
+    assert not problems(tmp_path / "a", b"N." * 4000)
+    assert problems(tmp_path / "a", b"N." * 6000 + PAYLOAD) == [
+        "it has more than 5000 members or pickles; what follows is not read"
+    ]
+
+
+def test_a_stack_beyond_the_limit_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "LARGEST_STACK", 1000)
+    assert problems(tmp_path / "a", b"N" * 1001 + PAYLOAD) == [
+        "it has more than 1000 objects on its stack; what follows is not read"
+    ]
+
+
+def test_a_memo_beyond_the_limit_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo, "_MOST_KEPT", 1000)
+    puts = b"".join(b"r" + (2 * n).to_bytes(4, "little") for n in range(1100))
+    (said,) = problems(tmp_path / "a", b"N" + puts + b"0" + PAYLOAD)
+    assert "more than 1000 indices of its memo out of order" in said
+
+
+def test_a_header_beyond_the_limit_is_not_judged(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo("\u00e9" * 200))
+    raw = bytearray(file.getvalue())
+    raw[124:136] = b"%011o\0" % (1 << 30)
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw[:512])
+    (said,) = problems(tmp_path / "a.tar", bytes(raw))
+    assert said.startswith("it has a header of more than 32 MiB")
+
+
+def test_a_numpy_file_may_have_many_arrays(tmp_path: Path) -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }"
+    array = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(4)
+    assert not problems(tmp_path / "a.npy", array * 2000)
+    assert problems(tmp_path / "a.npy", array * 2000 + b"x")
 
 
 def test_an_archive_that_contains_itself_ends(tmp_path: Path) -> None:

@@ -38,26 +38,34 @@ def is_array(head: bytes, _source: Source) -> bool:
 
 
 def array_pickles(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
-    """Yield the pickle of a NumPy file, and what follows an array of numbers."""
-    source = place.source
-    version = (source.read(6, 1) or b"\0")[0]
+    """Yield the pickles of a NumPy file, which may have several arrays, and what follows those."""
+    source, at = place.source, 0
+    while source.read(at, len(_MAGIC)) == _MAGIC:
+        budget.enter()
+        begin, length, version = _header(source, at)
+        header = source.read(begin, min(length, _LONGEST_HEADER))
+        nbytes, problem = _content(header, length, version)
+        at = begin + length
+        if nbytes is None:
+            found = names(source, at, source.base, budget.reading)
+            problem = problem or found.problem
+            yield Scanned(place.member, source.base + at, found._replace(problem=problem))
+            if problem:
+                return
+            at = found.end
+        else:
+            at += nbytes
+    if source.read(at, 1):
+        rest = Slice(source, at, source.size() - at)
+        yield place.within(rest, "(behind the arrays)", place.name)
+
+
+def _header(source: Source, at: int) -> tuple[int, int, int]:
+    """Return where the header of an array starts, its length, and its version."""
+    version = (source.read(at + len(_MAGIC), 1) or b"\0")[0]
     width = _WIDTHS.get(version, 4)
-    begin = 8 + width
-    length = int.from_bytes(source.read(8, width), "little")
-    at = begin + length
-    header = source.read(begin, min(length, _LONGEST_HEADER))
-    nbytes, problem = _content(header, length, version)
-    is_read = True
-    if nbytes is None:
-        found = names(source, at, source.base, budget.reading)
-        if problem or found.problem:
-            found = found._replace(problem=problem or found.problem)
-        yield Scanned(place.member, source.base + at, found)
-        at, is_read = found.end, not found.problem
-    else:
-        at += nbytes
-    if is_read and source.read(at, 1):
-        yield place.within(Slice(source, at, source.size() - at), "(next array)", place.name)
+    length = int.from_bytes(source.read(at + 8, width), "little")
+    return at + 8 + width, length, version
 
 
 def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]:

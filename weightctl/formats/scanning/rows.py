@@ -37,6 +37,8 @@ _LENGTH = 8
 # Later ones than there are, too.
 _LAST_PROTOCOL = 15
 _LEAST = 8
+# Of pickles that name nothing, no more are kept.
+_MOST_LISTED = 1000
 # What Python can import; white space is in the names of no module.
 _EXTENSION = "extension "
 _MODULE = re.compile(r"[^\s:;,()<>\"']+")
@@ -61,6 +63,7 @@ def pickles(
     found: list[Scanned] = []
     at = 0
     while source.read(at, 1):
+        budget.enter()
         names_ = names(source, at, source.base, budget.reading)
         start, at = at, names_.end
         scanned = Scanned(place.member, source.base + start, names_, place.is_script)
@@ -70,7 +73,8 @@ def pickles(
                 scanned = unread(problem, place.member, source.base + start)
             found.append(scanned)
             break
-        found.append(scanned)
+        if names_.named or len(found) < _MOST_LISTED:
+            found.append(scanned)
         if start == 0 and names_.result == MAGIC:
             yield from _stream(place, budget, scanned)
             return
@@ -81,7 +85,9 @@ def pickles(
 def _is_pickle(head: bytes, found: list[Scanned], place: Place) -> bool:
     """Whether opcodes are a pickle: whether they do what only those of pickles do."""
     named = list(_importable(found))
-    if any(is_dangerous(each.path) for each in named):
+    # No other file has frames, let alone such.
+    is_crossed = any(each.names.crosses for each in found)
+    if is_crossed or any(is_dangerous(each.path) for each in named):
         return True
     if place.is_storage:
         return any(each.names.acts for each in found) and bool(named)

@@ -14,7 +14,7 @@ from weightctl.formats.scanning.rows import is_called_pickle, pickles
 from weightctl.formats.scanning.sources import Budget, Place, WholeFile
 from weightctl.formats.scanning.tars import is_tar, tar_members
 from weightctl.formats.scanning.zips import is_zip, zip_members
-from weightctl.pickles.scan import LimitError
+from weightctl.pickles.limits import LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any, NamedTuple, Protocol
 
-from weightctl.pickles.scan import LimitError, Reading
+from weightctl.pickles.limits import LimitError
+from weightctl.pickles.scan import Reading
 from weightctl.weights.mapping import MappedFile
 
 __all__ = ["Budget", "EnclosedFile", "Place", "Slice", "Source", "WholeFile", "as_stream"]
@@ -13,6 +14,7 @@ __all__ = ["Budget", "EnclosedFile", "Place", "Slice", "Source", "WholeFile", "a
 _UNPACKED = 1 << 30
 _MEMBERS = 1 << 20
 _READ = 1 << 25
+_LARGEST_HEADER = 1 << 25
 
 
 class Budget:
@@ -32,11 +34,11 @@ class Budget:
         if self._unpacked < 0:
             raise LimitError(f"unpacked, it has more than {_UNPACKED >> 20} MiB")
 
-    def enter(self) -> None:
-        """Count a member of a container."""
-        self._members -= 1
+    def enter(self, count: int = 1) -> None:
+        """Count members of a container, or pickles that follow one another."""
+        self._members -= count
         if self._members < 0:
-            raise LimitError(f"it has more than {_MEMBERS} members")
+            raise LimitError(f"it has more than {_MEMBERS} members or pickles")
 
 
 class Source(Protocol):
@@ -152,6 +154,24 @@ class _Stream(io.RawIOBase):
         return len(found)
 
 
+class _Limited(io.BufferedReader):
+    """A file object of which not much is read at once, whatever an archive says of its headers."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(_Stream(source))
+        self._source = source
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = max(self._source.size() - self.tell(), 0)
+        if size > _LARGEST_HEADER:
+            raise LimitError(f"it has a header of more than {_LARGEST_HEADER >> 20} MiB")
+        return super().read(size)
+
+
 def as_stream(source: Source) -> io.BufferedReader:
-    """Return bytes as a file object that Python's own readers of archives take."""
-    return io.BufferedReader(_Stream(source))
+    """Return bytes as a file object that Python's own readers of archives take.
+
+    Raises `LimitError` where they ask for more than a header.
+    """
+    return _Limited(source)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
 from weightctl.formats.pytorch.archive import Archive, Member
+from weightctl.formats.pytorch.zip_end import directory_of
 from weightctl.formats.scanning.found import unread
 from weightctl.formats.scanning.sources import EnclosedFile, Slice, as_stream
 from weightctl.formats.scanning.unpacked import Unpacked, bzip2, inflated, lzma_alone
@@ -28,7 +29,6 @@ __all__ = ["is_zip", "zip_members"]
 
 _START, _END = b"PK\3\4", b"PK\5\6"
 _LONGEST_END = 22 + 0xFFFF
-_LARGEST_DIRECTORY = 1 << 27
 _LOCAL = Struct("<4s4xH16x2H")
 _LOCAL_SIZE = 30
 _ENCRYPTED = 1
@@ -52,8 +52,6 @@ def is_zip(head: bytes, source: Source) -> bool:
 
 def _by_zipfile(source: Source) -> list[Member]:
     """Return the members that Python finds; none where it takes the bytes for something else."""
-    if source.size() > _LARGEST_DIRECTORY and _directory_size(source) > _LARGEST_DIRECTORY:
-        return []
     try:
         with as_stream(source) as stream, zipfile.ZipFile(stream) as archive:
             return [
@@ -67,27 +65,24 @@ def _by_zipfile(source: Source) -> list[Member]:
         return []
 
 
-def _directory_size(source: Source) -> int:
-    end = source.read(max(source.size() - _LONGEST_END, 0), _LONGEST_END)
-    place = end.rfind(_END)
-    return int.from_bytes(end[place + 12 : place + 16], "little")
-
-
 def zip_members(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
     """Yield the members of a zip file, and what keeps them from being read."""
     source = place.source
     archive: Archive | None = None
     if source.read(0, 4) == _START:
+        file = EnclosedFile(place.path, source)
         try:
-            archive = Archive(EnclosedFile(place.path, source))
+            budget.enter(directory_of(file)[0])
+            archive = Archive(file)
         except FormatError as error:
             yield unread(error.reason, place.member, source.base)
     members = [*archive.members.values()] if archive else _by_zipfile(source)
     names = {each.name for each in members}
     is_script = any(name.endswith("/constants.pkl") for name in names)
     is_torch = any(name.lower().endswith("/data.pkl") for name in names)
+    if archive is None:
+        budget.enter(len(members))
     for member in members:
-        budget.enter()
         if member.name.endswith("/") and not member.nbytes:
             continue
         is_storage = is_torch and _STORAGES.fullmatch(member.name) is not None

@@ -1,0 +1,9 @@
+"""What is raised where a scan stops though a program that loads the pickle would go on."""
+
+from __future__ import annotations
+
+__all__ = ["LimitError"]
+
+
+class LimitError(Exception):
+    """A limit on what is read was reached; the message says which."""
