@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         (["--align", "48"], "cannot be aligned to 48 bytes"),
         (["--align", "page"], "is not a size"),
         (["--max-shard-size", "some"], "is not a size"),
-        (["--max-shard-size", "5"], "`5` has no unit\n  hint: write 5GB, 5MiB"),
+        (["--max-shard-size", "5"], "`5` has no unit\nhint: write 5GB, 5MiB"),
         (["--max-shard-size", "0GB"], "holds nothing"),
         (["--threads", "0"], "is not in the range"),
         (["--report", "no/such/place.json"], "does not exist"),

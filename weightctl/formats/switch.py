@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats import INDEX_SUFFIX, format_by_index, recognise
+from weightctl.formats import INDEX_SUFFIX, recognise
 from weightctl.formats.index import read_index
 from weightctl.formats.sets import Parts, part_of
 from weightctl.temporary import SWITCH, loadable_name, without_temporary
@@ -94,7 +94,7 @@ class Switch(NamedTuple):
                 hint=f"to read the files as they are remove {self.path}; to replace them run the "
                 "stopped command again with --force",
             )  # fmt: skip
-        index = self.leading if format_by_index(self.leading) else None
+        index = self.leading if self.leading.endswith(INDEX_SUFFIX) else None
         paths = {name: self.current(name) for name in self.new if name != index}
         listed = None
         if index is not None:
@@ -130,7 +130,8 @@ def switch_path(path: str) -> str:
 
 
 def _set_name(name: str) -> str:
-    if format_by_index(name):
+    # By its end alone: with --to a set may have any suffix.
+    if name.endswith(INDEX_SUFFIX):
         return name.removesuffix(INDEX_SUFFIX)
     part = part_of(name)
     return name if part is None else part["stem"] + part["suffix"]
