@@ -41,6 +41,11 @@ def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[s
         return
     if there and not force:
         raise _appeared(there[0])
+    if len({switch_path(path) for path in paths}) != 1:
+        # Reports in several forms: each is whole by itself.
+        for temporary, path in reversed(files):
+            _publish(temporary, path, force=force)
+        return
     switch = _decide(files, there)
     try:
         _name_all(switch, force=force)

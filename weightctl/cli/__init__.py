@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -121,11 +122,14 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` says so
             signal.signal(number, _end)
+    # Loaded before files are opened: where no more may be open, no module is imported either.
+    from weightctl.cli.render import complain
+
     try:
         app(prog_name="weightctl")
     except (WeightctlError, OSError) as error:
-        from weightctl.cli.render import complain
-
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            error = WeightctlError(str(error), hint="raise the limit with `ulimit -n`")
         complain(error)
         sys.exit(2)
     sys.exit(0)
