@@ -12,6 +12,7 @@ from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weigh
 from arrays import stored, weights_of
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, WeightData, open_weights, save
 from weightctl.dtype import ENCODINGS
+from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError, FormatError
 from weightctl.graph import Graph, Weight, ops
 from weightctl.transforms.cast import cast
@@ -265,3 +266,11 @@ def test_a_weight_that_is_changed_later_stays_what_it_was_in_the_graph(resident:
     weight.configure(DType.float64, (2, 32), Q8_0)
     found = ran(graph, registry={"w": np.ones(4, np.float32)}, resident=resident)
     assert (found.dtype, found.tolist()) == (np.float32, [2] * 4)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_integers_that_may_not_fit_are_refused_and_do_not_wrap(resident: bool) -> None:
+    with Graph("narrow") as graph:
+        graph.output(Weight("w", DType.int32, (2,)))
+    with pytest.raises(EngineError, match="stored as I64, whose numbers int32 would not all hold"):
+        InferenceSession().load(graph, {"w": np.array([1, 2**40])}, resident=resident)

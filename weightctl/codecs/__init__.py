@@ -12,7 +12,7 @@ import numpy as np
 
 from weightctl.codecs.arrays import float32, transcoded
 from weightctl.codecs.compiled import Compiled, in_one_pass
-from weightctl.codecs.exact import is_exact
+from weightctl.codecs.exact import holds_all, is_exact
 from weightctl.codecs.ggml import Ggml
 from weightctl.codecs.loss import Loss
 from weightctl.codecs.scalar import Scalar
@@ -32,6 +32,7 @@ __all__ = [
     "can_encode",
     "codec",
     "definition",
+    "holds_all",
     "is_exact",
     "transcode",
 ]

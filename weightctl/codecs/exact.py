@@ -14,7 +14,7 @@ from weightctl.dtype import DType
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
 
-__all__ = ["is_exact"]
+__all__ = ["holds_all", "is_exact"]
 
 
 class _Range(NamedTuple):
@@ -59,3 +59,18 @@ def _range(dtype: DType) -> _Range:
     limits: Any = ml_dtypes.finfo  # ml_dtypes leaves it without types
     found = limits(numpy_dtype(dtype))
     return _Range(found.nmant + 1, float(found.smallest_subnormal), float(found.max))
+
+
+def holds_all(source: Encoding, target: Encoding) -> bool:
+    """Whether every number of one encoding stays itself in another; none is refused."""
+    before, after = source.dtype, target.dtype
+    if before is not None and after is not None and before.is_integer and after.is_integer:
+        low, high = _limits(before)
+        least, largest = _limits(after)
+        return least <= low and high <= largest
+    return is_exact(source, target)
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    found = np.iinfo(dtype.value)
+    return int(found.min), int(found.max)

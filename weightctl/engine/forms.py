@@ -96,12 +96,12 @@ def _lost(encoding: Encoding, dtype: DType) -> str:
 def _converts(encoding: Encoding, dtype: DType) -> bool:
     if encoding == dtype.encoding:
         return True
-    from weightctl.codecs import can_decode, is_exact
+    from weightctl.codecs import can_decode, holds_all
 
     if not encoding.is_known:
         return False
     if encoding.dtype is not None:
-        return is_exact(encoding, dtype.encoding)
+        return holds_all(encoding, dtype.encoding)
     return dtype.is_float and encoding.quantization is not None and can_decode(encoding)
 
 
