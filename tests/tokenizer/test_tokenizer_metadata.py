@@ -59,6 +59,7 @@ def test_an_id_that_means_none_is_none(none: int) -> None:
         ("tokenizer.ggml.bos_token_id", Value("u32", 2)),
         ("tokenizer.ggml.bos_token_id", Value("string", "0")),
         ("tokenizer.ggml.eos_token_ids", Value("array[string]", ["0"])),
+        ("tokenizer.ggml.eos_token_ids", Value("array[array]", [[]])),
         ("tokenizer.ggml.eos_token_ids", Value("u32", 0)),
         ("tokenizer.ggml.tokens", Value("string", "ab")),
         ("tokenizer.ggml.tokens", Value("array[string]", [])),

@@ -137,10 +137,10 @@ def _ends(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, .
     key = f"{_PREFIX}{_ENDS}"
     if key not in metadata:
         return ()
-    ends = dict.fromkeys(_array(metadata[key], key, where))
-    if not {*map(type, ends)} <= {int}:
-        raise TokenizerError(f"{where}: `{key}` holds what is not an id", hint=_HINT)
-    return tuple(token for token in ends if 0 <= token < count)
+    ends = _array(metadata[key], key, where)
+    if not {*map(type, ends)} <= {int}:  # before they are compared: a list has no hash
+        raise TokenizerError(f"{where}: `{key}` holds a value that is not a token id", hint=_HINT)
+    return tuple(token for token in dict.fromkeys(ends) if 0 <= token < count)
 
 
 def _types(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:
