@@ -44,7 +44,7 @@ LAYERS = (
     ),
     ("codecs",),
     ("weights",),
-    ("steps",),
+    ("steps", "driver"),
     ("pickles",),
     ("logical", "formats", "card", "tokenizer"),
     ("dequantize",),
@@ -63,7 +63,8 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Inside a layer these modules know each other; all others there do not.
 NEIGHBOURS = {
-    ("dtype", "errors"), ("split", "errors"), ("split", "wording"), ("dtype", "dim"),
+    ("device", "errors"), ("dtype", "errors"), ("split", "errors"), ("split", "wording"),
+    ("dtype", "dim"),
     ("shape", "dim"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
     ("transforms", "plan"),
     ("outcome", "targets"), ("output", "targets"), ("store", "outcome"), ("store", "targets"),

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
+    from weightctl import engine, graph, nn
     from weightctl.archs.recognition import recognize
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.engine.session import InferenceSession
     from weightctl.errors import WeightctlError
+    from weightctl.graph import ops
+    from weightctl.graph.graph import Graph
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.weight import Weight
+    from weightctl.nn.module import Module
     from weightctl.plan import Plan
     from weightctl.shape import Shape
     from weightctl.store import open_weights, save
@@ -23,13 +30,22 @@ __all__ = [
     "Buffer",
     "DType",
     "DeviceRef",
+    "Graph",
+    "InferenceSession",
+    "Module",
     "Plan",
     "QuantizationEncoding",
     "Shape",
+    "TensorType",
+    "Weight",
     "WeightData",
     "WeightctlError",
     "Weights",
+    "engine",
+    "graph",
+    "nn",
     "open_weights",
+    "ops",
     "recognize",
     "save",
     "translate",
@@ -42,13 +58,22 @@ _NAMES = {
     "Buffer": "weightctl.weights.buffer:Buffer",
     "DType": "weightctl.dtype:DType",
     "DeviceRef": "weightctl.device:DeviceRef",
+    "Graph": "weightctl.graph.graph:Graph",
+    "InferenceSession": "weightctl.engine.session:InferenceSession",
+    "Module": "weightctl.nn.module:Module",
     "Plan": "weightctl.plan:Plan",
     "QuantizationEncoding": "weightctl.dtype:QuantizationEncoding",
     "Shape": "weightctl.shape:Shape",
+    "TensorType": "weightctl.graph.types:TensorType",
+    "Weight": "weightctl.graph.weight:Weight",
     "WeightData": "weightctl.weights.data:WeightData",
     "WeightctlError": "weightctl.errors:WeightctlError",
     "Weights": "weightctl.weights.tree:Weights",
+    "engine": "weightctl.engine",
+    "graph": "weightctl.graph",
+    "nn": "weightctl.nn",
     "open_weights": "weightctl.store:open_weights",
+    "ops": "weightctl.graph.ops",
     "recognize": "weightctl.archs.recognition:recognize",
     "save": "weightctl.store:save",
     "translate": "weightctl.translation.models:translate",

@@ -1,17 +1,37 @@
-"""Where tensors live."""
+"""Where tensors are."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from weightctl.errors import GraphTypeError
 
 __all__ = ["CPU", "DeviceRef"]
 
+_KINDS = ("cpu", "gpu")
 
-class DeviceRef(NamedTuple):
-    """A device by kind (`cpu`, `gpu`) and number; `DeviceRef.CPU()`, `DeviceRef.GPU(0)`."""
 
+class _KindAndNumber(NamedTuple):
     kind: str
     id: int = 0
+
+
+class DeviceRef(_KindAndNumber):
+    """A device by kind (`cpu`, `gpu`) and number; `DeviceRef.CPU()`, `DeviceRef.GPU(0)`.
+
+    Raises `GraphTypeError` for another kind, such as torch's names of devices.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, kind: str, id: int = 0) -> Self:  # noqa: A002  # the specified name
+        """Make a device of a kind that there is."""
+        if kind not in _KINDS:
+            raise GraphTypeError(
+                f"{kind!r} is not a kind of device",
+                hint="`DeviceRef.CPU()`, or `DeviceRef.GPU(0)` for the first graphics processor",
+            )
+        return super().__new__(cls, kind, id)
 
     @classmethod
     def CPU(cls, id: int = 0) -> DeviceRef:  # noqa: A002, N802  # the specified names

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from weightctl.errors import EncodingError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENCODINGS",
     "DType",
+    "DTypeLike",
     "Encoding",
     "QuantizationEncoding",
     "encoding_by_id",
@@ -27,8 +29,19 @@ __all__ = [
 _Size = TypeVar("_Size", int, "Dim")
 
 
+class _LibraryDType(Protocol):
+    """A dtype of NumPy or torch."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
 class DType(Enum):
-    """The type of one number."""
+    """The type of one number.
+
+    `DType("float16")`, `DType("f16")`, `DType(np.float16)`, `DType(np.dtype("float16"))` and
+    `DType(torch.float16)` are `DType.float16`; raises `ValueError` for what is not a dtype.
+    """
 
     bool = "bool"
     int8 = "int8"
@@ -51,6 +64,16 @@ class DType(Enum):
     float8_e5m2fnuz = "float8_e5m2fnuz"
     float8_e8m0fnu = "float8_e8m0fnu"
     float4_e2m1fn = "float4_e2m1fn"
+
+    @classmethod
+    def _missing_(cls, value: object) -> DType | None:
+        """Find the dtype that NumPy or torch, or a person, calls so."""
+        if isinstance(value, str):
+            encoding = _spellings().get(_normalized(value))
+            return None if encoding is None else encoding.dtype
+        # `np.dtype` has a name, the classes of NumPy's scalars are types, torch prints its name.
+        name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+        return cls.__members__.get(str(name).removeprefix("torch.").removesuffix("_x2"))
 
     def __repr__(self) -> str:
         return f"DType.{self.name}"
@@ -80,6 +103,9 @@ class DType(Enum):
 
 # Inside the class body above, `bool` is a member, so the type needs another name there.
 _bool = bool
+
+# What is taken where a dtype is: ours, its name, or that of NumPy or torch.
+DTypeLike: TypeAlias = "DType | str | type[Any] | _LibraryDType"
 
 
 class QuantizationEncoding(Enum):
@@ -299,7 +325,7 @@ def parse_encoding(text: str) -> Encoding:
 
     Raises `EncodingError` for an unknown name, with the nearest known ones.
     """
-    wanted = text.strip().lower().replace("-", "_")
+    wanted = _normalized(text)
     found = _spellings().get(wanted)
     if found is None:
         import difflib  # only on an error
@@ -310,6 +336,11 @@ def parse_encoding(text: str) -> Encoding:
     return found
 
 
+def _normalized(text: str) -> str:
+    return text.strip().lower().replace("-", "_")
+
+
+@cache
 def _spellings() -> dict[str, Encoding]:
     spellings: dict[str, Encoding] = {}
     for encoding in _TABLE:

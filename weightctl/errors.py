@@ -9,6 +9,7 @@ __all__ = [
     "EngineError",
     "FormatError",
     "GraphError",
+    "GraphTypeError",
     "MissingTensorError",
     "NonFiniteError",
     "OutputError",
@@ -85,6 +86,10 @@ class ConversionError(WeightctlError, ValueError):
 
 class GraphError(WeightctlError, ValueError):
     """A graph cannot be built as asked: shapes, dtypes or devices do not fit."""
+
+
+class GraphTypeError(GraphError, TypeError):
+    """An argument of a graph is of the wrong type, such as the name of a device for the device."""
 
 
 class ShardingError(WeightctlError, ValueError):

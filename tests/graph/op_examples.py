@@ -275,9 +275,24 @@ OTHERS = [
     Example("dims", (), np.array([], np.int64), {"dims": Shape(()), "device": CPU}),
 ]
 
+
+def _einsum(equation: str, *operands: Array) -> Example:
+    wide = np.einsum(equation, *(operand.astype(np.float64) for operand in operands))
+    kind = operands[0].dtype
+    return Example("einsum", operands, np.asarray(wide).astype(kind), {"equation": equation}, 1e-5)
+
+
+EINSUM = [
+    _einsum("bqd,bkd->bqk", floats(2, 3, 4), floats(2, 5, 4)),
+    _einsum("ij,jk", floats(2, 3), floats(3, 4)),
+    _einsum("ii->i", floats(3, 3)),
+    _einsum("ij->", floats(2, 3)),
+    _einsum("i,j,k->kji", floats(2), floats(3), floats(4)),
+]
+
 EXAMPLES: list[Example] = [
-    *ARITHMETIC, *COMPARISON, *UNARY, *GELU, *CAST, *WHERE, *MATMUL, *REDUCE, *ARGMAX, *TOP_K,
-    *SOFTMAX, *CONSTANT, *OTHERS,
+    *ARITHMETIC, *COMPARISON, *UNARY, *GELU, *CAST, *WHERE, *MATMUL, *EINSUM, *REDUCE, *ARGMAX,
+    *TOP_K, *SOFTMAX, *CONSTANT, *OTHERS,
 ]  # fmt: skip
 
 ADD = {"function": "add"}
@@ -295,6 +310,9 @@ INFERRED: list[Inferred] = [
     Inferred("matmul", (f32("batch", "n", "k"), f32("k", 5)), f32("batch", "n", 5)),
     Inferred("matmul", (f32("b", 1, "n", 4), f32("heads", 4, "m")), f32("b", "heads", "n", "m")),
     Inferred("matmul", (f32("k"), f32("k")), f32()),
+    Inferred("einsum", (f32("b", "q", 4), f32("b", "k", 4)), f32("b", "q", "k"),
+             {"equation": "bqd,bkd->bqk"}),
+    Inferred("einsum", (f32(2, "n"), f32("n", 3)), f32(2, 3), {"equation": "ij,jk"}),
     Inferred("reduce", (f32("batch", "n"),), f32("batch"), MEAN | {"axis": -1}),
     Inferred("reduce", (f32("batch", "n"),), f32(1, 1), MEAN | {"keepdims": True}),
     Inferred("argmax", (f32("batch", "n"),), i64("batch"), {"axis": -1, "keepdims": False}),
@@ -333,6 +351,12 @@ REFUSED: list[Refused] = [
     Refused("where", (f32(2), f32(2), f32(2)), "no truth value"),
     Refused("where", (bools(2), f32(2), i64(2)), "float32 and int64 do not mix"),
     Refused("where", (bools(3), f32(2), f32(2)), "3 on one side and 2"),
+    Refused("einsum", (f32(2),), "for 2 operands, and 1 were given", {"equation": "i,i->"}),
+    Refused("einsum", (f32(2, 3),), "is for 1 dimensions", {"equation": "i->i"}),
+    Refused("einsum", (f32(2), f32(3)), "`i` is 2 in one place and 3", {"equation": "i,i->i"}),
+    Refused("einsum", (f32(2),), "that the left side lacks", {"equation": "i->j"}),
+    Refused("einsum", (f32(2),), "not letters, commas", {"equation": "...i->i"}),
+    Refused("einsum", (TensorType(DType.int64, [2]),), "no floating-point", {"equation": "i->"}),
     Refused("matmul", (f32(2, 3), f32(2, 3)), "inner dimensions are 3 and 2"),
     Refused("matmul", (f32(2, "n"), f32("m", 3)), "inner dimensions are n and m"),
     Refused("matmul", (f32(), f32(2, 3)), "at least a dimension"),

@@ -96,7 +96,7 @@ def test_an_id_out_of_bounds_is_refused_when_it_runs(is_quantized: bool, number:
         )
 
 
-def test_numbers_are_on_the_weights_device_and_blocks_on_the_processor() -> None:
+def test_a_quantized_weight_and_its_numbers_are_on_its_device() -> None:
     gpu = DeviceRef.GPU(0)
     table = Weight("w", DType.float32, (5, 32), gpu, Q8_0)
     with Graph("placed", [TensorType(DType.int64, ["seq"], gpu)]) as graph:
@@ -104,7 +104,7 @@ def test_numbers_are_on_the_weights_device_and_blocks_on_the_processor() -> None
         assert rows.type == TensorType(DType.float32, ["seq", 32], gpu)
         assert ops.dequantize(table).type == TensorType(DType.float32, [5, 32], gpu)
     (declared,) = (node for node in graph.nodes if node.op == "weight")
-    assert declared.outputs[0].type == TensorType(DType.uint8, [5, 34])
+    assert declared.outputs[0].type == TensorType(DType.uint8, [5, 34], gpu)
 
 
 def test_a_quantized_table_of_three_dimensions_is_no_table() -> None:

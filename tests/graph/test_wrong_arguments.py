@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 # What callers whose types nobody checks may give.
 ANY: Any = ops
 NOT: dict[str, Any] = {
-    "name": "float32",
-    "numpy": np.float32,
+    "name": "float31",
+    "numpy": np.str_,
     "device": "cpu",
     "none": None,
     "size": 2,
 }
 
 WRONG: list[tuple[Callable[[Value, Value], Any], str]] = [
-    (lambda x, _: ops.softmax(x, axis=NOT["none"]), r"^softmax of float32\[3, 4\].*not None"),
+    (lambda x, _: ops.unsqueeze(x), r"^unsqueeze of float32\[3, 4\].*the axis is not given"),
+    (lambda x, _: ops.softmax(x, axis=1, dim=0), r"^softmax of .*axis=1 and dim=0 are both given"),
     (lambda x, _: ANY.softmax(x, axis="a"), r"^softmax of .*an axis is an integer, not 'a'"),
     (lambda x, _: ANY.sum(x, axis=(0, 1)), r"^sum of .*not \(0, 1\)"),
     (lambda x, _: ops.sum(x, axis=True), r"^sum of .*not True"),
     (lambda x, _: ANY.sum(x, axis=1.0), r"^sum of .*not 1\.0"),
     (lambda x, _: ANY.unsqueeze(x, 1.5), r"^unsqueeze of .*not 1\.5"),
-    (lambda x, _: x.cast(NOT["name"]), r"^cast of .*a dtype is a DType, not 'float32'"),
+    (lambda x, _: x.cast(NOT["name"]), r"^cast of .*a dtype is a DType, not 'float31'"),
     (lambda x, _: x.cast(NOT["numpy"]), r"^cast of .*a dtype is a DType"),
     (lambda x, _: x.to(NOT["device"]), r"^transfer_to of .*a device is a DeviceRef, not 'cpu'"),
     (lambda x, _: ANY.permute(x, "ab"), r"^permute of .*not 'a'"),
@@ -97,7 +98,7 @@ def test_the_inputs_of_a_graph_are_a_list_of_types(given: Any) -> None:
 
 def test_types_and_weights_are_of_dtypes_and_devices_not_of_their_names() -> None:
     for make in (TensorType, lambda *given: Weight("w", *given)):
-        with pytest.raises(GraphError, match="a dtype is a DType, not 'float32'"):
+        with pytest.raises(GraphError, match="a dtype is a DType, not 'float31'"):
             make(NOT["name"], (2,))
         with pytest.raises(GraphError, match="a device is a DeviceRef, not 'cpu'"):
             make(DType.float32, (2,), NOT["device"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+from weightctl.device import CPU
 from weightctl.engine.forms import Form, Whole
 from weightctl.engine.symbols import has_names, name_of, resolved
 from weightctl.errors import EngineError
@@ -169,7 +170,9 @@ def _form(node: Node, prefix: str) -> Form:
     kind = node.outputs[0].type
     encoding, weight = attributes["encoding"], id(attributes["weight"])
     whole = _whole(attributes["cut_from"], prefix)
-    return Form(name, kind.dtype, _known(shape, name), kind.device, encoding, weight, whole)
+    # Blocks stay where they were read, and go to the device as numbers.
+    device = kind.device if encoding is None else CPU
+    return Form(name, kind.dtype, _known(shape, name), device, encoding, weight, whole)
 
 
 def _whole(cut: CutFrom | None, prefix: str) -> Whole | None:

@@ -60,7 +60,7 @@ class InferenceSession:
 
 
 class LoadedGraph:
-    """A graph and where its weights are; `InferenceSession.load` makes it."""
+    """A graph and where its weights are; `InferenceSession.load` makes it, and a call runs it."""
 
     def __init__(
         self,
@@ -99,6 +99,8 @@ class LoadedGraph:
         # Numbers of a file that was written to meanwhile are nobody's.
         self._weights.refuse_change()
         return [handed_out(result) for result in results]
+
+    __call__ = execute
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.input_types))

@@ -11,39 +11,52 @@ from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
+    from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.graph import ops
     from weightctl.graph.graph import Graph, Node
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.types import TensorType
+    from weightctl.graph.types import TensorType, Type
     from weightctl.graph.value import TensorValue, Value
     from weightctl.graph.weight import Weight
     from weightctl.shape import Dim, Shape
+    from weightctl.weights.data import WeightData
+    from weightctl.weights.tree import Weights
 
 __all__ = [
+    "DType",
     "DeviceRef",
     "Dim",
     "Graph",
     "Node",
+    "QuantizationEncoding",
     "Shape",
     "ShardingStrategy",
     "TensorType",
     "TensorValue",
+    "Type",
     "Value",
     "Weight",
+    "WeightData",
+    "Weights",
     "ops",
 ]
 
 _NAMES = {
+    "DType": "weightctl.dtype:DType",
     "DeviceRef": "weightctl.device:DeviceRef",
     "Dim": "weightctl.dim:Dim",
     "Graph": "weightctl.graph.graph:Graph",
     "Node": "weightctl.graph.graph:Node",
+    "QuantizationEncoding": "weightctl.dtype:QuantizationEncoding",
     "Shape": "weightctl.shape:Shape",
     "ShardingStrategy": "weightctl.graph.sharding:ShardingStrategy",
     "TensorType": "weightctl.graph.types:TensorType",
     "TensorValue": "weightctl.graph.value:TensorValue",
+    "Type": "weightctl.graph.types:Type",
     "Value": "weightctl.graph.value:Value",
     "Weight": "weightctl.graph.weight:Weight",
+    "WeightData": "weightctl.weights.data:WeightData",
+    "Weights": "weightctl.weights.tree:Weights",
     "ops": "weightctl.graph.ops",
 }
 

@@ -90,6 +90,8 @@ class Graph:
         self._weight_nodes: dict[int, Node] = {}
         # The numbers of quantized weights, by the number of a weight's value and their dtype.
         self.dequantized: dict[tuple[int, DType], Value] = {}
+        # Made when it is asked for.
+        self._weights: Weights | None = None
         self._count = 0
         self.inputs: list[Value] = [
             self._add("input", (), {"index": number}, (kind,))[0]
@@ -137,11 +139,8 @@ class Graph:
             "encoding": weight.quantization_encoding,
             "cut_from": self._cut_from(weight),
         }
-        kind = weight.type
-        if weight.quantization_encoding is not None:
-            # Blocks stay where they were read, and go to the device as numbers.
-            kind = TensorType(kind.dtype, kind.shape)
-        (value,) = self._add("weight", (), attributes, (kind,))
+        (value,) = self._add("weight", (), attributes, (weight.type,))
+        weight.is_in_a_graph = True
         self.weights_by_name[weight.name] = weight
         self._weight_values[id(weight)] = value
         self._weight_nodes[value.number] = self.nodes[-1]
@@ -163,10 +162,15 @@ class Graph:
         return None if node is None else node.attributes["weight"]
 
     def weights(self) -> Weights:
-        """Return an empty tree, in which `allocate` declares weights by their place."""
-        from weightctl.weights.tree import Weights
+        """Return the graph's own tree, in which `allocate` declares weights by their place.
 
-        return Weights.declared()
+        It is the same tree each time, so that one name is one weight.
+        """
+        if self._weights is None:
+            from weightctl.weights.tree import Weights
+
+            self._weights = Weights.declared()
+        return self._weights
 
     def add_subgraph(
         self, name: str, input_types: Iterable[TensorType], weight_prefix: str = ""
@@ -215,11 +219,7 @@ class Graph:
             return self.add_weight(value)
         if isinstance(value, Value):
             if value.graph is not self:
-                owner = "none" if value.graph is None else f"`{value.graph.name}`"
-                raise GraphError(
-                    f"a value of graph {owner} is used in graph `{self.name}`",
-                    hint="make it an input of the graph that uses it",
-                )
+                raise _foreign(value, self)
             return value
         if isinstance(value, Dim | Shape | str):
             return _sizes(value, like)
@@ -286,6 +286,24 @@ class Graph:
             self._count += 1
         self.nodes.append(Node(op, inputs, attributes, tuple(outputs), layer_path()))
         return tuple(outputs)
+
+
+def _foreign(value: Value, graph: Graph) -> GraphError:
+    owner = value.graph
+    above = owner
+    while above is not None and above is not graph:
+        above = above.parent
+    if owner is not None and above is graph:
+        return GraphError(
+            f"a value of subgraph `{owner.name}` is used in graph `{graph.name}`, which calls that",
+            hint="it exists once for each call: have the layer return it too, so that `ops.call` "
+            "returns it, or build the layer without `build_subgraph`",
+        )
+    name = "none" if owner is None else f"`{owner.name}`"
+    return GraphError(
+        f"a value of graph {name} is used in graph `{graph.name}`",
+        hint="make it an input of the graph that uses it",
+    )
 
 
 def _input_types(name: str, given: Any) -> list[TensorType]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from weightctl import split
-from weightctl.errors import GraphError, ShardingError
+from weightctl.errors import GraphError, GraphTypeError, ShardingError
 from weightctl.split import Whole
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ class ShardingStrategy:
 
 
 def require_strategy(given: Any) -> None:
-    """Raise `GraphError` for what cannot be a strategy, such as the name of one."""
+    """Raise `GraphTypeError` for what cannot be a strategy, such as the name of one."""
     if not (hasattr(given, "devices") and hasattr(given, "shard")):
-        raise GraphError(
+        raise GraphTypeError(
             f"a sharding_strategy is a ShardingStrategy, not {given!r}",
             hint="`ShardingStrategy.rowwise(2)` cuts rows for two devices",
         )

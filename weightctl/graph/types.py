@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from weightctl.device import CPU, DeviceRef
 from weightctl.dtype import DType
-from weightctl.errors import GraphError
+from weightctl.errors import GraphTypeError
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.dtype import DTypeLike
     from weightctl.shape import Dim, ShapeLike
 
-__all__ = ["TensorType", "require_device", "require_dtype"]
+__all__ = ["TensorType", "Type", "as_dtype", "require_device"]
+
+ValueT = TypeVar("ValueT")
 
 
-def require_dtype(given: Any) -> None:
-    """Raise `GraphError` for what is no `DType`, such as the name of one."""
-    if not isinstance(given, DType):
-        raise GraphError(
-            f"a dtype is a DType, not {given!r}", hint="`DType.float32`; `DType(name)` finds it"
-        )
+def as_dtype(given: DTypeLike) -> DType:
+    """Return a dtype in any spelling as a `DType`; `GraphTypeError` for what is not one."""
+    if isinstance(given, DType):
+        return given
+    try:
+        return DType(given)
+    except ValueError as error:
+        raise GraphTypeError(
+            f"a dtype is a DType, not {given!r}",
+            hint="`DType.float32`; the names of NumPy and torch are taken too: `np.float32`",
+        ) from error
 
 
 def require_device(given: Any) -> None:
-    """Raise `GraphError` for what is no `DeviceRef`, such as the name of a device."""
+    """Raise `GraphTypeError` for what is not a `DeviceRef`, such as the name of a device."""
     if not isinstance(given, DeviceRef):
-        raise GraphError(
+        raise GraphTypeError(
             f"a device is a DeviceRef, not {given!r}",
             hint="`DeviceRef.CPU()` or `DeviceRef.GPU(0)`",
         )
 
 
+class Type(Generic[ValueT]):
+    """What is known of a value before it exists; `TensorType` is the only kind."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, init=False)
-class TensorType:
+class TensorType(Type[Any]):
     """The dtype, shape and device of a value; prints as `float32[batch, 256]`.
 
-    Raises `GraphError`, a `ValueError`, for what is no dtype or device.
+    Raises `GraphTypeError`, a `TypeError` and a `ValueError`, for what is not a dtype or device.
     """
 
     dtype: DType
     shape: Shape
     device: DeviceRef
 
-    def __init__(self, dtype: DType, shape: ShapeLike, device: DeviceRef = CPU) -> None:
-        require_dtype(dtype)
+    def __init__(self, dtype: DTypeLike, shape: ShapeLike, device: DeviceRef = CPU) -> None:
         require_device(device)
         # Frozen: the one place where the fields are set.
-        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "shape", Shape(shape))
         object.__setattr__(self, "device", device)
 

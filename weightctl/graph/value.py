@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import DType
+    from weightctl.dtype import DType, DTypeLike
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.graph.weight import Weight
@@ -86,17 +86,20 @@ class Value:
         """The value with its last two dimensions exchanged."""
         return self.transpose(-1, -2)
 
-    def cast(self, dtype: DType) -> Value:
+    def cast(self, dtype: DTypeLike) -> Value:
         """Return its numbers in another dtype."""
         from weightctl.graph import ops
 
         return ops.cast(self, dtype)
 
-    def reshape(self, shape: ShapeLike) -> Value:
-        """Return its numbers in another shape; one size may be -1, which is what is left."""
+    def reshape(self, *shape: DimLike | ShapeLike) -> Value:
+        """Return its numbers in another shape; one size may be -1, which is what is left.
+
+        The sizes are given one by one, or as one sequence.
+        """
         from weightctl.graph import ops
 
-        return ops.reshape(self, shape)
+        return ops.reshape(self, _one_by_one(shape))
 
     def transpose(self, axis_1: int, axis_2: int) -> Value:
         """Return it with two dimensions exchanged."""
@@ -104,17 +107,55 @@ class Value:
 
         return ops.transpose(self, axis_1, axis_2)
 
-    def permute(self, axes: Sequence[int]) -> Value:
-        """Return it with its dimensions in another order."""
+    def permute(self, *axes: int | Sequence[int]) -> Value:
+        """Return it with its dimensions in another order: of numbers, or of one sequence."""
         from weightctl.graph import ops
 
-        return ops.permute(self, axes)
+        return ops.permute(self, _one_by_one(axes))
 
-    def broadcast_to(self, shape: ShapeLike) -> Value:
-        """Return it repeated to a larger shape."""
+    def broadcast_to(self, *shape: DimLike | ShapeLike) -> Value:
+        """Return it repeated to a larger shape, given as `reshape` takes it."""
         from weightctl.graph import ops
 
-        return ops.broadcast_to(self, shape)
+        return ops.broadcast_to(self, _one_by_one(shape))
+
+    def unsqueeze(self, axis: int | None = None, *, dim: int | None = None) -> Value:
+        """Return it with a dimension of size 1 put in."""
+        from weightctl.graph import ops
+
+        return ops.unsqueeze(self, axis, dim=dim)
+
+    def sum(
+        self,
+        axis: int | None = None,
+        *,
+        keepdims: bool = False,
+        dim: int | None = None,
+        keepdim: bool = False,
+    ) -> Value:
+        """Return the sums along an axis, None for all elements."""
+        from weightctl.graph import ops
+
+        return ops.sum(self, axis, keepdims=keepdims, dim=dim, keepdim=keepdim)
+
+    def mean(
+        self,
+        axis: int | None = None,
+        *,
+        keepdims: bool = False,
+        dim: int | None = None,
+        keepdim: bool = False,
+    ) -> Value:
+        """Return the means along an axis, None for all elements."""
+        from weightctl.graph import ops
+
+        return ops.mean(self, axis, keepdims=keepdims, dim=dim, keepdim=keepdim)
+
+    def pow(self, exponent: ValueLike) -> Value:
+        """Return its powers."""
+        from weightctl.graph import ops
+
+        return ops.pow(self, exponent)
 
     def to(self, device: DeviceRef) -> Value:
         """Return it on another device."""
@@ -291,6 +332,13 @@ class Value:
 
     # NumPy arrays on the left of an operator give way to `__radd__` and its like.
     __array_ufunc__ = None
+
+
+def _one_by_one(given: tuple[Any, ...]) -> Any:
+    """Return arguments that were given one by one, or as one sequence, as that sequence."""
+    (first, *others) = given or ((),)
+    is_sequence = not others and hasattr(first, "__iter__") and not isinstance(first, str)
+    return first if is_sequence else given
 
 
 TensorValue = Value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from weightctl.device import CPU
 from weightctl.dtype import DType, QuantizationEncoding
-from weightctl.errors import GraphError
+from weightctl.errors import GraphError, GraphTypeError
+from weightctl.graph.scope import current_graph
 from weightctl.graph.sharding import require_strategy
-from weightctl.graph.types import TensorType, require_device, require_dtype
+from weightctl.graph.types import TensorType, as_dtype, require_device
 from weightctl.graph.value import Value
 from weightctl.shape import Shape
 from weightctl.split import part_shape
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike
     from weightctl.graph.sharding import Strategy
     from weightctl.shape import ShapeLike
     from weightctl.split import Part
@@ -32,8 +34,8 @@ class Weight(Value):
     `quantization_encoding` it is bytes: dtype uint8, shape (rows, bytes per row), and becomes
     numbers of `original_dtype_and_shape` where it is used. Such a weight is declared by the dtype
     and shape of its numbers, or by uint8 and its bytes, which are then of float32. `align` is the
-    boundary in bytes that its data starts on, None for that of its dtype. A graph takes it as it
-    is when it is first used there; what is changed later is so for other graphs.
+    boundary in bytes that its data starts on, a power of two, None for that of its dtype. A graph
+    takes it as it is when it is first used there; what is changed later is so for other graphs.
 
     A shard is a weight too: the `part` of the one it is a `shard_of`, which then was of
     `whole_shape`, and number `shard_idx` of its parts. Until it is given a name of its own it is
@@ -41,27 +43,32 @@ class Weight(Value):
     """
 
     __slots__ = (
+        "_align",
         "_device",
         "_name",
         "_original",
         "_quantization",
-        "align",
+        "_sharding_strategy",
         "held",
+        "is_in_a_graph",
         "part",
         "shard_idx",
         "shard_of",
-        "sharding_strategy",
         "whole_shape",
     )
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Make a weight, which is a value of no graph yet."""
+    def __new__(cls, *args: Any, **_: Any) -> Self:
+        """Make a weight, which is not a value of a graph yet; `Weight(value)` is `Value(value)`."""
+        if len(args) == 1 and not isinstance(args[0], str):
+            # The documents describe this form for the class that weights derive from, too. What it
+            # returns is not a Weight, so that Python does not initialize it as one.
+            return cast("Self", current_graph().value_of(args[0]))
         return object.__new__(cls)
 
     def __init__(  # noqa: PLR0917  # the specified signature
         self,
         name: str,
-        dtype: DType,
+        dtype: DTypeLike,
         shape: ShapeLike,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -77,6 +84,8 @@ class Weight(Value):
         self.align = align
         self.sharding_strategy = sharding_strategy
         self.shard_idx: int | None = None
+        # Whether a graph took it as it was, so that a change comes too late for that graph.
+        self.is_in_a_graph = False
         # The value that a Module has loaded for it.
         self.held: object = None
         self.configure(dtype, shape, quantization_encoding)
@@ -92,9 +101,41 @@ class Weight(Value):
     def name(self, name: str) -> None:
         self._name = name
 
+    @property
+    def align(self) -> int | None:
+        """The boundary in bytes that its data starts on when a graph runs; None is its dtype's.
+
+        Raises `GraphError` where it is set to what is not a power of two.
+        """
+        return self._align
+
+    @align.setter
+    def align(self, align: int | None) -> None:
+        given: Any = align
+        if given is not None and (type(given) is not int or given < 1 or given & (given - 1)):
+            raise GraphError(
+                f"the alignment of `{self.name}` is {given!r}, which is not a power of two",
+                hint="a number of bytes such as 64, or None for the alignment of the dtype",
+            )
+        self._align = align
+
+    @property
+    def sharding_strategy(self) -> Strategy | None:
+        """How `shard` cuts it; None where that is not decided.
+
+        Raises `GraphTypeError` where it is set to what is not a strategy, such as its name.
+        """
+        return self._sharding_strategy
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: Strategy | None) -> None:
+        if strategy is not None:
+            require_strategy(strategy)
+        self._sharding_strategy = strategy
+
     def configure(
         self,
-        dtype: DType,
+        dtype: DTypeLike,
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
@@ -103,19 +144,35 @@ class Weight(Value):
         Raises `EncodingError`, a `ValueError`, where rows are no whole blocks, and `GraphError`
         for blocks of numbers that are no floating-point numbers.
         """
-        shape = Shape(shape)
-        _require_kind(self.name, dtype, quantization_encoding)
-        if quantization_encoding is not None and dtype is DType.uint8:
+        kind, shape = as_dtype(dtype), Shape(shape)
+        _require_kind(self.name, kind, quantization_encoding)
+        if quantization_encoding is not None:
             encoding = quantization_encoding.encoding
-            dtype, shape = DType.float32, in_elements(self.name, shape, encoding)
+            if kind is DType.uint8:
+                kind, shape = DType.float32, in_elements(self.name, shape, encoding)
+            in_bytes(self.name, shape, encoding)  # raises for rows that are not whole blocks
         self._quantization = quantization_encoding
-        self._original = (dtype, shape)
-        _ = self.shape  # raises for rows that are no whole blocks
+        self._original = (kind, shape)
 
     @property
     def original_dtype_and_shape(self) -> tuple[DType, Shape]:
-        """The dtype and shape of its numbers, also where it is quantized and loaded as bytes."""
+        """The dtype and shape of its elements, also where it is quantized and loaded as bytes.
+
+        Setting them keeps the encoding. Raises `EncodingError` for a shape that does not divide
+        into its blocks, and `GraphError` for a dtype without fractions where there are blocks.
+        """
         return self._original
+
+    @original_dtype_and_shape.setter
+    def original_dtype_and_shape(self, original: tuple[DTypeLike, ShapeLike]) -> None:
+        dtype, shape = original
+        kind, quantization = as_dtype(dtype), self._quantization
+        if quantization is not None and kind is DType.uint8:
+            raise GraphError(
+                f"the original dtype of `{self.name}` is that of its elements, not of its bytes",
+                hint="`DType.float32` is usual",
+            )
+        self.configure(kind, shape, quantization)
 
     @property
     def type(self) -> TensorType:
@@ -128,10 +185,11 @@ class Weight(Value):
         return self._original[0] if self.quantization_encoding is None else DType.uint8
 
     @dtype.setter
-    def dtype(self, dtype: DType) -> None:
-        _require_kind(self.name, dtype, self.quantization_encoding)
-        if self.quantization_encoding is None or dtype is not DType.uint8:
-            self._original = (dtype, self._original[1])
+    def dtype(self, dtype: DTypeLike) -> None:
+        kind = as_dtype(dtype)
+        _require_kind(self.name, kind, self.quantization_encoding)
+        if self.quantization_encoding is None or kind is not DType.uint8:
+            self._original = (kind, self._original[1])
 
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:
@@ -244,12 +302,11 @@ class Weight(Value):
 
 
 def _require_kind(name: str, dtype: DType, given: Any) -> None:
-    """Raise `GraphError` for what is no dtype or encoding, and for two that are not of one."""
-    require_dtype(dtype)
+    """Raise `GraphError` for what is not an encoding, and for a dtype that does not go with it."""
     if given is None:
         return
     if not isinstance(given, QuantizationEncoding):
-        raise GraphError(
+        raise GraphTypeError(
             f"the quantization encoding of `{name}` is {given!r}",
             hint="a QuantizationEncoding, such as `QuantizationEncoding.Q4_K`, or None",
         )

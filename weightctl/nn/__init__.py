@@ -9,11 +9,11 @@ from weightctl.registry import loaded_on_use
 if TYPE_CHECKING:
     from weightctl.nn.across_ranks import Parallel, parallel
     from weightctl.nn.attention import Attention
+    from weightctl.nn.base_layer import Layer, recursive_named_layers
     from weightctl.nn.divisible import Divisible
     from weightctl.nn.embedding import Embedding
     from weightctl.nn.experts import MixtureOfExperts
     from weightctl.nn.hooks import add_layer_hook, clear_hooks
-    from weightctl.nn.layer import Layer, recursive_named_layers
     from weightctl.nn.layer_list import LayerList
     from weightctl.nn.linear import Linear
     from weightctl.nn.mlp import MLP, GatedMLP
@@ -52,7 +52,7 @@ _NAMES = {
     "Embedding": "weightctl.nn.embedding:Embedding",
     "FrequencyFactors": "weightctl.nn.rope:FrequencyFactors",
     "GatedMLP": "weightctl.nn.mlp:GatedMLP",
-    "Layer": "weightctl.nn.layer:Layer",
+    "Layer": "weightctl.nn.base_layer:Layer",
     "LayerList": "weightctl.nn.layer_list:LayerList",
     "LayerNorm": "weightctl.nn.norm:LayerNorm",
     "LayerV2": "weightctl.nn.module:LayerV2",
@@ -67,7 +67,7 @@ _NAMES = {
     "add_layer_hook": "weightctl.nn.hooks:add_layer_hook",
     "clear_hooks": "weightctl.nn.hooks:clear_hooks",
     "parallel": "weightctl.nn.across_ranks:parallel",
-    "recursive_named_layers": "weightctl.nn.layer:recursive_named_layers",
+    "recursive_named_layers": "weightctl.nn.base_layer:recursive_named_layers",
 }
 
 __getattr__ = loaded_on_use(__name__, _NAMES)

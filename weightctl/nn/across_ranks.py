@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from weightctl.device import DeviceRef
-    from weightctl.nn.layer import Layer
+    from weightctl.nn.base_layer import Layer
     from weightctl.split import Grid, Sharding
 
 __all__ = ["Parallel", "parallel"]

@@ -16,7 +16,7 @@ from weightctl.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
-    from weightctl.dtype import QuantizationEncoding
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
@@ -56,7 +56,7 @@ class Attention(Divisible):
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from weightctl.nn.divisible import Divisible
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
-    from weightctl.dtype import QuantizationEncoding
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
 
@@ -33,7 +33,7 @@ class Embedding(Divisible):
         count: int,
         features: int,
         *,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
         replicated: bool = False,

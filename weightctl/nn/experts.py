@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import QuantizationEncoding
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
@@ -46,7 +46,7 @@ class MixtureOfExperts(Divisible):
         count: int,
         used: int,
         is_normalized: bool = True,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
 from weightctl.graph.weight import Weight
-from weightctl.nn.layer import Layer, recursive_named_layers
+from weightctl.nn.base_layer import Layer, recursive_named_layers
 from weightctl.nn.notes import attributes
 from weightctl.untyped import is_object
 

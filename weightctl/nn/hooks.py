@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.nn.layer import Layer
+    from weightctl.nn.base_layer import Layer
 
 __all__ = ["Hook", "LayerHook", "add_layer_hook", "clear_hooks", "run_hooks"]
 

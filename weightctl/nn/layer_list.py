@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
-from weightctl.nn.layer import Layer
+from weightctl.nn.base_layer import Layer
 from weightctl.untyped import is_list
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ class LayerList(Layer, list[LayerT]):
         """The layers by their places: "0", "1", ..."""
         return {str(place): layer for place, layer in enumerate(self)}
 
-    def append(self, layer: LayerT, /) -> None:
+    def append(self, layer: LayerT) -> None:
         """Put a layer at the end."""
         super().append(_layer(layer))
 
-    def insert(self, i: SupportsIndex, layer: LayerT, /) -> None:
+    def insert(self, i: SupportsIndex, layer: LayerT) -> None:
         """Put a layer before that at place `i`."""
         super().insert(i, _layer(layer))
 
-    def extend(self, layers: Iterable[LayerT], /) -> None:
-        """Put layers at the end."""
-        super().extend(_layers(layers))
+    def extend(self, layer: Iterable[LayerT]) -> None:
+        """Put layers at the end; the documents call them `layer`."""
+        super().extend(_layers(layer))
 
     def copy(self) -> LayerList[LayerT]:
         """Return another list of the same layers."""

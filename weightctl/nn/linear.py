@@ -13,7 +13,7 @@ from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
-    from weightctl.dtype import QuantizationEncoding
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import Ranges
@@ -24,16 +24,18 @@ __all__ = ["Linear"]
 class Linear(Divisible):
     """`x @ weight.T + bias`, with weights shaped `(out_features, in_features)`.
 
-    With `transposed` they are `(in_features, out_features)`, as GPT-2's checkpoints store them.
+    There is no bias unless `bias=True` asks for one, as in most models of today; torch's layer has
+    one by default. With `transposed` the weights are `(in_features, out_features)`, as GPT-2's
+    checkpoints store them.
     """
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        *,
         bias: bool = False,
-        dtype: DType = DType.float32,
+        *,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
         transposed: bool = False,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import QuantizationEncoding
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
@@ -50,7 +50,7 @@ class MLP(Divisible):
         activation: str,
         *,
         bias: bool = True,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
         transposed: bool = False,
@@ -95,7 +95,7 @@ class GatedMLP(Divisible):
         *,
         bias: bool = False,
         fused: bool = False,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Literal, Self, overload
 
-from weightctl.device import DeviceRef
 from weightctl.errors import GraphError, StateDictError
 from weightctl.graph.sharding import require_strategy
+from weightctl.graph.types import require_device
+from weightctl.nn.base_layer import Layer
 from weightctl.nn.hidden import refuse_hidden
-from weightctl.nn.layer import Layer
 from weightctl.nn.outline import outline
 from weightctl.nn.shards import has_shards, shards_of
 from weightctl.nn.sites import (
@@ -27,10 +28,11 @@ from weightctl.nn.values import keep, keep_zeros, kept
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from weightctl.device import DeviceRef
     from weightctl.graph.graph import Graph
     from weightctl.graph.sharding import Strategy
     from weightctl.graph.weight import Weight
-    from weightctl.nn.layer import Naming
+    from weightctl.nn.base_layer import Naming
     from weightctl.nn.subgraphs import InputTypes
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.weights.tree import Weights
@@ -199,7 +201,8 @@ class Module(Layer):
     def to(self, *devices: DeviceRef, sharding_strategy: Strategy | None = None) -> None:
         """Put all weights, shared ones too, on a device, or on several as a strategy says.
 
-        The weights of several devices are on the first until `shard` cuts them. Raises
+        The weights of several devices are on the first until `shard` cuts them. A graph that was
+        built before keeps the device that it was built with, of which a `UserWarning` warns. Raises
         `GraphError`, a `ValueError`, for no device, several without a strategy or with one for
         another number of them, and where they are cut already.
         """
@@ -212,7 +215,7 @@ class Module(Layer):
                 hint="say how to cut its weights with `sharding_strategy=`",
             )
         for device in devices:
-            _require_device(device)
+            require_device(device)
         if sharding_strategy is not None:
             require_strategy(sharding_strategy)
         if sharding_strategy is not None and sharding_strategy.devices != len(devices) > 1:
@@ -226,7 +229,9 @@ class Module(Layer):
                 f"{type(self).__name__} is cut for several devices already, and stays there",
                 hint="say which devices it is for when it is cut",
             )
-        for weight in all_weights(self):
+        weights = list(all_weights(self))
+        _warn_of_earlier_graphs(weights, first)
+        for weight in weights:
             weight.device = first
             if sharding_strategy is not None:
                 weight.sharding_strategy = sharding_strategy
@@ -237,11 +242,14 @@ class Module(Layer):
 LayerV2 = Module
 
 
-def _require_device(device: object) -> None:
-    if not isinstance(device, DeviceRef):
-        raise GraphError(
-            f"a device is a DeviceRef, not {device!r}",
-            hint="`DeviceRef.GPU(0)`, `DeviceRef.CPU()`",
+def _warn_of_earlier_graphs(weights: Iterable[Weight], device: DeviceRef) -> None:
+    """Warn of weights that are moved after a graph took them as they were."""
+    late = [each for each in weights if each.is_in_a_graph and each.device != device]
+    if late:
+        warnings.warn(
+            f"a graph that was built before keeps `{late[0].name}` on {late[0].device}; {device} "
+            "counts for graphs that are built from now on",
+            stacklevel=3,
         )
 
 

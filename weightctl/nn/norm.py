@@ -13,13 +13,14 @@ from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike
     from weightctl.graph.value import Value
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
 
 class RMSNorm(Module):
-    """`x / sqrt(mean(x * x) + epsilon) * (offset + weight)` over the last axis.
+    """`x / sqrt(mean(x * x) + eps) * (offset + weight)` over the last axis.
 
     Gemma's checkpoints store weights less 1, which `offset` gives back.
     """
@@ -27,38 +28,38 @@ class RMSNorm(Module):
     def __init__(
         self,
         features: int,
-        epsilon: float,
+        eps: float = 1e-6,
         *,
         offset: float = 0.0,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
-        self.epsilon = epsilon
+        self.eps = eps
         self.offset = offset
         self.weight = Weight("weight", dtype, (features,), device)
 
     def __call__(self, x: Value) -> Value:
         """Return the activations scaled, in their own shape and dtype."""
         if not self.offset:
-            return ops.rms_norm(x, weight_as(self.weight, x.dtype), self.epsilon)
+            return ops.rms_norm(x, weight_as(self.weight, x.dtype), self.eps)
         # In float32, as gemma is trained: near 1 a narrower sum would lose what the weight says.
         scale = weight_as(self.weight, DType.float32) + self.offset
-        return ops.rms_norm(x.cast(DType.float32), scale, self.epsilon).cast(x.dtype)
+        return ops.rms_norm(x.cast(DType.float32), scale, self.eps).cast(x.dtype)
 
 
 class LayerNorm(Module):
-    """`(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias` over the last axis."""
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last axis."""
 
     def __init__(
         self,
         features: int,
-        epsilon: float,
+        eps: float = 1e-5,
         *,
         bias: bool = True,
-        dtype: DType = DType.float32,
+        dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
-        self.epsilon = epsilon
+        self.eps = eps
         self.weight = Weight("weight", dtype, (features,), device)
         self.bias = Weight("bias", dtype, (features,), device) if bias else None
 
@@ -66,4 +67,4 @@ class LayerNorm(Module):
         """Return the activations centred and scaled, in their own shape and dtype."""
         weight = weight_as(self.weight, x.dtype)
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)
-        return ops.layer_norm(x, weight, bias, self.epsilon)
+        return ops.layer_norm(x, weight, bias, self.eps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weightctl.nn.layer import Layer
+    from weightctl.nn.base_layer import Layer
 
 __all__ = ["ROOT", "SHARED", "attributes"]
 

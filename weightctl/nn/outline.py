@@ -10,7 +10,7 @@ from weightctl.graph.weight import Weight
 from weightctl.nn.layer_list import LayerList
 
 if TYPE_CHECKING:
-    from weightctl.nn.layer import Layer
+    from weightctl.nn.base_layer import Layer
 
 __all__ = ["outline"]
 

@@ -6,8 +6,8 @@ from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import GraphError
+from weightctl.nn.base_layer import Layer, recursive_named_layers
 from weightctl.nn.hidden import is_container
-from weightctl.nn.layer import Layer, recursive_named_layers
 from weightctl.nn.notes import attributes
 from weightctl.nn.sites import all_weights, name_before_call
 from weightctl.untyped import is_list

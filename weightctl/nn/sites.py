@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import GraphError
 from weightctl.graph.weight import Weight
-from weightctl.nn.hidden import refuse_hidden
-from weightctl.nn.layer import (
+from weightctl.nn.base_layer import (
     Layer,
     Naming,
     current_naming,
     path_below,
     recursive_named_layers,
 )
+from weightctl.nn.hidden import refuse_hidden
 from weightctl.nn.notes import ROOT, SHARED
 
 if TYPE_CHECKING:

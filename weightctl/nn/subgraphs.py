@@ -9,14 +9,14 @@ from weightctl.errors import GraphError
 from weightctl.graph.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import Value
-from weightctl.nn.layer import under
+from weightctl.nn.base_layer import under
 from weightctl.nn.sites import name_weights, naming_of
 from weightctl.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.nn.layer import Layer
+    from weightctl.nn.base_layer import Layer
 
 __all__ = ["InputTypes", "subgraph_of"]
 

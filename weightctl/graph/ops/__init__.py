@@ -17,11 +17,22 @@ from __future__ import annotations
 from weightctl.graph.ops.allgather import allgather
 from weightctl.graph.ops.allreduce import allreduce
 from weightctl.graph.ops.argmax import argmax
-from weightctl.graph.ops.arithmetic import add, div, floordiv, maximum, minimum, mod, mul, pow, sub
+from weightctl.graph.ops.arithmetic import (
+    add,
+    div,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    pow,
+    sub,
+)
 from weightctl.graph.ops.attention import attention
 from weightctl.graph.ops.broadcast_to import broadcast_to
 from weightctl.graph.ops.call import call
 from weightctl.graph.ops.cast import cast
+from weightctl.graph.ops.clamp import clamp
 from weightctl.graph.ops.comparison import (
     equal,
     greater,
@@ -33,11 +44,12 @@ from weightctl.graph.ops.comparison import (
     logical_xor,
     not_equal,
 )
-from weightctl.graph.ops.concat import concat
+from weightctl.graph.ops.concat import concat, stack
 from weightctl.graph.ops.constant import constant
 from weightctl.graph.ops.conv1d import conv1d
 from weightctl.graph.ops.dequantize import dequantize
 from weightctl.graph.ops.dims import dims
+from weightctl.graph.ops.einsum import einsum
 from weightctl.graph.ops.embedding import embedding
 from weightctl.graph.ops.gather import gather
 from weightctl.graph.ops.gelu import gelu
@@ -45,7 +57,7 @@ from weightctl.graph.ops.layer_norm import layer_norm
 from weightctl.graph.ops.matmul import matmul
 from weightctl.graph.ops.permute import permute
 from weightctl.graph.ops.print_value import print_value
-from weightctl.graph.ops.range import range
+from weightctl.graph.ops.range import arange, range
 from weightctl.graph.ops.reduce import max, mean, min, sum
 from weightctl.graph.ops.reduce_scatter import reduce_scatter
 from weightctl.graph.ops.reshape import reshape
@@ -53,7 +65,7 @@ from weightctl.graph.ops.rms_norm import rms_norm
 from weightctl.graph.ops.rope import rope
 from weightctl.graph.ops.slice_tensor import slice_tensor
 from weightctl.graph.ops.softmax import softmax
-from weightctl.graph.ops.split import split
+from weightctl.graph.ops.split import chunk, split
 from weightctl.graph.ops.squeeze import squeeze
 from weightctl.graph.ops.top_k import top_k
 from weightctl.graph.ops.transfer_to import transfer_to
@@ -83,11 +95,14 @@ __all__ = [
     "add",
     "allgather",
     "allreduce",
+    "arange",
     "argmax",
     "attention",
     "broadcast_to",
     "call",
     "cast",
+    "chunk",
+    "clamp",
     "concat",
     "constant",
     "conv1d",
@@ -95,6 +110,7 @@ __all__ = [
     "dequantize",
     "dims",
     "div",
+    "einsum",
     "embedding",
     "equal",
     "exp",
@@ -139,6 +155,7 @@ __all__ = [
     "split",
     "sqrt",
     "squeeze",
+    "stack",
     "sub",
     "sum",
     "tanh",
@@ -167,6 +184,7 @@ OPS: dict[str, str] = {
     "conv1d": "weightctl.graph.ops.conv1d",
     "dequantize": "weightctl.graph.ops.dequantize",
     "dims": "weightctl.graph.ops.dims",
+    "einsum": "weightctl.graph.ops.einsum",
     "embedding": "weightctl.graph.ops.embedding",
     "gather": "weightctl.graph.ops.gather",
     "gelu": "weightctl.graph.ops.gelu",

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.types import require_dtype
+from weightctl.graph.scope import refusing
+from weightctl.graph.types import as_dtype
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.dtype import DTypeLike
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
 __all__ = ["cast", "infer", "lower"]
 
 
-def cast(x: ValueLike, dtype: DType) -> Value:
+def cast(x: ValueLike, dtype: DTypeLike) -> Value:
     """Return the numbers rounded to another dtype, once, to nearest even.
 
     Floating-point numbers that become integers lose their fractions; those that become bool are
@@ -27,12 +29,13 @@ def cast(x: ValueLike, dtype: DType) -> Value:
     which torch rounds to, float8_e4m3fn takes its largest number, 448, and the others NaN. Raises
     `GraphError` for complex numbers and for float4, which is stored in pairs.
     """
-    return apply("cast", x, dtype=dtype)
+    with refusing("cast", x):
+        wanted = as_dtype(dtype)
+    return apply("cast", x, dtype=wanted)
 
 
 def infer(x: TensorType, *, dtype: DType) -> TensorType:
     """Return the type with the other dtype."""
-    require_dtype(dtype)
     if x.dtype is not dtype:
         _require_one_number(x.dtype)
         _require_one_number(dtype)

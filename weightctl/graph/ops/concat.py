@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, same_dtype
+from weightctl.graph.ops.rules import axis_of, named_axis, same_dtype
+from weightctl.graph.ops.unsqueeze import unsqueeze
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape
@@ -19,17 +20,31 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["concat", "infer", "lower"]
+__all__ = ["concat", "infer", "lower", "stack"]
 
 
-def concat(values: Sequence[ValueLike], axis: int = 0) -> Value:
-    """Return the values one after another along `axis`, whose sizes add up, also as names.
+def concat(
+    values: Sequence[ValueLike], axis: int | None = None, *, dim: int | None = None
+) -> Value:
+    """Return the values one after another along `axis` (0), whose sizes add up, also as names.
 
     Raises `GraphError` unless dtypes, and all other dimensions, are equal.
     """
     with refusing("concat", values=values):
         given = tuple(values)
-    return apply("concat", *given, axis=axis)
+        chosen = named_axis(axis, dim)
+    return apply("concat", *given, axis=0 if chosen is None else chosen)
+
+
+def stack(values: Sequence[ValueLike], axis: int | None = None, *, dim: int | None = None) -> Value:
+    """Return the values one after another along a new dimension, which is `axis` (0) of the result.
+
+    Raises `GraphError` unless dtypes and shapes are equal.
+    """
+    with refusing("stack", values=values):
+        chosen = named_axis(axis, dim) or 0
+        rows = [unsqueeze(value, chosen) for value in values]
+    return concat(rows, chosen)
 
 
 def infer(*values: TensorType, axis: int) -> TensorType:

@@ -10,7 +10,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import EncodingError, GraphError
 from weightctl.graph.scope import refusing
-from weightctl.graph.types import TensorType, require_dtype
+from weightctl.graph.types import TensorType, as_dtype
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike
     from weightctl.graph.value import Value
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.dlpack import DLPackArray
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["constant", "infer", "lower"]
 
 
-def constant(value: ConstantLike, dtype: DType | None = None, device: DeviceRef = CPU) -> Value:
+def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceRef = CPU) -> Value:
     """Return the numbers of an array, a buffer, a nested list or a scalar, on a device.
 
     Arrays are copied; a `Buffer` is kept as it is. Arrays keep their dtype unless another is
@@ -41,9 +42,7 @@ def constant(value: ConstantLike, dtype: DType | None = None, device: DeviceRef 
     not fit the dtype: one with a fraction in integers, one that is too large, any in bool.
     """
     with refusing("constant"):
-        if dtype is not None:
-            require_dtype(dtype)
-        data = _buffer(value, dtype)
+        data = _buffer(value, None if dtype is None else as_dtype(dtype))
     return apply("constant", data=data, device=device)
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
 from weightctl.graph.scope import current_graph, refusing
-from weightctl.graph.types import TensorType
+from weightctl.graph.types import TensorType, as_dtype
 from weightctl.graph.value import Value, apply
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
-    from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.dtype import DType, DTypeLike, QuantizationEncoding
     from weightctl.graph.graph import Node
     from weightctl.graph.value import ValueLike
     from weightctl.shape import Shape
@@ -22,7 +22,7 @@ __all__ = ["TAKES_BLOCKS", "blocks_of", "dequantize", "infer", "numbers_of"]
 TAKES_BLOCKS = True
 
 
-def dequantize(weight: Value, dtype: DType | None = None) -> Value:
+def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
     """Return the numbers of a quantized weight, on its device, in `dtype` or its original one.
 
     Other operations do this by themselves. What runs a graph decodes the blocks where the numbers
@@ -38,14 +38,14 @@ def dequantize(weight: Value, dtype: DType | None = None) -> Value:
                 "it is no quantized weight", hint="`cast` changes the dtype of other values"
             )
     original: TensorType = declared.attributes["original"]
-    dtype = original.dtype if dtype is None else dtype
-    found = graph.dequantized.get((value.number, dtype))
+    wanted = original.dtype if dtype is None else as_dtype(dtype)
+    found = graph.dequantized.get((value.number, wanted))
     if found is None:
-        found = graph.dequantized[value.number, dtype] = apply(
+        found = graph.dequantized[value.number, wanted] = apply(
             "dequantize",
             value,
             encoding=declared.attributes["encoding"],
-            dtype=dtype,
+            dtype=wanted,
             shape=original.shape,
             device=original.device,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.device import CPU
 from weightctl.errors import GraphError
 from weightctl.graph.ops.blocks import decoded
 from weightctl.graph.ops.bounds import require_inside
@@ -39,9 +38,6 @@ def embedding(weight: ValueLike, ids: ValueLike) -> Value:
     declared = blocks_of(table)
     if declared is None or declared.attributes["original"].rank != 2:
         return apply("embedding", numbers_of(table), rows)
-    # Blocks are on the CPU, whatever the device of their numbers.
-    if rows.device != CPU:
-        rows = rows.to(CPU)
     original = declared.attributes["original"]
     return apply(
         "embedding",
@@ -84,6 +80,8 @@ def lower(
     """Return a copy of the rows; `EngineError` for an id that the table has no row for."""
     from torch.nn import functional
 
+    # Blocks stay on the CPU, whatever the device of their numbers.
+    ids = ids.to(weight.device)
     require_inside(ids, weight.shape[0])
     rows = functional.embedding(ids.long(), weight)
     if encoding is None or dtype is None or device is None:

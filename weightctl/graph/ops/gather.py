@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.graph.ops.bounds import require_inside
-from weightctl.graph.ops.rules import axis_of, require_integer
+from weightctl.graph.ops.rules import axis_of, named_axis, require_integer
+from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
 
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["gather", "infer", "lower"]
 
 
-def gather(x: ValueLike, indices: ValueLike, axis: int = 0) -> Value:
-    """Return the elements of dimension `axis` at `indices`, as `numpy.take` does.
+def gather(
+    x: ValueLike, indices: ValueLike, axis: int | None = None, *, dim: int | None = None
+) -> Value:
+    """Return the elements of dimension `axis` (0) at `indices`, as `numpy.take` does.
 
     The dimensions of `indices` stand in the place of `axis`; negative numbers count from the end.
     """
-    return apply("gather", x, indices, axis=axis)
+    with refusing("gather", x, indices):
+        chosen = named_axis(axis, dim)
+    return apply("gather", x, indices, axis=0 if chosen is None else chosen)
 
 
 def infer(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:

@@ -12,7 +12,7 @@ from weightctl.dtype import DType
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph.ops.rules import require_number
 from weightctl.graph.scope import sizing
-from weightctl.graph.types import TensorType
+from weightctl.graph.types import TensorType, as_dtype
 from weightctl.graph.value import apply
 from weightctl.shape import Dim
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike
     from weightctl.graph.value import Value
     from weightctl.shape import DimLike
 
-__all__ = ["infer", "lower", "range"]
+__all__ = ["arange", "infer", "lower", "range"]
 
 # Numbers may be negative, which no dimension is.
 _Bound: TypeAlias = "int | Dim"
@@ -47,7 +48,7 @@ def range(  # noqa: A001  # as Python calls it
     stop: DimLike | None = None,
     step: int = 1,
     *,
-    dtype: DType = DType.int64,
+    dtype: DTypeLike = DType.int64,
     device: DeviceRef = CPU,
 ) -> Value:
     """Return `start`, `start + step`, ... before `stop`, as Python's `range` does: [length].
@@ -59,7 +60,20 @@ def range(  # noqa: A001  # as Python calls it
     first, last = (0, start) if stop is None else (start, stop)
     with sizing("range"):
         begin, end, distance = _bound(first), _bound(last), index(step)
-    return apply("range", start=begin, stop=end, step=distance, dtype=dtype, device=device)
+        kind = as_dtype(dtype)
+    return apply("range", start=begin, stop=end, step=distance, dtype=kind, device=device)
+
+
+def arange(
+    start: DimLike,
+    stop: DimLike | None = None,
+    step: int = 1,
+    *,
+    dtype: DTypeLike = DType.int64,
+    device: DeviceRef = CPU,
+) -> Value:
+    """Return what `range` does, by the name that NumPy and torch have for it."""
+    return range(start, stop, step, dtype=dtype, device=device)
 
 
 def infer(*, start: _Bound, stop: _Bound, step: int, dtype: DType, device: DeviceRef) -> TensorType:

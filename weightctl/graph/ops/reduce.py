@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, require_float, require_number
+from weightctl.graph.ops.rules import axis_of, named_axis, require_float, require_number
+from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape
 
@@ -20,32 +21,72 @@ __all__ = ["infer", "lower", "max", "mean", "min", "reduced", "require_elements"
 
 
 def sum(  # noqa: A001  # as Python calls it
-    x: ValueLike, axis: int | None = None, *, keepdims: bool = False
+    x: ValueLike,
+    axis: int | None = None,
+    *,
+    keepdims: bool = False,
+    dim: int | None = None,
+    keepdim: bool = False,
 ) -> Value:
     """Return the sums along an axis, None for all elements, in the operand's dtype.
 
-    float16 and bfloat16 are added up in float32; integers wrap around.
+    float16 and bfloat16 are added up in float32; integers wrap around. `dim` and `keepdim` are
+    torch's names for `axis` and `keepdims`.
     """
-    return apply("reduce", x, function="sum", axis=axis, keepdims=keepdims)
+    return _reduce("sum", x, axis, dim, keepdims=keepdims or keepdim)
 
 
-def mean(x: ValueLike, axis: int | None = None, *, keepdims: bool = False) -> Value:
-    """Return the means of floating-point numbers along an axis, None for all elements."""
-    return apply("reduce", x, function="mean", axis=axis, keepdims=keepdims)
+def mean(
+    x: ValueLike,
+    axis: int | None = None,
+    *,
+    keepdims: bool = False,
+    dim: int | None = None,
+    keepdim: bool = False,
+) -> Value:
+    """Return the means of floating-point numbers along an axis, None for all elements.
+
+    `dim` and `keepdim` are torch's names for `axis` and `keepdims`.
+    """
+    return _reduce("mean", x, axis, dim, keepdims=keepdims or keepdim)
 
 
 def max(  # noqa: A001  # as Python calls it
-    x: ValueLike, axis: int | None = None, *, keepdims: bool = False
+    x: ValueLike,
+    axis: int | None = None,
+    *,
+    keepdims: bool = False,
+    dim: int | None = None,
+    keepdim: bool = False,
 ) -> Value:
-    """Return the largest elements along an axis, None for all; NaN where there is one."""
-    return apply("reduce", x, function="max", axis=axis, keepdims=keepdims)
+    """Return the largest elements along an axis, None for all; NaN where there is one.
+
+    `dim` and `keepdim` are torch's names for `axis` and `keepdims`.
+    """
+    return _reduce("max", x, axis, dim, keepdims=keepdims or keepdim)
 
 
 def min(  # noqa: A001  # as Python calls it
-    x: ValueLike, axis: int | None = None, *, keepdims: bool = False
+    x: ValueLike,
+    axis: int | None = None,
+    *,
+    keepdims: bool = False,
+    dim: int | None = None,
+    keepdim: bool = False,
 ) -> Value:
-    """Return the smallest elements along an axis, None for all; NaN where there is one."""
-    return apply("reduce", x, function="min", axis=axis, keepdims=keepdims)
+    """Return the smallest elements along an axis, None for all; NaN where there is one.
+
+    `dim` and `keepdim` are torch's names for `axis` and `keepdims`.
+    """
+    return _reduce("min", x, axis, dim, keepdims=keepdims or keepdim)
+
+
+def _reduce(
+    function: str, x: ValueLike, axis: int | None, dim: int | None, *, keepdims: bool
+) -> Value:
+    with refusing(function, x):
+        chosen = named_axis(axis, dim)
+    return apply("reduce", x, function=function, axis=chosen, keepdims=keepdims)
 
 
 def infer(x: TensorType, *, function: str, axis: int | None, keepdims: bool) -> TensorType:

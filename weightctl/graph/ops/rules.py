@@ -21,6 +21,7 @@ __all__ = [
     "INTEGERS",
     "axis_of",
     "broadcast",
+    "named_axis",
     "require_bool",
     "require_broadcast",
     "require_float",
@@ -73,11 +74,31 @@ def same_dtype(*types: TensorType) -> DType:
     first = types[0].dtype
     for kind in types[1:]:
         if kind.dtype is not first:
+            narrow, wide = sorted((first, kind.dtype), key=_precedence)
             raise GraphError(
                 f"{first.value} and {kind.dtype.value} do not mix",
-                hint=f"no dtype is promoted by itself: `.cast({first!r})` one of them",
+                hint=f"dtypes are not promoted: `.cast({wide!r})` the operand of {narrow.value}",
             )
     return first
+
+
+def _precedence(dtype: DType) -> tuple[int, int, bool]:
+    """Order dtypes as NumPy's promotion does: by kind, then by width."""
+    kind = 3 if dtype.is_complex else 2 if dtype.is_float else 1 if dtype.is_integer else 0
+    # Of equal width float16 and the signed type are named, which most models compute with.
+    return kind, dtype.encoding.size, dtype.value.startswith(("float", "int"))
+
+
+def named_axis(axis: int | None, dim: int | None) -> int | None:
+    """Return the axis that is given, as `axis` or as torch calls it, `dim`.
+
+    Raises `GraphError` where both are given.
+    """
+    if axis is not None and dim is not None:
+        raise GraphError(
+            f"axis={axis} and dim={dim} are both given", hint="they are two names for one argument"
+        )
+    return dim if axis is None else axis
 
 
 def require_float(*types: TensorType) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.graph.ops.rules import axis_of, require_float
+from weightctl.graph.ops.rules import axis_of, named_axis, require_float
+from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["infer", "lower", "softmax"]
 
 
-def softmax(x: ValueLike, axis: int = -1) -> Value:
-    """Return the exponentials of the elements divided by their sum along an axis.
+def softmax(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
+    """Return the exponentials of the elements divided by their sum along an axis, the last (-1).
 
     float16 and bfloat16 are computed in float32 and rounded once.
     """
-    return apply("softmax", x, axis=axis)
+    with refusing("softmax", x):
+        chosen = named_axis(axis, dim)
+    return apply("softmax", x, axis=-1 if chosen is None else chosen)
 
 
 def infer(x: TensorType, *, axis: int) -> TensorType:

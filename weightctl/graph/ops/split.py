@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of
-from weightctl.graph.scope import sizing
+from weightctl.graph.ops.dequantize import numbers_of
+from weightctl.graph.ops.rules import axis_of, named_axis
+from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply_all
 from weightctl.shape import Dim, Shape
 
@@ -18,17 +20,44 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import ShapeLike
 
-__all__ = ["infer", "lower", "split"]
+__all__ = ["chunk", "infer", "lower", "split"]
 
 
-def split(x: ValueLike, sizes: ShapeLike, axis: int = 0) -> tuple[Value, ...]:
-    """Return the parts of these sizes along `axis`, in order.
+def split(
+    x: ValueLike, sizes: ShapeLike, axis: int | None = None, *, dim: int | None = None
+) -> tuple[Value, ...]:
+    """Return the parts of these sizes along `axis` (0), in order.
 
     Raises `GraphError` unless the sizes add up to the dimension, whatever names stand for.
     """
     with sizing("split", x):
         parts = Shape(sizes)
-    return apply_all("split", x, sizes=parts, axis=axis)
+        chosen = named_axis(axis, dim)
+    return apply_all("split", x, sizes=parts, axis=0 if chosen is None else chosen)
+
+
+def chunk(
+    x: ValueLike, chunks: int, axis: int | None = None, *, dim: int | None = None
+) -> tuple[Value, ...]:
+    """Return `chunks` parts along `axis` (0): as long as can be but for the last, as torch's.
+
+    There are fewer where the size does not suffice. Raises `GraphError` for a size that is only a
+    name, and for no chunks.
+    """
+    value = numbers_of(x)
+    with refusing("chunk", value):
+        place = axis_of(value.rank, named_axis(axis, dim) or 0)
+        if not value.shape[place].is_static:
+            raise GraphError(
+                f"dimension {place} is {value.shape[place]}, whose parts have no known sizes",
+                hint="`ops.split` takes sizes with names",
+            )
+        if index(chunks) < 1:
+            raise GraphError(f"{chunks} chunks cannot be made", hint="1 at least")
+        size = int(value.shape[place])
+        length = max(-(-size // index(chunks)), 1)
+        sizes = [min(length, size - start) for start in range(0, size, length)] or [0]
+    return split(value, sizes, place)
 
 
 def infer(x: TensorType, *, sizes: Shape, axis: int) -> tuple[TensorType, ...]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of
+from weightctl.graph.ops.rules import axis_of, named_axis
+from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
 
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["infer", "lower", "squeeze"]
 
 
-def squeeze(x: ValueLike, axis: int) -> Value:
+def squeeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
     """Return the value without dimension `axis`; `GraphError` unless its size is known to be 1."""
-    return apply("squeeze", x, axis=axis)
+    with refusing("squeeze", x):
+        chosen = named_axis(axis, dim)
+        if chosen is None:
+            raise GraphError("the axis is not given", hint="`axis=-1` is the last")
+    return apply("squeeze", x, axis=chosen)
 
 
 def infer(x: TensorType, *, axis: int) -> TensorType:

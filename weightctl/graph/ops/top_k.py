@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, require_number
+from weightctl.graph.ops.rules import axis_of, named_axis, require_number
 from weightctl.graph.scope import sizing
 from weightctl.graph.value import apply_all
 from weightctl.shape import Dim, Shape
@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["infer", "lower", "top_k"]
 
 
-def top_k(x: ValueLike, k: DimLike, axis: int = -1) -> tuple[Value, Value]:
-    """Return the `k` largest elements along an axis, largest first, and their int64 indices.
+def top_k(
+    x: ValueLike, k: DimLike, axis: int | None = None, *, dim: int | None = None
+) -> tuple[Value, Value]:
+    """Return the `k` largest elements along an axis (-1), largest first, and their int64 indices.
 
     Which of equal elements comes first is not settled. Raises `GraphError` where the axis is
     known to have fewer than `k`.
     """
     with sizing("top_k", x):
         count = Dim(k)
-    values, indices = apply_all("top_k", x, k=count, axis=axis)
+        chosen = named_axis(axis, dim)
+    place = -1 if chosen is None else chosen
+    values, indices = apply_all("top_k", x, k=count, axis=place)
     return values, indices
 
 

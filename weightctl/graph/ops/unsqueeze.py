@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.graph.ops.rules import axis_of
+from weightctl.errors import GraphError
+from weightctl.graph.ops.rules import axis_of, named_axis
+from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
 
@@ -18,9 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["infer", "lower", "unsqueeze"]
 
 
-def unsqueeze(x: ValueLike, axis: int) -> Value:
+def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
     """Return the value with a dimension of size 1 that is dimension `axis` of the result."""
-    return apply("unsqueeze", x, axis=axis)
+    with refusing("unsqueeze", x):
+        chosen = named_axis(axis, dim)
+        if chosen is None:
+            raise GraphError("the axis is not given", hint="`axis=-1` is the last")
+    return apply("unsqueeze", x, axis=chosen)
 
 
 def infer(x: TensorType, *, axis: int) -> TensorType:

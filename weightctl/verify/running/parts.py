@@ -13,7 +13,7 @@ from weightctl.dtype import DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import ShardingError
 from weightctl.graph.graph import Graph
-from weightctl.nn.layer import under
+from weightctl.nn.base_layer import under
 from weightctl.nn.sites import naming_of
 from weightctl.split import Grid
 from weightctl.verify.running.ranks import Ranks

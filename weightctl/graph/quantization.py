@@ -1,0 +1,7 @@
+"""The documented place of `QuantizationEncoding`."""
+
+from __future__ import annotations
+
+from weightctl.dtype import QuantizationEncoding
+
+__all__ = ["QuantizationEncoding"]
