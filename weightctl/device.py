@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from weightctl.errors import GraphTypeError
+from weightctl.errors import ArgumentTypeError
 
 __all__ = ["CPU", "DeviceRef"]
 
@@ -19,7 +19,7 @@ class _KindAndNumber(NamedTuple):
 class DeviceRef(_KindAndNumber):
     """A device by kind (`cpu`, `gpu`) and number; `DeviceRef.CPU()`, `DeviceRef.GPU(0)`.
 
-    Raises `GraphTypeError` for another kind, such as torch's names of devices.
+    Raises `ArgumentTypeError` for another kind, such as torch's names of devices.
     """
 
     __slots__ = ()
@@ -27,7 +27,7 @@ class DeviceRef(_KindAndNumber):
     def __new__(cls, kind: str, id: int = 0) -> Self:  # noqa: A002  # the specified name
         """Make a device of a kind that there is."""
         if kind not in _KINDS:
-            raise GraphTypeError(
+            raise ArgumentTypeError(
                 f"{kind!r} is not a kind of device",
                 hint="`DeviceRef.CPU()`, or `DeviceRef.GPU(0)` for the first graphics processor",
             )

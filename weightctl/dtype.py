@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from weightctl.errors import EncodingError
+from weightctl.errors import ArgumentTypeError, EncodingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ __all__ = [
     "DTypeLike",
     "Encoding",
     "QuantizationEncoding",
+    "as_dtype",
     "encoding_by_id",
     "parse_encoding",
     "unknown_encoding",
@@ -106,6 +107,19 @@ _bool = bool
 
 # What is taken where a dtype is: ours, its name, or that of NumPy or torch.
 DTypeLike: TypeAlias = "DType | str | type[Any] | _LibraryDType"
+
+
+def as_dtype(given: DTypeLike) -> DType:
+    """Return a dtype in any spelling as a `DType`; `ArgumentTypeError` for what is not one."""
+    if isinstance(given, DType):
+        return given
+    try:
+        return DType(given)
+    except ValueError as error:
+        raise ArgumentTypeError(
+            f"a dtype is a DType, not {given!r}",
+            hint="`DType.float32`; the names of NumPy and torch are taken too: `np.float32`",
+        ) from error
 
 
 class QuantizationEncoding(Enum):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 __all__ = [
     "ArchitectureError",
+    "ArgumentTypeError",
     "ConversionError",
     "EncodingError",
     "EngineError",
     "FormatError",
     "GraphError",
-    "GraphTypeError",
     "MissingTensorError",
     "NonFiniteError",
     "OutputError",
@@ -88,8 +88,11 @@ class GraphError(WeightctlError, ValueError):
     """A graph cannot be built as asked: shapes, dtypes or devices do not fit."""
 
 
-class GraphTypeError(GraphError, TypeError):
-    """An argument of a graph is of the wrong type, such as the name of a device for the device."""
+class ArgumentTypeError(GraphError, EncodingError, TypeError):
+    """An argument is of the wrong type, such as the name of a device for the device.
+
+    Graphs and weights share it: it is what either raises for a wrong argument.
+    """
 
 
 class ShardingError(WeightctlError, ValueError):

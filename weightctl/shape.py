@@ -9,7 +9,7 @@ from weightctl.dim import Dim, DimLike
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Dim", "DimLike", "Shape", "ShapeLike"]
+__all__ = ["Dim", "DimLike", "Shape", "ShapeLike", "SizedShape"]
 
 ShapeLike: TypeAlias = "Iterable[DimLike] | Iterable[int] | Shape"
 
@@ -69,3 +69,32 @@ class Shape(tuple[Dim, ...]):
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self))}]"
+
+
+class SizedShape(Shape):
+    """The shape of data that exists: its dimensions are plain integers."""
+
+    __slots__ = ()
+
+    def __new__(cls, sizes: Iterable[int]) -> Self:
+        """Make a shape from sizes, which are kept as they are."""
+        # The elements of a Shape are Dims; integers compare, print and calculate as these do.
+        return tuple.__new__(cls, cast("Iterable[Dim]", sizes))
+
+    @property
+    def is_static(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes."""
+        return cast("tuple[int, ...]", tuple(self))
+
+    def at(self, _: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes: there are no names."""
+        return self.sizes
+
+    def substitute(self, _: Mapping[str, Dim]) -> Shape:
+        """Return the shape itself: there are no names."""
+        return self

@@ -58,6 +58,7 @@ def test_what_a_weight_was_stands_in_its_node() -> None:
         "original": TensorType(DType.float16, (3, 32)),
         "encoding": QuantizationEncoding.Q8_0,
         "cut_from": None,
+        "align": 1,
     }
 
 

@@ -52,13 +52,25 @@ def test_nodes_of_one_tree_know_what_was_allocated_by_any(weights: Weights) -> N
 
 @pytest.mark.parametrize(
     "asked",
-    [{"dtype": "float16"}, {"dtype": np.float16}, {"dtype": torch.float16},
-     {"quantization_encoding": "Q8_0"}, {"device": "cpu"}, {"device": None}],
+    [{"quantization_encoding": "Q8_0"}, {"device": "cpu"}, {"device": None}],
     ids=str,
-)  # fmt: skip
-def test_words_of_other_libraries_are_refused(asked: dict[str, Any], weights: Weights) -> None:
+)
+def test_a_name_of_an_encoding_or_device_is_refused(
+    asked: dict[str, Any], weights: Weights
+) -> None:
     ((word, given),) = asked.items()
     with pytest.raises(GraphError, match="for example") as error:
         weights.embed.weight.allocate(**asked)
     assert f"{word} is {given!r}, which is no " in str(error.value)
+    assert not weights.allocated_weights
+
+
+@pytest.mark.parametrize("dtype", ["float16", "f16", np.float16, np.dtype("f2"), torch.float16])
+def test_a_dtype_is_taken_in_any_spelling(dtype: Any, weights: Weights) -> None:
+    assert weights.embed.weight.allocate(dtype).dtype is DType.float16
+
+
+def test_what_is_not_a_dtype_is_refused(weights: Weights) -> None:
+    with pytest.raises(TypeError, match="a dtype is a DType, not 'float31'"):
+        weights.embed.weight.allocate("float31")
     assert not weights.allocated_weights

@@ -213,9 +213,26 @@ def test_truth_values_become_numbers() -> None:
 
 @pytest.mark.parametrize("source", [d for d in DType if d.is_float], ids=str)
 @pytest.mark.parametrize("target", [DType.int8, DType.uint64, DType.bool], ids=str)
-def test_numbers_with_fractions_become_no_integers(source: DType, target: DType) -> None:
-    with pytest.raises(EncodingError, match="cannot go from"):
-        data_of([1, 1], source).astype(target)
+def test_floats_become_integers_and_truth_values_as_in_numpy(source: DType, target: DType) -> None:
+    data = data_of([1, 4], source)
+    assert values(data.astype(target)) == data.to_numpy().astype(target.value).tolist()
+
+
+def test_floats_that_become_integers_lose_their_fractions() -> None:
+    numbers = np.array([1.9, -1.9, 0.5, -127.9], np.float32)
+    made = WeightData.from_numpy(numbers, "w").astype(DType.int8)
+    assert made.to_numpy().tolist() == numbers.astype(np.int8).tolist() == [1, -1, 0, -127]
+
+
+@pytest.mark.parametrize(
+    ("number", "target"),
+    [(128.0, DType.int8), (-1.0, DType.uint8), (2.0**63, DType.int64), (2.0**64, DType.uint64),
+     (np.nan, DType.int32), (np.inf, DType.int64)],
+)  # fmt: skip
+def test_a_float_that_an_integer_cannot_hold_is_an_error(number: float, target: DType) -> None:
+    data = WeightData.from_numpy(np.array([0.0, number]), "w")
+    with pytest.raises(EncodingError, match=f"`w`: element 1 is .* {target.value} cannot hold"):
+        data.astype(target)
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.int8, DType.bool], ids=str)
@@ -283,11 +300,11 @@ def test_empty_quantized_data_is_dequantized(shape: tuple[int, ...]) -> None:
     assert data.astype(DType.float16).shape == shape
 
 
-def test_quantized_data_stays_itself_as_bytes_and_becomes_no_integers() -> None:
+def test_quantized_data_stays_itself_as_bytes_and_is_dequantized_for_integers() -> None:
     data, _ = quantized()
     assert data.astype(DType.uint8) is data
-    with pytest.raises(EncodingError, match="cannot go from Q8_0 to int32"):
-        data.astype(DType.int32)
+    numbers = data.astype(DType.float32).to_numpy()
+    assert np.array_equal(data.astype(DType.int32).to_numpy(), numbers.astype(np.int32))
 
 
 @pytest.mark.parametrize("shape", [(), (2, 35)], ids=str)

@@ -23,6 +23,7 @@ __all__ = [
     "numpy_dtype",
     "overflow",
     "pack",
+    "truncate",
     "unpack",
 ]
 
@@ -104,6 +105,28 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
         numbers = np.clip(numbers, -largest, largest)
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(target)
+
+
+def truncate(numbers: Numbers, dtype: DType) -> Numbers:
+    """Return floats as integers, without their fractions, or as truth values: not 0.
+
+    Raises `EncodingError` for an integer that does not hold one of them, or NaN.
+    """
+    target = numpy_dtype(dtype)
+    if dtype is DType.bool:
+        made: Numbers = numbers != 0
+        return made
+    limits = np.iinfo(target)
+    whole = np.trunc(numbers)
+    # The bounds as floats: one above the largest integer is exact where that itself is not.
+    fits = (whole >= float(limits.min)) & (whole < float(limits.max) + 1)
+    if not fits.all():
+        index = int((~fits).argmax())
+        raise EncodingError(
+            f"element {index} is {numbers.reshape(-1)[index]:g}, which {dtype.value} cannot hold",
+            hint="clip the values first, or choose a wider dtype",
+        )
+    return whole.astype(target)
 
 
 def _make_quiet(numbers: Numbers, made: Numbers) -> None:

@@ -6,18 +6,22 @@ import ctypes
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
+from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
 from weightctl.graph.ops.torch_types import dtype_of, torch_dtype
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.data import WeightData
-from weightctl.weights.dlpack import CPU, take
+from weightctl.weights.dlpack import CPU as DLPACK_CPU
+from weightctl.weights.dlpack import take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from weightctl.device import DeviceRef
 
 __all__ = ["buffer_of", "bytes_of", "handed_out", "tensor_of", "told"]
 
@@ -48,7 +52,7 @@ def tensor_of(array: Any) -> Tensor:
             f"{type(array).__name__} is no array",
             hint="NumPy arrays, torch tensors, Buffers and all that offer DLPack are",
         )
-    if array.__dlpack_device__()[0] != CPU[0]:
+    if array.__dlpack_device__()[0] != DLPACK_CPU[0]:
         # torch does not say what this takes.
         found: Tensor = cast("Any", torch).from_dlpack(array)
         return found
@@ -127,8 +131,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def buffer_of(tensor: Tensor) -> Buffer:
-    """Return a buffer over a tensor's memory where that is; it is copied only to be contiguous."""
+def buffer_of(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
+    """Return a buffer over a tensor's memory where that is; it is copied only to be contiguous.
+
+    `device` is the processor that a graph has it on, which torch does not number.
+    """
     tensor = tensor.contiguous()
     if tensor.device.type != "cpu":
         from weightctl.engine.device_buffer import DeviceBuffer
@@ -136,19 +143,19 @@ def buffer_of(tensor: Tensor) -> Buffer:
         return DeviceBuffer(tensor)
     shape = tuple(tensor.shape)
     memory = bytes_of(tensor) if prod(shape) else memoryview(bytearray())
-    return Buffer(memory, dtype_of(tensor.dtype), shape)
+    return Buffer(memory, dtype_of(tensor.dtype), shape, device)
 
 
-def handed_out(tensor: Tensor) -> Buffer:
+def handed_out(tensor: Tensor, device: DeviceRef) -> Buffer:
     """Return a buffer of a result for whoever may keep it.
 
     A small one is copied: it lies between large ones that are free now, and would keep the
     allocator from using their place for the next.
     """
-    made = buffer_of(tensor)
+    made = buffer_of(tensor, device)
     if tensor.device.type != "cpu" or made.nbytes > _SMALL:
         return made
-    return Buffer(memoryview(bytearray(made.memory)), made.dtype, made.shape)
+    return Buffer(memoryview(bytearray(made.memory)), made.dtype, made.shape, device)
 
 
 def told(tensor: Tensor) -> str:

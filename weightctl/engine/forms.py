@@ -36,7 +36,8 @@ class Form(NamedTuple):
 
     A `quantization` says which blocks bare bytes are. With dtype uint8 it is these that are wanted,
     not the numbers in them. `weight` is the `id` of the graph's `Weight`: a tree that gave it knows
-    what was asked for. Of a shard `whole` is what it may be cut from.
+    what was asked for. Of a shard `whole` is what it may be cut from. Its elements start on a
+    multiple of `align` bytes.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Form(NamedTuple):
     quantization: QuantizationEncoding | None = None
     weight: int = 0
     whole: Whole | None = None
+    align: int = 1
 
     @property
     def blocks(self) -> QuantizationEncoding | None:
@@ -111,10 +113,14 @@ def is_kept_as_stored(info: TensorInfo, form: Form) -> bool:
 
 
 def made(stored: Stored, form: Form) -> Tensor:
-    """Return a stored tensor in a form, on the form's device.
+    """Return a stored tensor in a form, on the form's device and boundary.
 
-    Raises `EngineError` where its bytes are no numbers of that dtype.
+    Raises `EngineError` where its bytes are not elements of that dtype.
     """
+    return _aligned(_made(stored, form), form.align)
+
+
+def _made(stored: Stored, form: Form) -> Tensor:
     device, dtype = torch_device(form.device), torch_dtype(form.dtype)
     raw, encoding = stored.raw(), meant(stored.info, form).encoding
     if form.blocks is not None:
@@ -129,6 +135,18 @@ def made(stored: Stored, form: Form) -> Tensor:
     if numbers.dtype.itemsize > dtype.itemsize:
         numbers = numbers.to(dtype)
     return numbers.to(device).to(dtype)
+
+
+def _aligned(tensor: Tensor, align: int) -> Tensor:
+    """Return a tensor whose elements start on a boundary: a copy where they do not yet."""
+    if tensor.data_ptr() % align == 0:
+        return tensor
+    import torch
+
+    memory = torch.empty(tensor.nbytes + align, dtype=torch.uint8, device=tensor.device)
+    start = -memory.data_ptr() % align
+    placed = memory[start : start + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
+    return placed.copy_(tensor)
 
 
 def _in_rows(raw: Tensor, encoding: Encoding, shape: tuple[int, ...]) -> Tensor:

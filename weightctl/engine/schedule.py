@@ -172,7 +172,8 @@ def _form(node: Node, prefix: str) -> Form:
     whole = _whole(attributes["cut_from"], prefix)
     # Blocks stay where they were read, and go to the device as numbers.
     device = kind.device if encoding is None else CPU
-    return Form(name, kind.dtype, _known(shape, name), device, encoding, weight, whole)
+    align = attributes["align"]
+    return Form(name, kind.dtype, _known(shape, name), device, encoding, weight, whole, align)
 
 
 def _whole(cut: CutFrom | None, prefix: str) -> Whole | None:

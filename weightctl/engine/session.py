@@ -98,7 +98,8 @@ class LoadedGraph:
         results = run(self._schedule, self._weights, tensors, sizes)
         # Numbers of a file that was written to meanwhile are nobody's.
         self._weights.refuse_change()
-        return [handed_out(result) for result in results]
+        devices = [kind.device for kind in self.output_types]
+        return [handed_out(*each) for each in zip(results, devices, strict=True)]
 
     __call__ = execute
 

@@ -138,6 +138,7 @@ class Graph:
             "original": original,
             "encoding": weight.quantization_encoding,
             "cut_from": self._cut_from(weight),
+            "align": weight.align or 1,
         }
         (value,) = self._add("weight", (), attributes, (weight.type,))
         weight.is_in_a_graph = True
@@ -151,8 +152,8 @@ class Graph:
 
         Its attributes are what the weight was when it was added: `name`, without the graph's
         `weight_prefix` where `is_placeholder`; the `original` type of its numbers, on the weight's
-        device; the `encoding` of its blocks, or None; what a shard is `cut_from`, or None; and the
-        `weight` itself.
+        device; the `encoding` of its blocks, or None; what a shard is `cut_from`, or None; the
+        boundary in bytes on which it starts, `align`; and the `weight` itself.
         """
         return self._weight_nodes.get(value.number)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from weightctl import split
-from weightctl.errors import GraphError, GraphTypeError, ShardingError
+from weightctl.errors import ArgumentTypeError, GraphError, ShardingError
 from weightctl.split import Whole
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ class ShardingStrategy:
 
 
 def require_strategy(given: Any) -> None:
-    """Raise `GraphTypeError` for what cannot be a strategy, such as the name of one."""
+    """Raise `ArgumentTypeError` for what cannot be a strategy, such as the name of one."""
     if not (hasattr(given, "devices") and hasattr(given, "shard")):
-        raise GraphTypeError(
+        raise ArgumentTypeError(
             f"a sharding_strategy is a ShardingStrategy, not {given!r}",
             hint="`ShardingStrategy.rowwise(2)` cuts rows for two devices",
         )

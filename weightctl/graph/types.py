@@ -6,38 +6,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from weightctl.device import CPU, DeviceRef
-from weightctl.dtype import DType
-from weightctl.errors import GraphTypeError
+from weightctl.dtype import as_dtype
+from weightctl.errors import ArgumentTypeError
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.dtype import DTypeLike
+    from weightctl.dtype import DType, DTypeLike
     from weightctl.shape import Dim, ShapeLike
 
-__all__ = ["TensorType", "Type", "as_dtype", "require_device"]
+__all__ = ["TensorType", "Type", "require_device"]
 
 ValueT = TypeVar("ValueT")
 
 
-def as_dtype(given: DTypeLike) -> DType:
-    """Return a dtype in any spelling as a `DType`; `GraphTypeError` for what is not one."""
-    if isinstance(given, DType):
-        return given
-    try:
-        return DType(given)
-    except ValueError as error:
-        raise GraphTypeError(
-            f"a dtype is a DType, not {given!r}",
-            hint="`DType.float32`; the names of NumPy and torch are taken too: `np.float32`",
-        ) from error
-
-
 def require_device(given: Any) -> None:
-    """Raise `GraphTypeError` for what is not a `DeviceRef`, such as the name of a device."""
+    """Raise `ArgumentTypeError` for what is not a `DeviceRef`, such as the name of a device."""
     if not isinstance(given, DeviceRef):
-        raise GraphTypeError(
+        raise ArgumentTypeError(
             f"a device is a DeviceRef, not {given!r}",
             hint="`DeviceRef.CPU()` or `DeviceRef.GPU(0)`",
         )
@@ -53,7 +40,7 @@ class Type(Generic[ValueT]):
 class TensorType(Type[Any]):
     """The dtype, shape and device of a value; prints as `float32[batch, 256]`.
 
-    Raises `GraphTypeError`, a `TypeError` and a `ValueError`, for what is not a dtype or device.
+    Raises `ArgumentTypeError`, a `TypeError` and a `ValueError`, for what is not a dtype or device.
     """
 
     dtype: DType

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from weightctl.device import CPU
-from weightctl.dtype import DType, QuantizationEncoding
-from weightctl.errors import GraphError, GraphTypeError
+from weightctl.dtype import DType, QuantizationEncoding, as_dtype
+from weightctl.errors import ArgumentTypeError, GraphError
 from weightctl.graph.scope import current_graph
 from weightctl.graph.sharding import require_strategy
-from weightctl.graph.types import TensorType, as_dtype, require_device
+from weightctl.graph.types import TensorType, require_device
 from weightctl.graph.value import Value
 from weightctl.shape import Shape
 from weightctl.split import part_shape
@@ -123,7 +123,7 @@ class Weight(Value):
     def sharding_strategy(self) -> Strategy | None:
         """How `shard` cuts it; None where that is not decided.
 
-        Raises `GraphTypeError` where it is set to what is not a strategy, such as its name.
+        Raises `ArgumentTypeError` where it is set to what is not a strategy, such as its name.
         """
         return self._sharding_strategy
 
@@ -306,7 +306,7 @@ def _require_kind(name: str, dtype: DType, given: Any) -> None:
     if given is None:
         return
     if not isinstance(given, QuantizationEncoding):
-        raise GraphTypeError(
+        raise ArgumentTypeError(
             f"the quantization encoding of `{name}` is {given!r}",
             hint="a QuantizationEncoding, such as `QuantizationEncoding.Q4_K`, or None",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from weightctl.dtype import as_dtype
 from weightctl.errors import GraphError
 from weightctl.registry import load
 from weightctl.shape import Shape
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import DType, Encoding, QuantizationEncoding
+    from weightctl.dtype import DTypeLike, Encoding, QuantizationEncoding
     from weightctl.graph.weight import Weight
     from weightctl.shape import ShapeLike
     from weightctl.weights.request import Request
@@ -47,7 +48,7 @@ class Allocations:
         name: str,
         stored: str | None,
         *,
-        dtype: DType | None,
+        dtype: DTypeLike | None,
         shape: ShapeLike | None,
         quantization: QuantizationEncoding | None,
         device: DeviceRef,
@@ -56,6 +57,7 @@ class Allocations:
 
         Raises what `Weights.allocate` does; then nothing is allocated.
         """
+        dtype = None if dtype is None else as_dtype(dtype)
         require_words(dtype, quantization, device)
         asked = None if shape is None else Shape(shape)
         if stored is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from weightctl.device import DeviceRef
+from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import EncodingError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightctl.device import DeviceRef
     from weightctl.weights.dlpack import DLPackArray
 
 __all__ = ["Buffer"]
@@ -26,15 +27,18 @@ class Buffer:
     Prints as `Buffer([5, 10])`. Raises `EncodingError` where the bytes do not fit the shape.
     """
 
-    __slots__ = ("_memory", "dtype", "shape")
+    __slots__ = ("_device", "_memory", "dtype", "shape")
 
-    def __init__(self, memory: memoryview, dtype: DType, shape: Sequence[int]) -> None:
+    def __init__(
+        self, memory: memoryview, dtype: DType, shape: Sequence[int], device: DeviceRef = CPU
+    ) -> None:
         expected = dtype.encoding.nbytes(tuple(shape))
         if memory.nbytes != expected:
             raise EncodingError(
                 f"{list(shape)} of {dtype.value} takes {expected} bytes, not {memory.nbytes}"
             )
         self._memory = memory.cast("B") if memory.format != "B" or memory.ndim != 1 else memory
+        self._device = device
         self.dtype = dtype
         self.shape = tuple(shape)
 
@@ -60,21 +64,32 @@ class Buffer:
 
     @classmethod
     def from_dlpack(cls, array: DLPackArray) -> Buffer:
-        """Take numbers from any array that offers DLPack: without a copy where contiguous."""
+        """Take elements from any array that offers DLPack: without a copy where contiguous.
+
+        torch's tensors are taken without their gradients, and copied from another device. Raises
+        `EncodingError` for what is not an array, and `BufferError` where it cannot be taken.
+        """
         if isinstance(array, Buffer):
             return array
         import numpy as np
 
-        from weightctl.weights.dlpack import take
+        from weightctl.weights.dlpack import on_cpu, take
 
         # NumPy offers neither read-only arrays nor the types of `ml_dtypes` through DLPack.
-        is_numpy = isinstance(array, np.ndarray)
-        return cls.from_numpy(cast("NDArray[Any]", array) if is_numpy else take(array))
+        if isinstance(array, np.ndarray | np.generic):
+            return cls.from_numpy(np.asanyarray(cast("Any", array)))
+        given: Any = array
+        if not hasattr(given, "__dlpack__"):
+            raise EncodingError(
+                f"{type(given).__name__} is not an array",
+                hint="NumPy arrays, torch tensors and all else that offers DLPack are",
+            )
+        return cls.from_numpy(take(on_cpu(array)))
 
     @property
     def device(self) -> DeviceRef:
-        """Where the bytes are."""
-        return DeviceRef.CPU()
+        """Where the bytes are: a processor, by the number that a graph has for it."""
+        return self._device
 
     @property
     def nbytes(self) -> int:
@@ -114,9 +129,9 @@ class Buffer:
         return export(self.memory, self.dtype, self.shape, options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from weightctl.weights.dlpack import CPU
+        from weightctl.weights import dlpack
 
-        return CPU
+        return dlpack.CPU
 
     def __repr__(self) -> str:
         return f"Buffer({list(self.shape)})"

@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from weightctl.dtype import DType, QuantizationEncoding
+from weightctl.dtype import DType, QuantizationEncoding, as_dtype
 from weightctl.errors import EncodingError, MissingTensorError
-from weightctl.shape import Shape
+from weightctl.shape import Shape, SizedShape
+from weightctl.weights.array_operators import ArrayOperators
 from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.conversion import converted, require_convertible
 from weightctl.weights.deferred import Absent, Deferred
+from weightctl.weights.dlpack import CPU
 from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightctl.dtype import DTypeLike
     from weightctl.shape import ShapeLike
     from weightctl.weights.dlpack import DLPackArray
     from weightctl.weights.source import Source
@@ -28,34 +31,58 @@ if TYPE_CHECKING:
 __all__ = ["WeightData"]
 
 
-class WeightData:
+class WeightData(ArrayOperators):
     """The data of a tensor with its name, dtype and shape.
 
     A block-quantized tensor is bytes: dtype uint8, shape (rows, bytes per row), and
-    `quantization_encoding` says of which blocks; `info` holds the logical side. Exports its
-    numbers through DLPack without a copy.
+    `quantization_encoding` says of which blocks; `info` holds the logical side. It is an array:
+    DLPack takes the elements without a copy, and `np.asarray`, indices, `len` and operators are
+    NumPy's.
     """
 
-    __slots__ = ("data", "dtype", "info", "name", "quantization_encoding", "shape")
+    __slots__ = ("_dtype", "_quantization_encoding", "_shape", "data", "info")
 
     def __init__(
         self,
         data: DLPackArray,
         name: str,
-        dtype: DType,
+        dtype: DTypeLike,
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
         self.data = data
-        self.name = name
-        self.dtype = dtype
-        self.shape = Shape(shape)
-        self.quantization_encoding = quantization_encoding
+        self._dtype = as_dtype(dtype)
+        self._shape = SizedShape(Shape(shape).sizes)
+        self._quantization_encoding = quantization_encoding
         if quantization_encoding is None:
-            self.info = TensorInfo(name, self.shape.sizes, dtype.encoding)
+            self.info = TensorInfo(name, self._shape.sizes, self._dtype.encoding)
         else:
             encoding = quantization_encoding.encoding
-            self.info = TensorInfo(name, in_elements(name, self.shape, encoding).sizes, encoding)
+            self.info = TensorInfo(name, in_elements(name, self._shape, encoding).sizes, encoding)
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor, which may be set."""
+        return self.info.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.info = self.info._replace(name=name)
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the elements, uint8 for blocks; `astype` converts."""
+        return self._dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes as plain integers: of the elements, or (rows, bytes per row) of blocks."""
+        return self._shape
+
+    @property
+    def quantization_encoding(self) -> QuantizationEncoding | None:
+        """The encoding of the blocks, None for plain elements."""
+        return self._quantization_encoding
 
     @classmethod
     def stored(
@@ -85,7 +112,7 @@ class WeightData:
     def declared(
         cls,
         name: str,
-        dtype: DType,
+        dtype: DTypeLike,
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> WeightData:
@@ -100,7 +127,13 @@ class WeightData:
 
     @classmethod
     def from_dlpack(cls, array: DLPackArray, name: str) -> WeightData:
-        """Wrap any array that offers DLPack; dtype and shape are the array's."""
+        """Wrap any array that offers DLPack; dtype and shape are the array's.
+
+        Data keeps its own description under the new name. A tensor that requires a gradient is
+        taken without it, and one on another device is copied to the CPU.
+        """
+        if isinstance(array, WeightData):
+            return array if array.name == name else array.renamed(name)
         buffer = Buffer.from_dlpack(array)
         return cls(buffer, name, buffer.dtype, buffer.shape)
 
@@ -140,21 +173,49 @@ class WeightData:
         """Return the bytes from `start` to `stop`; no copy where the data is contiguous."""
         return self.to_buffer().memory[start:stop]
 
-    def astype(self, dtype: DType) -> WeightData:
+    def astype(self, dtype: DTypeLike) -> WeightData:
         """Return the data converted to another dtype; to its own, the data itself.
 
         Numbers are rounded once, to nearest even. What is too large for float16, bfloat16 or
         float8_e5m2 becomes an infinity; the other float8 types have none and hold it at their
-        largest number. Quantized data is dequantized. Where there is no data yet, only the
-        description changes. Raises `EncodingError` where there is no way from the one to the other.
+        largest number. Quantized data is dequantized. A float that becomes an integer loses its
+        fraction, and one that becomes a bool is true unless it is 0, as in NumPy. Where there is no
+        data yet, only the description changes. Raises `EncodingError` for a number that does not
+        fit an integer, also NaN, and where there is no way from the one dtype to the other.
         """
+        dtype = as_dtype(dtype)
         if dtype is self.dtype:
             return self
         info = self.info._replace(encoding=dtype.encoding)
+        becomes_whole = dtype.is_integer or dtype is DType.bool
+        if becomes_whole and self.info.encoding.is_real:
+            return self._as_whole(dtype)
         if self.is_declared:
             require_convertible(self.info, dtype.encoding)
             return WeightData.of(info, self.data)
         return WeightData.stored(info, converted(self.info, self.view(), dtype.encoding))
+
+    def _as_whole(self, dtype: DType) -> WeightData:
+        if self.is_declared:
+            return WeightData.of(self.info._replace(encoding=dtype.encoding), self.data)
+        from weightctl.codecs.scalar import truncate
+
+        # float64 holds every float and all that blocks are decoded to.
+        wide = self if self.dtype is DType.float64 else self.astype(DType.float64)
+        try:
+            numbers = truncate(wide.to_numpy(), dtype)
+        except EncodingError as error:
+            raise EncodingError(f"`{self.name}`: {error.message}", hint=error.hint) from error
+        return WeightData.from_numpy(numbers, self.name)
+
+    def operand(self) -> NDArray[Any]:
+        """Return the elements to calculate with; `EncodingError` for quantized data."""
+        if self.quantization_encoding is not None:
+            raise EncodingError(
+                f"`{self.name}` is {self.quantization_encoding.name} blocks, which are not numbers",
+                hint="`.astype(DType.float32)` dequantizes it; `.to_numpy()` has the bytes",
+            )
+        return self.to_numpy()
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the numbers, or the bytes of a quantized tensor, as an array."""
@@ -166,7 +227,9 @@ class WeightData:
         return self.to_buffer().__array__(dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        array = self.to_buffer() if self.is_declared else self.data
+        # What is on another device stays there; on the CPU the buffer has types that NumPy lacks.
+        is_here = self.is_declared or self.__dlpack_device__() == CPU
+        array = self.to_buffer() if is_here else self.data
         return cast("Any", array).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from weightctl.dtype import DType
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CPU", "DLPackArray", "export", "take"]
+__all__ = ["CPU", "DLPackArray", "export", "on_cpu", "take"]
 
 CPU = (1, 0)
 _CODES = {
@@ -29,6 +29,7 @@ _CODES = {
 _KINDS = {"i": 0, "u": 1, "f": 2}
 
 
+@runtime_checkable
 class DLPackArray(Protocol):
     """Anything that offers its numbers through DLPack."""
 
@@ -110,6 +111,25 @@ def export(
         tensor = _Managed.from_address(_pointer(capsule, _NAME)).tensor
     tensor.dtype = _Type(code, size * 8, 1)
     return capsule
+
+
+def on_cpu(array: DLPackArray) -> DLPackArray:
+    """Return an array without its gradient, in this machine's memory; a copy from elsewhere.
+
+    It asks a tensor of torch, or of a library that has torch's methods, for that.
+    """
+    given: Any = array
+    if getattr(given, "requires_grad", False):
+        given = given.detach()
+    if given.__dlpack_device__()[0] != CPU[0]:
+        move = getattr(given, "cpu", None) or getattr(given, "to_host", None)
+        if move is None:
+            raise BufferError("the array is on another device; copy it to the CPU first")
+        given = move()
+    # Their conjugate, or negation, is only noted until it is needed.
+    for note in ("resolve_conj", "resolve_neg"):
+        given = getattr(given, note, lambda given=given: given)()
+    return cast("DLPackArray", given)
 
 
 def take(array: DLPackArray) -> NDArray[Any]:

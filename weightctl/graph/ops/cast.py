@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.dtype import DType
+from weightctl.dtype import DType, as_dtype
 from weightctl.errors import GraphError
 from weightctl.graph.scope import refusing
-from weightctl.graph.types import as_dtype
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 from weightctl.device import CPU
-from weightctl.dtype import DType
+from weightctl.dtype import DType, as_dtype
 from weightctl.errors import EncodingError, GraphError
 from weightctl.graph.scope import refusing
-from weightctl.graph.types import TensorType, as_dtype
+from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:

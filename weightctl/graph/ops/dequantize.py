@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.dtype import as_dtype
 from weightctl.errors import GraphError
 from weightctl.graph.scope import current_graph, refusing
-from weightctl.graph.types import TensorType, as_dtype
+from weightctl.graph.types import TensorType
 from weightctl.graph.value import Value, apply
 
 if TYPE_CHECKING:

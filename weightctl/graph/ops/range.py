@@ -8,11 +8,11 @@ from operator import index
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from weightctl.device import CPU
-from weightctl.dtype import DType
+from weightctl.dtype import DType, as_dtype
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph.ops.rules import require_number
 from weightctl.graph.scope import sizing
-from weightctl.graph.types import TensorType, as_dtype
+from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply
 from weightctl.shape import Dim
 

@@ -227,7 +227,7 @@ def test_data_comes_with_what_it_is(weights: Weights, capsys: pytest.CaptureFixt
     print(f"Dtype: {weight_data.dtype}")
     # Convert to different dtype
     fp16_data = weight_data.astype(DType.float16)
-    assert capsys.readouterr().out == "Shape: [Dim(2), Dim(3)]\nDtype: DType.float32\n"
+    assert capsys.readouterr().out == "Shape: [2, 3]\nDtype: DType.float32\n"
     assert (fp16_data.dtype, fp16_data.shape) == (DType.float16, [2, 3])
 
 
