@@ -18,6 +18,7 @@ from weightctl.nn.sites import (
     name_weights,
     naming_of,
     owned,
+    second_names,
     share,
     weights_of,
 )
@@ -159,6 +160,7 @@ class Module(Layer):
             override=override_quantization_encoding,
             alignment=weight_alignment,
             strict=strict,
+            second_names=lambda: second_names(self),
         )
         for name, weight in self.raw_state_dict().items():
             if weight_alignment is not None:

@@ -27,6 +27,7 @@ __all__ = [
     "name_weights",
     "naming_of",
     "owned",
+    "second_names",
     "share",
     "weights_of",
 ]
@@ -82,6 +83,27 @@ def owned(root: Layer) -> dict[str, list[Site]]:
                     hint="an attribute's name should have no dot",
                 )
             found.setdefault(known, []).append(Site(layer, attribute, weight))
+    return found
+
+
+def second_names(root: Layer) -> dict[str, str]:
+    """Return the other paths of weights that a layer and all below it own: each leads to the name.
+
+    They are those of shared weights, and those below a layer that several attributes hold.
+    """
+    names = {id(first.weight): name for name, (first, *_) in owned(root).items()}
+    found: dict[str, str] = {}
+    # A stack, since models may nest deeper than Python recurses; no path goes in a circle.
+    stack: list[tuple[str, Layer, frozenset[int]]] = [("", root, frozenset())]
+    while stack:
+        prefix, layer, above = stack.pop()
+        for attribute, weight in weights_of(layer).items():
+            path, name = prefix + attribute, names.get(id(weight))
+            if name is not None and name != path:
+                found[path] = name
+        for attribute, below in layer.sublayers.items():
+            if id(below) not in above:
+                stack.append((f"{prefix}{attribute}.", below, above | {id(layer)}))
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
-from weightctl.nn.values import address, describe
+from weightctl.nn.values import address, are_equal, describe
 from weightctl.weights.tree import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.dtype import DType, Encoding, QuantizationEncoding
     from weightctl.graph.weight import Weight
@@ -23,6 +23,7 @@ _OVERRIDE = "`override_quantization_encoding=True` takes the values' encodings"
 _DTYPES = "declare the weights in the values' dtypes, or convert with `WeightData.astype`"
 _SHAPES = "make the model by the checkpoint's own configuration"
 _COPY = "copy such arrays, or take any address with `weight_alignment=1`"
+_TIED = "give one of the two, or untie the weights in the model"
 _STRICT = "`strict=False` loads what is there"
 
 
@@ -50,19 +51,22 @@ def fit(
     override: bool,
     alignment: int | None,
     strict: bool,
+    second_names: Callable[[], Mapping[str, str]],
 ) -> Fitted:
-    """Return the values for weights by name; nothing is changed and no byte is read.
+    """Return the values for weights by name; nothing is changed, and no byte is read.
 
-    Raises `StateDictError` that names every value which does not fit and, where `strict`, every
-    weight without a value and every value without a weight.
+    A value under a second name of a weight, as `second_names()` has them, is that weight's, and
+    equals the one under its own name where both are given: these two are read. Raises
+    `StateDictError` that names every value which does not fit and, where `strict`, every weight
+    without a value and every value without a weight.
     """
     _require_alignment(alignment)
     given = _by_name(state_dict)
+    lines = _settle_second_names(given, weights, second_names)
     missing = [name for name in weights if name not in given]
     fitted = Fitted({}, {}, missing, _unexpected(weights, given))
-    lines: list[str] = []
     # A dictionary for its order.
-    hints: dict[str, None] = {}
+    hints: dict[str, None] = {_TIED: None} if lines else {}
     if strict and (fitted.missing or fitted.unexpected):
         lines += [f"`{name}` is missing: {_asked(weights[name])}" for name in fitted.missing]
         lines += [f"`{name}` is unexpected" for name in fitted.unexpected]
@@ -78,6 +82,31 @@ def fit(
         message = "\n  ".join(["the values do not fit the weights:", *lines])
         raise StateDictError(message, hint="; ".join(filter(None, hints)))
     return fitted
+
+
+def _settle_second_names(
+    given: dict[str, StateValue],
+    weights: Mapping[str, Weight],
+    second_names: Callable[[], Mapping[str, str]],
+) -> list[str]:
+    """Leave one value for each weight; return what differs under two names of one."""
+    if given.keys() <= weights.keys():
+        return []
+    lines: list[str] = []
+    for second, name in second_names().items():
+        if second not in given or name not in weights:
+            continue
+        value = given.pop(second)
+        if name not in given:
+            given[name] = value
+        elif not _is_same(given[name], value):
+            lines.append(f"`{second}` is another name of `{name}`, and their values differ")
+    return lines
+
+
+def _is_same(one: StateValue, other: StateValue) -> bool:
+    stored = _stored(one)
+    return (stored is not None and stored == _stored(other)) or are_equal(one, other)
 
 
 def _take(
@@ -117,7 +146,11 @@ def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Confi
     numbers = info.encoding.dtype if quantization is None else dtype
     is_fraction = dtype.is_float and numbers is not None and numbers.is_float
     is_override = own is not quantization and is_fraction
-    fits = info.encoding == encoding or (override and is_override)
+    from weightctl.codecs import holds_all  # `ls` loads no numpy
+
+    # A float16 that is loaded into a float32 loses nothing; the engine widens it as it runs.
+    widens = own is quantization is None and holds_all(info.encoding, encoding)
+    fits = info.encoding == encoding or (override and is_override) or widens
     if shape == list(info.shape) and fits and numbers is not None:
         return None if own is quantization else Configuration(numbers, shape, quantization)
     hints = {

@@ -9,6 +9,7 @@ from weightctl.errors import MissingTensorError, StateDictError
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.data import WeightData
 from weightctl.weights.deferred import Deferred
+from weightctl.weights.dlpack import CPU
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.tree import Weights
 
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
     from weightctl.shape import Shape
     from weightctl.weights.dlpack import DLPackArray
 
-__all__ = ["HeldValue", "StateValue", "address", "describe", "keep", "keep_zeros", "kept"]
+__all__ = [
+    "HeldValue",
+    "StateValue",
+    "address",
+    "are_equal",
+    "describe",
+    "keep",
+    "keep_zeros",
+    "kept",
+]
 
 HeldValue: TypeAlias = "DLPackArray | WeightData"
 StateValue: TypeAlias = "HeldValue | Weights"
@@ -65,7 +75,7 @@ def keep_zeros(weight: Weight) -> Buffer:
 def describe(name: str, value: StateValue) -> TensorInfo:
     """Return shape and encoding of a value; no byte of it is read.
 
-    Raises `StateDictError` for what is no array of numbers in this machine's memory.
+    Raises `StateDictError` for what is not an array of numbers.
     """
     if isinstance(value, Weights):
         try:
@@ -78,16 +88,47 @@ def describe(name: str, value: StateValue) -> TensorInfo:
         return value.info
     if isinstance(value, Buffer):
         return TensorInfo(name, value.shape, value.dtype.encoding)
-    array = _as_numpy(value)
-    if array.dtype.name not in DType.__members__:
-        raise StateDictError(f"is an array of {array.dtype}, which has no DType")
-    return TensorInfo(name, array.shape, DType(array.dtype.name).encoding)
+    array = _as_numpy(value) if _is_here(value) else cast("Any", value)
+    try:
+        dtype = DType(array.dtype)
+    except ValueError as error:
+        raise StateDictError(f"is an array of {array.dtype}, which has no DType") from error
+    return TensorInfo(name, tuple(array.shape), dtype.encoding)
+
+
+def are_equal(one: StateValue, other: StateValue) -> bool:
+    """Whether two values are the same, bit by bit; both are read unless they are one."""
+    if one is other:
+        return True
+    import numpy as np
+
+    first, second = (_data_of(each) for each in (one, other))
+    if first.info._replace(name="") != second.info._replace(name=""):
+        return False
+    return np.array_equal(
+        np.frombuffer(first.view(), np.uint8), np.frombuffer(second.view(), np.uint8)
+    )
+
+
+def _data_of(value: StateValue) -> WeightData:
+    return value.data() if isinstance(value, Weights) else WeightData.from_dlpack(value, "")
+
+
+def _is_here(value: object) -> bool:
+    """Whether an array is in this machine's own memory, or is not an array."""
+    device: Any = getattr(value, "__dlpack_device__", None)
+    if device is None:
+        return True
+    try:
+        return bool(device()[0] == CPU[0])
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise StateDictError(f"cannot be taken: {error}") from error
 
 
 def address(value: HeldValue) -> int | None:
-    """Return where in memory a value starts; None for one that is empty, or made when it is read.
+    """Return where in memory a value starts, without reading a byte of it.
 
-    No byte of it is read.
+    None for one that is empty, made when it is read, or on another device.
     """
     if isinstance(value, WeightData):
         return address(value.data)
@@ -95,6 +136,8 @@ def address(value: HeldValue) -> int | None:
         return None
     if isinstance(value, Buffer):
         return value.address if value.nbytes else None
+    if not _is_here(value):
+        return None
     array = _as_numpy(value)
     return array.ctypes.data if array.size else None
 
@@ -102,7 +145,7 @@ def address(value: HeldValue) -> int | None:
 def _as_numpy(value: DLPackArray) -> NDArray[Any]:
     import numpy as np
 
-    from weightctl.weights.dlpack import take
+    from weightctl.weights.dlpack import on_cpu, take
 
     given: Any = value
     if isinstance(given, np.ma.MaskedArray):
@@ -114,6 +157,6 @@ def _as_numpy(value: DLPackArray) -> NDArray[Any]:
     if not hasattr(given, "__dlpack__"):
         raise StateDictError(f"is no array but {type(given).__name__}")
     try:
-        return take(value)
+        return take(on_cpu(value))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise StateDictError(f"cannot be taken: {error}") from error
