@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl import Plan, WeightData, Weights
 from weightctl.store import save
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def weights_of(arrays: Mapping[str, Array]) -> Weights:
     """Return a tree of the arrays, in memory."""
-    return Weights.from_data(
+    return as_checkpoint(
         {name: WeightData.from_numpy(array, name) for name, array in arrays.items()}
     )
 

@@ -11,6 +11,7 @@ from weightctl.store import save
 from weightctl.targets import target
 from weightctl.transforms.align import align
 from weightctl.weights import TensorInfo, WeightData
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,7 @@ def held(
         name: WeightData.stored(TensorInfo(name, shape, encoding), memoryview(bytearray(raw)))
         for name, (encoding, shape, raw) in tensors.items()
     }
-    return Weights.from_data(data, metadata)
+    return as_checkpoint(data, metadata)
 
 
 def raw(weights: Weights, name: str) -> bytes:

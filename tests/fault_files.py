@@ -7,9 +7,10 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weightctl import Plan, WeightData, Weights, open_weights
+from weightctl import Plan, WeightData, open_weights
 from weightctl.archs import recognize
 from weightctl.store import save
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -30,7 +31,7 @@ class Files:
     """
 
     source: Path
-    model: Checkpoint
+    model: RecognizedModel
     tensors: dict[str, WeightData]
     metadata: dict[str, Value]
     config: dict[str, Any]
@@ -110,14 +111,14 @@ class Files:
     def write(self, out: Path) -> Path:
         """Write the checkpoint, with all that lies beside it, where there is nothing yet."""
         if self.is_gguf:
-            save(Plan.copy(Weights.from_data(self.tensors, self.metadata), "gguf"), out)
+            save(Plan.copy(as_checkpoint(self.tensors, self.metadata), "gguf"), out)
             return out
         out.mkdir()
         for beside in self.source.iterdir():
             if beside.name not in {WEIGHTS, CONFIG}:
                 shutil.copy(beside, out)
         (out / CONFIG).write_text(json.dumps(self.config))
-        tree = Weights.from_data(self.tensors, self.metadata)
+        tree = as_checkpoint(self.tensors, self.metadata)
         save(Plan.copy(tree, "safetensors"), out / WEIGHTS)
         return out
 

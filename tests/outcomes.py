@@ -13,6 +13,7 @@ from weightctl.store import save
 from weightctl.targets import target
 from weightctl.transforms.cast import cast
 from weightctl.transforms.split import split
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +57,7 @@ def random_weights(
     """Return matrices of random float32."""
     numbers = np.random.default_rng(seed)
     names = [f"layers.{number}.weight" for number in range(tensors)]
-    return Weights.from_data(
+    return as_checkpoint(
         {
             name: WeightData.from_numpy(numbers.standard_normal((rows, columns), np.float32), name)
             for name in names

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
     Contents = Mapping[str, tuple[TensorInfo, bytes]]
     Metadata = Mapping[str, Value]
@@ -68,7 +68,7 @@ def on_ranks(part: Part, ranks: Iterable[int], count: int) -> Sharding:
 
 
 def plan_of(
-    weights: Weights,
+    weights: Checkpoint,
     grid: Grid,
     cut: Callable[[Whole, int], Sharding] = rows_or_all,
     format_name: str | None = None,

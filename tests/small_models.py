@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 Arrays = dict[str, "NDArray[Any]"]
 
@@ -76,7 +76,7 @@ def arrays(model: Any) -> Arrays:
     }
 
 
-def checkpoint(model: Any) -> Checkpoint:
+def checkpoint(model: Any) -> RecognizedModel:
     """Return a model as transformers saves it, in memory and in float32."""
     return recognize(weights_of(arrays(model)), model.config.to_dict())
 

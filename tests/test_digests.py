@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from build import F32, Gguf, Tensor, safetensors_of
-from weightctl import WeightData, Weights, open_weights
+from weightctl import WeightData, open_weights
 from weightctl.digests import digests
 from weightctl.errors import FormatError
+from weightctl.weights.from_arrays import as_checkpoint
 
 # Larger than any piece that is read at a time.
 LARGE = 9_000_001
@@ -85,7 +86,7 @@ def test_big_endian_files_hash_as_little_endian_ones(tmp_path: Path) -> None:
 def test_tensors_in_memory_have_digests_too() -> None:
     data = WeightData.from_numpy(np.arange(5, dtype=np.int16), "a")
     expected = hashlib.sha256(np.arange(5, dtype="<i2").tobytes()).hexdigest()
-    assert digests(Weights.from_data({"a": data}).source) == {"a": expected}
+    assert digests(as_checkpoint({"a": data}).source) == {"a": expected}
 
 
 def test_a_file_that_has_become_shorter_is_an_error(tmp_path: Path) -> None:

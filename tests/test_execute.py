@@ -11,11 +11,12 @@ import pytest
 
 from arrays import stored, weights_of
 from oracles import ggml_quantize
-from weightctl import Plan, WeightData, Weights, open_weights
+from weightctl import Plan, WeightData, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.execute import execute
 from weightctl.transforms.cast import cast
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.source import Span
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ LARGE = RANDOM.standard_normal((100, 1024), np.float32)
 
 
 def plan_for(rows: np.ndarray, encoding: str) -> Plan:
-    weights = Weights.from_data({"weight": WeightData.from_numpy(rows, "weight")})
+    weights = as_checkpoint({"weight": WeightData.from_numpy(rows, "weight")})
     return cast(Plan.copy(weights, "gguf"), ENCODINGS[encoding])
 
 
@@ -195,7 +196,7 @@ def test_pieces_come_in_the_order_asked_for() -> None:
         name: WeightData.from_numpy(np.full((64, 64), number, np.float32), name)
         for number, name in enumerate("abc")
     }
-    plan = Plan.copy(Weights.from_data(tensors), "gguf")
+    plan = Plan.copy(as_checkpoint(tensors), "gguf")
     infos = {item.info.name: item.info for item in plan.items}
     order = tuple(infos[name] for name in "cab")
     assert [info.name for info, _ in execute(plan, order)] == ["c", "a", "b"]

@@ -12,15 +12,17 @@ from weightctl.errors import ConversionError
 from weightctl.store import save
 from weightctl.targets import target
 from weightctl.transforms.cast import cast, is_lossy, is_matrix_weight, is_unfit_for_llama_cpp
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
+from weightctl.weights.tree import Checkpoint
 
 LLAMA = {"general.architecture": Value("string", "llama")}
 F32, F16, BF16, Q8_0 = (ENCODINGS[name] for name in ("F32", "F16", "BF16", "Q8_0"))
 
 
 def tree(metadata: dict[str, Value] | None = None, **shapes: tuple[int, ...]) -> Weights:
-    return Weights.from_data(
+    return as_checkpoint(
         {
             name.replace("__", "."): WeightData.from_numpy(np.ones(shape, np.float16), name)
             for name, shape in shapes.items()
@@ -47,7 +49,7 @@ def test_a_plan_reads_no_tensor() -> None:
             self.header = weights.header
 
     weights = tree(**MODEL)
-    plan = cast(Plan.copy(Weights(Unreadable(weights)), "gguf"), Q8_0)
+    plan = cast(Plan.copy(Checkpoint(Unreadable(weights)), "gguf"), Q8_0)
     assert plan.layouts()[0].nbytes > 0
 
 
@@ -79,7 +81,7 @@ def test_a_dtype_is_for_all_tensors_elsewhere(format_name: str) -> None:
 
 
 def test_integers_and_truth_values_stay() -> None:
-    weights = Weights.from_data(
+    weights = as_checkpoint(
         {
             name: WeightData.from_numpy(np.ones((4, 32), name), name)
             for name in ("int64", "bool", "uint8", "complex64", "float32")
@@ -117,7 +119,7 @@ def test_a_second_loss_is_refused_unless_it_is_wanted() -> None:
     raw = np.zeros((4, 34), np.uint8)
     data = WeightData(raw, "weight", WeightData.from_numpy(raw, "x").dtype, (4, 34),
                       QuantizationEncoding.Q8_0)  # fmt: skip
-    plan = Plan.copy(Weights.from_data({"weight": data}), "gguf")
+    plan = Plan.copy(as_checkpoint({"weight": data}), "gguf")
     with pytest.raises(ConversionError, match="already lost precision"):
         cast(plan, ENCODINGS["Q5_0"])
     assert encodings(cast(plan, ENCODINGS["Q5_0"], requantize=True)) == {"weight": "Q5_0"}
@@ -183,7 +185,7 @@ def test_save_reports_progress_in_bytes(tmp_path: object) -> None:
 
 def test_eight_bit_numbers_with_scales_beside_them_are_not_taken_for_weights() -> None:
     names = {"a.weight": "float8_e4m3fn", "a.weight_scale_inv": "float32"}
-    weights = Weights.from_data(
+    weights = as_checkpoint(
         {
             name: WeightData.from_numpy(np.ones((2, 32), numpy_dtype(DType(dtype))), name)
             for name, dtype in names.items()
@@ -200,7 +202,7 @@ def test_what_no_codec_does_is_refused_before_anything_is_written() -> None:
         cast(Plan.copy(tree(weight=(2, 256)), "gguf"), ENCODINGS["IQ3_S"]).layouts()
     raw = np.zeros((4, 36), np.uint8)
     data = WeightData(raw, "weight", DType.uint8, (4, 36), QuantizationEncoding.Q8_1)
-    plan = Plan.copy(Weights.from_data({"weight": data}), "safetensors")
+    plan = Plan.copy(as_checkpoint({"weight": data}), "safetensors")
     with pytest.raises(ConversionError, match="`weight` is Q8_1, which weightctl cannot decode"):
         cast(plan, BF16).layouts()
 

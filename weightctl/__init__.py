@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from weightctl.translation.models import translate
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.protocol import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = [
     "Buffer",
+    "Checkpoint",
     "DType",
     "DeviceRef",
     "Graph",
@@ -68,7 +70,8 @@ _NAMES = {
     "Weight": "weightctl.graph.weight:Weight",
     "WeightData": "weightctl.weights.data:WeightData",
     "WeightctlError": "weightctl.errors:WeightctlError",
-    "Weights": "weightctl.weights.tree:Weights",
+    "Checkpoint": "weightctl.weights.tree:Checkpoint",
+    "Weights": "weightctl.weights.protocol:Weights",
     "engine": "weightctl.engine",
     "graph": "weightctl.graph",
     "nn": "weightctl.nn",

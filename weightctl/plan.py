@@ -12,6 +12,7 @@ from weightctl.formats import format_module
 from weightctl.formats.base import Part
 from weightctl.logical import parts
 from weightctl.weights.metadata import text
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Described", "Item", "Plan"]
 
@@ -128,14 +129,14 @@ class Plan:
         return "`weightctl ls --flat` lists the names"
 
     @classmethod
-    def copy(cls, weights: Weights, format_name: str) -> Plan:
+    def copy(cls, weights: Checkpoint, format_name: str) -> Plan:
         """Plan to store every tensor at or below a node as it is, in a container format."""
-        header = weights.header
+        header = header_of(weights)
         items = tuple(
             Item(info, info, origin=header.origins.get(name))
             for name, info in header.tensors.items()
         )
-        plan = cls(weights.source, format_name, items, _tying(header.metadata, header.aliases),
+        plan = cls(source_of(weights), format_name, items, _tying(header.metadata, header.aliases),
                    header.aliases, _unkept(header))  # fmt: skip
         if not weights.name:
             return plan

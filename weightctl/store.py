@@ -12,7 +12,7 @@ from weightctl.formats import format_module
 from weightctl.formats.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
 from weightctl.weights.source import Files
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Saved", "open_weights", "save"]
 
 
-def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Weights:
+def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Checkpoint:
     """Open the checkpoint at a path as a tree; headers are parsed, no tensor is read.
 
     The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
@@ -41,11 +41,11 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
         format_module(format_name)
     listing = manifest_at(os.fspath(path))
     if listing is not None:
-        return Weights(open_sharded(listing, format_name))
+        return Checkpoint(open_sharded(listing, format_name))
     header, files = open_files(os.fspath(path), format_name)
     if note := note_of_part(header.files):
         header = header._replace(notes=(*header.notes, note))
-    return Weights(Files(header, files))
+    return Checkpoint(Files(header, files))
 
 
 class Saved(NamedTuple):

@@ -8,17 +8,18 @@ import gguf
 import numpy as np
 
 import small_models
-from weightctl import WeightData, Weights
+from weightctl import WeightData
 from weightctl.archs import recognize
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 _TYPES = {int: "u32", float: "f32", str: "string", list: "array[bool]"}
 
 
-def in_gguf(model: Any, *, tensors: dict[str, Any] | None = None, **more: Any) -> Checkpoint:
+def in_gguf(model: Any, *, tensors: dict[str, Any] | None = None, **more: Any) -> RecognizedModel:
     """Return a model of transformers' by the names and keys of llama.cpp's script.
 
     `tensors` are others, by GGUF's names, and `more` other keys, without the architecture and with
@@ -45,4 +46,4 @@ def in_gguf(model: Any, *, tensors: dict[str, Any] | None = None, **more: Any) -
         for name, array in small_models.arrays(model).items()
     } | (tensors or {})
     data = {name: WeightData.from_numpy(array, name) for name, array in arrays.items()}
-    return recognize(Weights.from_data(data, metadata))
+    return recognize(as_checkpoint(data, metadata))

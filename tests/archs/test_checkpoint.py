@@ -16,7 +16,7 @@ from weightctl import DType, open_weights
 from weightctl.archs.recognition import recognize
 from weightctl.errors import ArchitectureError
 from weightctl.weights.metadata import Value
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,13 +31,13 @@ def tensors() -> dict[str, Any]:
     return small_models.arrays(small_models.llama(**SIZES))
 
 
-def refused(weights: Weights, config: Any = None) -> str:
+def refused(weights: Checkpoint, config: Any = None) -> str:
     with pytest.raises(ArchitectureError) as caught:
         recognize(weights, config)
     return str(caught.value)
 
 
-def beside(path: Path, tensors: dict[str, Any], config: bytes | None) -> Weights:
+def beside(path: Path, tensors: dict[str, Any], config: bytes | None) -> Checkpoint:
     stored(path / "model.safetensors", **tensors)
     if config is not None:
         (path / "config.json").write_bytes(config)
@@ -95,9 +95,9 @@ def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
     said = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
     assert "mamba" in said
     assert "llama, mistral, bert, gpt2" in said
-    weights = Weights.from_data({}, {"general.architecture": Value("string", "rwkv7")})
+    weights = Checkpoint.from_data({}, {"general.architecture": Value("string", "rwkv7")})
     assert "`'rwkv7'`" in refused(weights)
-    weights = Weights.from_data({}, {"general.architecture": Value("u32", 7)})
+    weights = Checkpoint.from_data({}, {"general.architecture": Value("u32", 7)})
     assert "`general.architecture` is `7`" in refused(weights)
 
 

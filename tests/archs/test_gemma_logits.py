@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
     Floats = NDArray[np.float32]
 
@@ -33,7 +33,7 @@ TOKENS = tokens_below(96, 2, 40)
 ARCHS = {"gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}
 
 
-def run(checkpoint: Checkpoint, **changes: Any) -> Floats:
+def run(checkpoint: RecognizedModel, **changes: Any) -> Floats:
     """Return the logits of a checkpoint, or of what it would be with another config."""
     config: Any = checkpoint.config
     module = load(checkpoint.arch.module)(replace(config, **changes), DType.float32)
@@ -42,7 +42,7 @@ def run(checkpoint: Checkpoint, **changes: Any) -> Floats:
 
 
 @cache
-def usual_logits(name: str) -> tuple[Checkpoint, Floats]:
+def usual_logits(name: str) -> tuple[RecognizedModel, Floats]:
     """Return a checkpoint of a family and its logits."""
     checkpoint = small_models.checkpoint(getattr(small_models, name)())
     return checkpoint, run(checkpoint)

@@ -16,13 +16,14 @@ from small_models import logits, tokens_below
 from weightctl import open_weights
 from weightctl.archs import recognize
 from weightctl.errors import ArchitectureError
-from weightctl.weights import WeightData, Weights
+from weightctl.weights import WeightData
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def model() -> Any:
     return small_models.mixtral()
 
 
-def assert_same(found: Checkpoint, model: Any) -> None:
+def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
@@ -106,7 +107,7 @@ def family(**changes: int) -> str:
     # As many tensors as layers may be at least.
     one = WeightData.from_numpy(np.zeros(1, np.float32), "one")
     tensors = {f"tensor {number}": one for number in range(200)}
-    return recognize(Weights.from_data(tensors, metadata(**changes))).arch.name
+    return recognize(as_checkpoint(tensors, metadata(**changes))).arch.name
 
 
 def test_a_llama_of_no_experts_is_no_mixtral() -> None:
@@ -139,4 +140,4 @@ def test_stacks_of_more_or_fewer_experts_than_there_are_are_refused(
     tensors = {name: node.data() for name, node in stored.items()}
     changed = stored.metadata | {"llama.expert_count": Value("u32", count)}
     with pytest.raises(ArchitectureError, match=r"ffn_gate_(exps|inp)"):
-        recognize(Weights.from_data(tensors, changed)).module()
+        recognize(as_checkpoint(tensors, changed)).module()

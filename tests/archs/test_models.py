@@ -14,26 +14,27 @@ from arrays import weights_of
 from blocks import in_blocks
 from runs import executed, graph_of
 from small_models import checkpoint, logits, tokens_below
-from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData, Weights
+from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData
 from weightctl.archs import recognize
 from weightctl.archs.llama_model import Llama
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph import ops
 from weightctl.nn import Linear
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.network import Network
     from weightctl.graph import Value
 
 MAKERS = {"llama": small_models.llama, "bert": small_models.bert, "gpt2": small_models.gpt2}
 
 
-def said(found: Checkpoint, *inputs: Any, dtype: DType = DType.float32) -> NDArray[Any]:
+def said(found: RecognizedModel, *inputs: Any, dtype: DType = DType.float32) -> NDArray[Any]:
     """Return what the whole model of a checkpoint gives."""
     (output,) = executed(found.module(dtype).graph(), *inputs, weights=found.weights)
     return output
@@ -109,7 +110,7 @@ def test_the_weights_of_the_models_have_their_canonical_names() -> None:
     ]
 
 
-def quantized() -> tuple[Checkpoint, Checkpoint]:
+def quantized() -> tuple[RecognizedModel, RecognizedModel]:
     """Return a tied llama whose matrices are blocks, and one of the numbers in them."""
     model = small_models.llama(tie_word_embeddings=True)
     blocks: dict[str, WeightData] = {}
@@ -119,7 +120,7 @@ def quantized() -> tuple[Checkpoint, Checkpoint]:
         if array.ndim == 2:
             blocks[name], numbers[name] = in_blocks(array, QuantizationEncoding.Q8_0, name)
     document = model.config.to_dict()
-    return recognize(Weights.from_data(blocks), document), recognize(weights_of(numbers), document)
+    return recognize(as_checkpoint(blocks), document), recognize(weights_of(numbers), document)
 
 
 def test_a_quantized_llama_equals_the_dequantized_one_exactly() -> None:

@@ -18,7 +18,7 @@ from weightctl.archs.written import to_gguf, to_hugging_face
 from weightctl.errors import ArchitectureError
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3], [2.0, 3.0, 4.0, 5.0]
 LONGROPE: dict[str, Any] = {
@@ -32,7 +32,7 @@ LONGROPE: dict[str, Any] = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*original_max_position_embeddings")
 
 
-def assert_same(found: Checkpoint, model: Any, length: int = 20) -> None:
+def assert_same(found: RecognizedModel, model: Any, length: int = 20) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, length)
@@ -66,7 +66,7 @@ def test_the_length_of_a_sequence_decides_between_the_factors(long_model: Any, l
     assert_same(checkpoint(long_model), long_model, length)
 
 
-def in_gguf_with_factors(model: Any) -> Checkpoint:
+def in_gguf_with_factors(model: Any) -> RecognizedModel:
     found = checkpoint(model)
     given = to_gguf(found.arch, found.fields)
     share = given["phi3.rope.scaling.attn_factor"]

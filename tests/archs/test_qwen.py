@@ -23,7 +23,7 @@ from weightctl.errors import ArchitectureError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 ARCHS = {"qwen2": QWEN2, "qwen3": QWEN3}
 MAKERS = {"qwen2": small_models.qwen2, "qwen3": small_models.qwen3}
@@ -32,7 +32,7 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
-def assert_same(found: Checkpoint, model: Any) -> None:
+def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)

@@ -21,7 +21,7 @@ from weightctl.errors import ArchitectureError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def model() -> Any:
     return small_models.qwen3moe()
 
 
-def assert_same(found: Checkpoint, model: Any) -> None:
+def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
@@ -70,7 +70,7 @@ def test_the_variations_of_a_qwen3_with_experts(variation: dict[str, Any]) -> No
     assert_same(small_models.checkpoint(changed), changed)
 
 
-def said(**changes: Any) -> Checkpoint:
+def said(**changes: Any) -> RecognizedModel:
     given = {"num_hidden_layers": 1, "model_type": "qwen3_moe"} | changes
     return recognize(weights_of({"one": np.zeros(1, np.float32)}), given)
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.engine import LoadedGraph
 
 TOKENS, MOST_PEAK, MOST_TIMES = 32, 900_000_000, 1.1
 DTYPES = {"bfloat16": DType.bfloat16, "float32": DType.float32}
 
 
-def load(checkpoint: Checkpoint, dtype: DType, *, resident: bool) -> LoadedGraph:
+def load(checkpoint: RecognizedModel, dtype: DType, *, resident: bool) -> LoadedGraph:
     """Return the whole model, ready to run."""
     module = checkpoint.module(dtype)
     if resident and dtype is DType.float32:
@@ -62,7 +62,7 @@ def stream(path: Path, dtype: DType) -> None:
     print(int(peak.split()[1]) * 1024)
 
 
-def in_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn.Module:
+def in_transformers(checkpoint: RecognizedModel, dtype: torch.dtype) -> torch.nn.Module:
     """Return the same model in transformers, of the same numbers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

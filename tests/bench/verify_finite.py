@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl import Plan, WeightData, Weights, open_weights
+from weightctl import Plan, WeightData, open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active
@@ -25,6 +25,7 @@ from weightctl.threads import Memory
 from weightctl.verify.survey.numbers import decoded, runs_of
 from weightctl.verify.survey.side_by_side import surveys
 from weightctl.weights.derived import tensor_of
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def compare(path: Path, name: str, rows: int, repeats: int) -> None:
     numbers = random.standard_normal((rows, COLUMNS), np.float32) * np.float32(0.02)
     raw = transcode(numbers.view(np.uint8), ENCODINGS["F32"], encoding).raw
     info = TensorInfo("matrix.weight", (rows, COLUMNS), encoding)
-    tree = Weights.from_data({info.name: WeightData.stored(info, raw.reshape(-1).data)})
+    tree = as_checkpoint({info.name: WeightData.stored(info, raw.reshape(-1).data)})
     save(Plan.copy(tree, "gguf"), path)
     source = open_weights(path).source
     tensor = tensor_of(source, info.name)

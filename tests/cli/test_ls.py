@@ -19,6 +19,7 @@ from weightctl import Plan, WeightData, Weights
 from weightctl.cli.outline import outline
 from weightctl.store import save
 from weightctl.targets import target
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def tree_of(shapes: dict[str, tuple[int, ...]]) -> Weights:
-    return Weights.from_data(
+    return as_checkpoint(
         {
             name: WeightData.from_numpy(np.zeros(shape, np.float32), name)
             for name, shape in shapes.items()
@@ -167,7 +168,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
 
 def test_tied_names_are_shown_and_counted_once(weightctl: Run, tmp_path: Path) -> None:
     weights = tree_of({"embed.weight": (8, 4)})
-    tied = Weights.from_data(
+    tied = as_checkpoint(
         {"embed.weight": weights["embed.weight"].data()}, {"head.weight": text("embed.weight")}
     )
     path = tmp_path / "tied.safetensors"

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, stream
-from weightctl import Weights
 from weightctl.dequantize import dequantized
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.metadata import Value
 from weightctl.weights.source import Held
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def test_names_of_tied_weights_stay(tmp_path: Path) -> None:
             return super().header._replace(aliases=aliases)
 
     data = {name: node.data() for name, node in weights.items()}
-    tree = dequantized(Weights(Tied(data, {"a": Value("u8", 1)})), in_blocks=False)
+    tree = dequantized(Checkpoint(Tied(data, {"a": Value("u8", 1)})), in_blocks=False)
     assert tree.header.aliases == {"m.weight": "l.weight"}
     assert tree.m.weight.data().to_numpy().tolist() == [[2.0] * 4] * 4
 
@@ -221,7 +221,7 @@ def test_no_checkpoint_makes_it_fail_otherwise(
     extents = {name: Extent(0, 0, info.nbytes) for name, info in tensors.items()}
     header = Header("safetensors", (), tensors, extents)
     try:
-        tree = dequantized(Weights(Endless(header, content)), in_blocks=in_blocks)
+        tree = dequantized(Checkpoint(Endless(header, content)), in_blocks=in_blocks)
         for name, info in tree.header.tensors.items():
             blocks = info.nbytes // info.encoding.size
             for first, count in ((0, 3), (blocks // 2, 40), (blocks - 1, 1)):

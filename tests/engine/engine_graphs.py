@@ -10,6 +10,7 @@ from runs import executed
 from weightctl import DeviceRef, DType, Weights
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType, Weight, ops
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class Counted:
 def counted(weights: Weights) -> tuple[Weights, dict[str, int]]:
     """Return a tree of the same tensors, and how often each has been read."""
     source = Counted(weights.source)
-    return Weights(source), source.reads
+    return Checkpoint(source), source.reads
 
 
 def numbers(*shape: int, seed: int = 0) -> Array:

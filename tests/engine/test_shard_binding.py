@@ -26,6 +26,7 @@ from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops
 from weightctl.steps.transposed import Transposed
 from weightctl.transforms.cast import cast
 from weightctl.weights.derived import Derived, Made, tensor_of
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +150,7 @@ def test_what_comes_out_is_nobody_elses() -> None:
 
 def test_a_replicated_weight_is_read_once_and_each_shard_is_all_of_it(tmp_path: Path) -> None:
     source = Metered(file_of(tmp_path, w=WHOLE).source)
-    found = parts_of(Weights(source), whole(ShardingStrategy.replicate(2)), resident=True)
+    found = parts_of(Checkpoint(source), whole(ShardingStrategy.replicate(2)), resident=True)
     same(found, [WHOLE, WHOLE])
     assert source.nbytes == {"w": WHOLE.nbytes}
 
@@ -203,7 +204,7 @@ def test_what_a_tree_was_asked_for_is_cut_as_it_was_asked_for(tmp_path: Path) ->
 
 def test_a_tensor_that_is_made_of_another_is_cut_as_any(tmp_path: Path) -> None:
     source = file_of(tmp_path, turned=np.ascontiguousarray(WHOLE.T)).source
-    tree = Weights(
+    tree = Checkpoint(
         Derived(source, {"w": Made("w", Transposed(), [tensor_of(source, "turned")])}, {})
     )
     same(parts_of(tree, whole(COLUMNS)), COLUMN_PARTS)
@@ -212,11 +213,11 @@ def test_a_tensor_that_is_made_of_another_is_cut_as_any(tmp_path: Path) -> None:
 
 def test_a_shard_of_a_tied_weight_is_cut_from_the_tensor_that_it_is(tmp_path: Path) -> None:
     source = file_of(tmp_path, kept=WHOLE).source
-    tree = Weights(Derived(source, {"kept": tensor_of(source, "kept")}, {}, {"w": "kept"}))
+    tree = Checkpoint(Derived(source, {"kept": tensor_of(source, "kept")}, {}, {"w": "kept"}))
     metered = Metered(tree.source)
     kept = Weight("kept", F32, WHOLE.shape, sharding_strategy=ROWS)
     graph = giving(*whole(ROWS).shard(CPUS), *kept.shard(CPUS))
-    same(executed(graph, weights=Weights(metered), resident=True), [*ROW_PARTS, *ROW_PARTS])
+    same(executed(graph, weights=Checkpoint(metered), resident=True), [*ROW_PARTS, *ROW_PARTS])
     assert metered.nbytes == {"kept": WHOLE.nbytes}
 
 
@@ -231,7 +232,7 @@ def test_only_the_bytes_of_the_part_are_read(tmp_path: Path, resident: bool) -> 
         source.nbytes.clear()
         weight = Weight("w", F32, wide.shape, sharding_strategy=strategy)
         _, second = weight.shard(CPUS)
-        executed(giving(second), weights=Weights(source), resident=resident)
+        executed(giving(second), weights=Checkpoint(source), resident=resident)
         assert source.nbytes == {"w": wide.nbytes // 2}
 
 
@@ -240,7 +241,7 @@ def test_of_a_shard_of_a_table_only_the_rows_that_are_picked_are_read(tmp_path: 
     _, second = whole(ROWS).shard(CPUS)
     with Graph("rows", [TensorType(DType.int64, ("n",))]) as graph:
         graph.output(ops.embedding(second, graph.inputs[0]))
-    (found,) = executed(graph, np.array([2, 0, 2]), weights=Weights(source))
+    (found,) = executed(graph, np.array([2, 0, 2]), weights=Checkpoint(source))
     np.testing.assert_array_equal(found, WHOLE[[5, 3, 5]])
     assert source.nbytes == {"w": 2 * WHOLE[0].nbytes}
 
@@ -250,7 +251,7 @@ def test_the_columns_of_picked_rows_are_cut(tmp_path: Path) -> None:
     first, _ = whole(COLUMNS).shard(CPUS)
     with Graph("rows", [TensorType(DType.int64, ("n",))]) as graph:
         graph.output(ops.embedding(first, graph.inputs[0]))
-    (found,) = executed(graph, np.array([5, 1]), weights=Weights(source))
+    (found,) = executed(graph, np.array([5, 1]), weights=Checkpoint(source))
     np.testing.assert_array_equal(found, WHOLE[[5, 1], :48])
     assert source.nbytes == {"w": WHOLE[0].nbytes}
 

@@ -17,6 +17,7 @@ from weightctl.graph import Graph, Weight
 from weightctl.nn import Module
 from weightctl.shape import Shape
 from weightctl.weights import Buffer, WeightData, Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,7 +168,7 @@ def test_nothing_is_read_for_the_checks() -> None:
             raise AssertionError(name)
 
     source: Any = Unread(weights_of({"weight": np.ones((3, 3), np.float32)}))
-    assert "is float32[3, 3], not float32[4]" in refusal(Scale(), Weights(source))
+    assert "is float32[3, 3], not float32[4]" in refusal(Scale(), Checkpoint(source))
 
 
 def test_a_further_name_of_a_loaded_tensor_is_not_unexpected() -> None:

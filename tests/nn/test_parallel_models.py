@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from families import Made
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 CLOSE = 1e-4
 TOKENS = [[*range(3, 23)], [*range(30, 50)]]
@@ -48,7 +48,7 @@ class Model(NamedTuple):
     inputs: list[list[list[int]]]
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> RecognizedModel:
         return recognize(open_weights(self.path))
 
     def said(self, grid: Grid | None = None) -> NDArray[np.float32]:

@@ -34,7 +34,7 @@ from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def change(parts: Path, rank: int, name: str, at: int = 0) -> Path:
     return Path(header.files[0])
 
 
-def copied(weights: Weights, path: Path) -> bytes:
+def copied(weights: Checkpoint, path: Path) -> bytes:
     """Return the file that a plain copy of a checkpoint is."""
     save(Plan.copy(weights, "gguf" if path.suffix == ".gguf" else "safetensors"), path)
     return path.read_bytes()

@@ -26,7 +26,7 @@ from saved_shards import (
     stopped,
 )
 from sharded_files import plan_of, rows_or_all
-from weightctl import Weights, open_weights
+from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats.sharded.identity import identity
 from weightctl.formats.sharded.manifest import read_manifest
@@ -34,6 +34,7 @@ from weightctl.formats.sharded.record import MANIFEST
 from weightctl.shards.journal import JOURNAL
 from weightctl.shards.save import save_shards
 from weightctl.split import Grid, replicate
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -259,7 +260,7 @@ def test_after_an_error_that_the_same_plan_would_meet_again_nothing_stays(
 def test_tensors_in_memory_are_not_known_again(tmp_path: Path) -> None:
     weights = open_weights(layers(tmp_path / "model"))
     data = {name: weights[name].data() for name in weights.header.tensors}
-    plan = plan_of(Weights.from_data(data), Grid(2), format_name="safetensors")
+    plan = plan_of(as_checkpoint(data), Grid(2), format_name="safetensors")
     stopped(plan, tmp_path / "out")
     saved = save_shards(plan, tmp_path / "out")
     assert (saved.kept_bytes, saved.started_over) == (0, "what is in memory cannot be known again")

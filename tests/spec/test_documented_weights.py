@@ -19,6 +19,7 @@ from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, We
 from weightctl.device import DeviceRef
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType, TensorValue, Weight, ops
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -310,7 +311,7 @@ NUMBERS = np.random.default_rng(0).standard_normal((4, 256), np.float32)
 def allocated_and_run(
     dtype: DType | None, encoding: QuantizationEncoding | None
 ) -> NDArray[np.float32]:
-    tree = Weights.from_data({"a.w": WeightData.from_numpy(NUMBERS, "a.w")})
+    tree = as_checkpoint({"a.w": WeightData.from_numpy(NUMBERS, "a.w")})
     weight = tree.a.w.allocate(dtype, quantization_encoding=encoding)
     with Graph("allocated") as graph:
         graph.output(weight + 0)
@@ -335,7 +336,7 @@ def test_an_engine_loads_the_blocks_that_were_allocated(dtype: DType | None) -> 
 
 
 def test_another_graph_on_the_same_tree_gets_the_numbers_as_they_are_stored() -> None:
-    tree = Weights.from_data({"a.w": WeightData.from_numpy(NUMBERS, "a.w")})
+    tree = as_checkpoint({"a.w": WeightData.from_numpy(NUMBERS, "a.w")})
     tree.a.w.allocate(DType.float16)
     with Graph("other") as graph:
         graph.output(Weight("a.w", DType.float32, NUMBERS.shape) + 0)
@@ -344,7 +345,7 @@ def test_another_graph_on_the_same_tree_gets_the_numbers_as_they_are_stored() ->
 
 
 def test_allocated_weights_are_a_registry_themselves() -> None:
-    tree = Weights.from_data({"a.w": WeightData.from_numpy(NUMBERS, "a.w")})
+    tree = as_checkpoint({"a.w": WeightData.from_numpy(NUMBERS, "a.w")})
     with Graph("allocated") as graph:
         graph.output(tree.a.w.allocate(DType.float16) + 0)
     (found,) = InferenceSession().load(graph, tree.allocated_weights).execute()

@@ -20,7 +20,7 @@ from weightctl.steps.transposed import Transposed
 from weightctl.store import open_weights, save
 from weightctl.transforms.cast import cast
 from weightctl.weights.derived import Derived, Made, tensor_of
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +125,7 @@ def test_blocks_move_as_bytes_and_are_never_decoded(tmp_path: Path) -> None:
 
 def test_a_tree_of_made_tensors_lists_saves_and_gives_data_like_any(tmp_path: Path) -> None:
     tensors = {"t.weight": made(Transposed(), ["a"]), "same": tensor_of(SOURCE, "b")}
-    tree = Weights(Derived(SOURCE, tensors, {}))
+    tree = Checkpoint(Derived(SOURCE, tensors, {}))
     assert (tree.t.weight.data().to_numpy() == A.T).all()
     assert tree.header.origins["t.weight"].steps == ("transposed",)
     plan = cast(Plan.copy(tree, "safetensors"), ENCODINGS["F16"])

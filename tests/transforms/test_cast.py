@@ -11,6 +11,7 @@ from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.transforms.cast import Rule, cast
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 
 LLAMA = {"general.architecture": Value("string", "llama")}
@@ -26,7 +27,7 @@ SHAPES = {
 
 def weights(metadata: dict[str, Value] | None = None) -> Weights:
     dtypes = {"positions": np.int64}
-    return Weights.from_data(
+    return as_checkpoint(
         {
             name: WeightData.from_numpy(np.ones(shape, dtypes.get(name, np.float16)), name)
             for name, shape in SHAPES.items()
@@ -94,7 +95,7 @@ def test_a_rule_that_names_nothing_is_refused() -> None:
 def test_buffers_stay_unless_a_rule_names_them() -> None:
     names = ("layers.0.rotary_emb.inv_freq", "norm.running_mean", "norm.bias")
     held = {name: WeightData.from_numpy(np.ones(8, np.float32), name) for name in names}
-    plan = Plan.copy(Weights.from_data(held), "safetensors")
+    plan = Plan.copy(as_checkpoint(held), "safetensors")
     found = [item.info.encoding.name for item in cast(plan, ENCODINGS["F16"]).items]
     assert found == ["F32", "F32", "F16"]
     ruled = cast(plan, None, [Rule(re.compile("inv_freq"), ENCODINGS["F16"])])

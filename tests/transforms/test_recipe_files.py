@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from weightctl import Plan, WeightData, Weights
+from weightctl import Plan, WeightData
 from weightctl.errors import ConversionError
 from weightctl.transforms.cast import cast
 from weightctl.transforms.recipe_files import read_recipe
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def made(folder: Path, text: str, said: dict[str, Value] | None = LLAMA) -> Plan
         name: WeightData.from_numpy(np.ones(256 if "norm" in name else (4, 256), np.float16), name)
         for name in NAMES
     }
-    return cast(Plan.copy(Weights.from_data(held, said), "gguf"), read_recipe(str(path)))
+    return cast(Plan.copy(as_checkpoint(held, said), "gguf"), read_recipe(str(path)))
 
 
 def types(plan: Plan) -> list[str]:
@@ -114,7 +115,7 @@ def test_a_file_with_the_name_of_a_type_is_a_recipe_all_the_same(tmp_path: Path)
     path.write_text("base = 'Q4_K_M'\n")
     held = {"lm_head.weight": WeightData.from_numpy(np.ones((4, 256), np.float16), "lm_head")}
     with pytest.raises(ConversionError, match="goes by GGUF's names"):
-        cast(Plan.copy(Weights.from_data(held), "gguf"), read_recipe(str(path)))
+        cast(Plan.copy(as_checkpoint(held), "gguf"), read_recipe(str(path)))
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from weightctl import Plan, WeightData, Weights
+from weightctl import Plan, WeightData
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan import Item
 from weightctl.transforms.cast import Rule, cast
 from weightctl.transforms.mixtures import MIXTURES
 from weightctl.transforms.recipes import CONDITIONS, Chosen, choose
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
 
@@ -54,7 +55,7 @@ class Shaped(NamedTuple):
         return cls(infos, metadata(said["architecture"], **said["metadata"]), said["recipes"])
 
     def plan(self) -> Plan:
-        held = Weights.from_data({}, self.metadata)
+        held = as_checkpoint({}, self.metadata)
         return Plan.copy(held, "gguf").with_items(tuple(_item(info) for info in self.tensors))
 
     def expected(self, recipe: str) -> dict[str, str]:
@@ -192,7 +193,7 @@ def small(*names: str, said: dict[str, Value] | None = None) -> Plan:
         name: WeightData.from_numpy(np.ones(shape, np.float16), name)
         for name, shape in shapes.items()
     }
-    return Plan.copy(Weights.from_data(held, said), "gguf")
+    return Plan.copy(as_checkpoint(held, said), "gguf")
 
 
 GGUF = ("output.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight")

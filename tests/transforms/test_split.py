@@ -25,6 +25,7 @@ from weightctl.targets import target
 from weightctl.transforms.align import align
 from weightctl.transforms.split import split
 from weightctl.weights import TensorInfo
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def divided(weights: Weights, path: Path, most: int) -> list[Path]:
 
 def layers(count: int, rows: int = 64) -> Weights:
     numbers = np.random.default_rng(1)
-    return Weights.from_data(
+    return as_checkpoint(
         {
             f"layers.{i}.weight": WeightData.from_numpy(
                 numbers.standard_normal((rows, 256), np.float32), f"layers.{i}.weight"
@@ -149,7 +150,7 @@ def test_every_part_of_safetensors_is_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_gguf_say_their_place_as_llama_cpp_does(tmp_path: Path) -> None:
-    weights = Weights.from_data(
+    weights = as_checkpoint(
         {name: node.data() for name, node in layers(3).items()}, {"general.name": text("x")}
     )
     for number, path in enumerate(divided(weights, tmp_path / "a.gguf", 70_000)):
@@ -219,7 +220,7 @@ def test_parts_that_are_cut_off_are_not_merged(tmp_path: Path) -> None:
 
 def test_more_parts_than_names_can_count_are_refused() -> None:
     tensor = WeightData.from_numpy(np.zeros(1, np.uint8), "a")
-    weights = Weights.from_data({str(number): tensor for number in range(65_536)})
+    weights = as_checkpoint({str(number): tensor for number in range(65_536)})
     with pytest.raises(ConversionError, match="files of 1 bytes would be 65536"):
         split(Plan.copy(weights, "safetensors"), 1)
 

@@ -12,7 +12,7 @@ from arrays import weights_of
 from weightctl.archs import recognize
 from weightctl.translation import translate
 from weightctl.weights.derived import Derived, tensor_of
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 MODELS = {
     "llama": {"attention_bias": True}, "qwen2": {}, "qwen3": {}, "bert": {}, "gemma2": {},
@@ -20,7 +20,7 @@ MODELS = {
 }  # fmt: skip
 
 
-def arrays_of(weights: Weights) -> dict[str, Any]:
+def arrays_of(weights: Checkpoint) -> dict[str, Any]:
     return {name: node.data().to_numpy() for name, node in weights.items()}
 
 
@@ -34,7 +34,7 @@ def test_parts_of_one_tensor_are_those_that_stand_alone(name: str) -> None:
         tensors[first.replace("attn_q.", "attn_qkv.")] = np.concatenate(parts)
     held = weights_of(tensors).source
     stored = {key: tensor_of(held, key) for key in tensors}
-    fused = Weights(Derived(held, stored, apart.metadata))
+    fused = Checkpoint(Derived(held, stored, apart.metadata))
     back = arrays_of(translate(recognize(fused), "hugging_face").weights)
     wanted = arrays_of(translate(recognize(apart), "hugging_face").weights)
     assert back.keys() == wanted.keys()

@@ -9,7 +9,7 @@ from weightctl.archs import recognize
 from weightctl.translation import translate
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 FAMILIES = (
     "llama", "gpt2", "bert", "gemma2", "gemma3", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe",
@@ -20,24 +20,24 @@ LLAMA3 = {
 }  # fmt: skip
 
 
-def of_family(family: str) -> Checkpoint:
+def of_family(family: str) -> RecognizedModel:
     """Return a small model of a family, as transformers saves it."""
     model = getattr(small_models, family)
     made = model(bos_token_id=1, eos_token_id=2) if family == "gpt2" else model()
     return small_models.checkpoint(made)
 
 
-def as_gguf(checkpoint: Checkpoint) -> Checkpoint:
+def as_gguf(checkpoint: RecognizedModel) -> RecognizedModel:
     """Return a checkpoint translated."""
     return recognize(translate(checkpoint, "gguf").weights)
 
 
-def changed(checkpoint: Checkpoint, **keys: Any) -> Checkpoint:
+def changed(checkpoint: RecognizedModel, **keys: Any) -> RecognizedModel:
     """Return a checkpoint with other values in its config.json."""
     return recognize(checkpoint.tree, {**checkpoint.document, **keys})
 
 
-def half_turned(checkpoint: Checkpoint) -> Checkpoint:
+def half_turned(checkpoint: RecognizedModel) -> RecognizedModel:
     """Return a checkpoint whose config.json says that half of each head is rotated."""
     rotations = {**checkpoint.document["rope_parameters"], "partial_rotary_factor": 0.5}
     return changed(checkpoint, rope_parameters=rotations)

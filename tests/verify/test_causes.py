@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from arrays import stored
-from weightctl import Plan, WeightData, Weights
+from weightctl import Plan, WeightData
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.store import save
 from weightctl.verify import Request, Subject
 from weightctl.verify.values import check
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +150,7 @@ def test_a_part_that_is_wiped_is_no_factor_of_all(tmp_path: Path) -> None:
     raw[90:360] = 0  # part of one row, and the next three
     blocks = WeightData.stored(data.info._replace(encoding=kind), memoryview(raw.tobytes()))
     own = tmp_path / "own.gguf"
-    save(Plan.copy(Weights.from_data({DOWN: blocks}), "gguf"), own)
+    save(Plan.copy(as_checkpoint({DOWN: blocks}), "gguf"), own)
     reference = stored(tmp_path / "reference.safetensors", **{DOWN: HEALTHY[DOWN]})
     (problem,) = check(Request(subject=Subject(own), reference=Subject(reference))).problems
     assert problem.cause is not None

@@ -11,15 +11,15 @@ import small_models
 from weightctl.verify.diverging.configs import corrected, differences
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 
-def _keys(subject: Checkpoint, reference: Checkpoint) -> list[str]:
+def _keys(subject: RecognizedModel, reference: RecognizedModel) -> list[str]:
     return [each.problem.where for each in differences(subject, reference)]
 
 
 @pytest.fixture(scope="module")
-def llama() -> Checkpoint:
+def llama() -> RecognizedModel:
     return small_models.checkpoint(small_models.llama())
 
 
@@ -39,14 +39,14 @@ def test_a_model_in_both_dialects_has_one_config(family: str) -> None:
     ],
 )
 def test_a_key_that_differs_is_named_as_the_checkpoint_spells_it(
-    llama: Checkpoint, key: str, value: float, in_gguf: str
+    llama: RecognizedModel, key: str, value: float, in_gguf: str
 ) -> None:
     other = changed(llama, **{key: value})
     assert _keys(other, llama) == [key]
     assert _keys(as_gguf(llama), other) == [in_gguf]
 
 
-def test_the_cause_has_both_values(llama: Checkpoint) -> None:
+def test_the_cause_has_both_values(llama: RecognizedModel) -> None:
     (found,) = differences(changed(llama, rms_norm_eps=1e-2), llama)
     cause = found.problem.cause
     assert cause is not None
@@ -55,7 +55,7 @@ def test_the_cause_has_both_values(llama: Checkpoint) -> None:
     assert found.problem.text == "differs from the reference's"
 
 
-def test_a_value_that_follows_from_one_that_differs_is_not_told(llama: Checkpoint) -> None:
+def test_a_value_that_follows_from_one_that_differs_is_not_told(llama: RecognizedModel) -> None:
     other = changed(llama, num_attention_heads=2, num_key_value_heads=1, head_dim=None)
     assert _keys(other, llama) == ["num_attention_heads", "num_key_value_heads"]
 
@@ -68,7 +68,7 @@ def test_a_part_of_a_head_that_is_turned_is_told() -> None:
     assert made.config == checkpoint.config != other.config
 
 
-def test_a_rotation_in_older_words_is_told_in_these(llama: Checkpoint) -> None:
+def test_a_rotation_in_older_words_is_told_in_these(llama: RecognizedModel) -> None:
     older = changed(llama, rope_parameters=None, rope_theta=500.0)
     assert _keys(older, llama) == ["rope_theta"]
 
@@ -86,12 +86,12 @@ def test_rotations_stretched_otherwise_are_told() -> None:
 
 
 def test_the_length_of_texts_changes_nothing_where_positions_have_no_table(
-    llama: Checkpoint,
+    llama: RecognizedModel,
 ) -> None:
     assert _keys(changed(llama, max_position_embeddings=99), llama) == []
 
 
-def test_a_corrected_checkpoint_has_the_references_config(llama: Checkpoint) -> None:
+def test_a_corrected_checkpoint_has_the_references_config(llama: RecognizedModel) -> None:
     other = changed(llama, num_attention_heads=2, num_key_value_heads=1, head_dim=None)
     made = corrected(other, differences(other, llama))
     assert made is not None

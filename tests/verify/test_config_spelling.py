@@ -13,17 +13,17 @@ from weightctl.verify.diverging.configs import corrected, differences
 from weightctl.verify.naming.spelling import spelled
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 SHARE = "rope_parameters.partial_rotary_factor"
 
 
-def _told(subject: Checkpoint, reference: Checkpoint) -> dict[str, str]:
+def _told(subject: RecognizedModel, reference: RecognizedModel) -> dict[str, str]:
     problems = [each.problem for each in differences(subject, reference)]
     return {each.where: "" if each.cause is None else each.cause.text for each in problems}
 
 
-def _words(checkpoint: Checkpoint) -> set[str]:
+def _words(checkpoint: RecognizedModel) -> set[str]:
     """Return the keys that a family has in a checkpoint's dialect, without what they stand in."""
     lines = checkpoint.arch.keys
     if checkpoint.dialect == "gguf":

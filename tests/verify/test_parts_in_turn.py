@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import small_models
-from weightctl import WeightData, Weights
+from weightctl import WeightData
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
@@ -18,6 +18,7 @@ from weightctl.errors import ArchitectureError, EngineError, GraphError
 from weightctl.steps.numbers import numbers_of
 from weightctl.verify.running.parts import Running
 from weightctl.weights.derived import tensor_of
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 
 FAMILIES = (
@@ -99,7 +100,7 @@ def test_tensors_of_another_encoding_stand_in_for_stored_ones() -> None:
     numbers = numbers_of(running.checkpoint.tensors[name])
     info = TensorInfo(name, numbers.shape, encoding)
     blocks = transcode(numbers.view(np.uint8), ENCODINGS["F32"], encoding).raw
-    held = Weights.from_data({name: WeightData.stored(info, memoryview(blocks.tobytes()))})
+    held = as_checkpoint({name: WeightData.stored(info, memoryview(blocks.tobytes()))})
     changed = in_parts(running, **{name: tensor_of(held.source, name)})
     assert 0 < np.abs(changed - in_parts(running)).max() < 0.1
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from arrays import stored
-from weightctl import Plan, WeightData, Weights
+from weightctl import Plan, WeightData
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.store import save
 from weightctl.verify import Request, Subject
 from weightctl.verify.values import check
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ def problem_of(tmp_path: Path, own: Any, reference: Any = HEALTHY, kind: str = "
     raw = transcode(own.view(np.uint8), ENCODINGS["F32"], ENCODINGS[kind]).raw
     info = data.info._replace(encoding=ENCODINGS[kind])
     held = WeightData.stored(info, memoryview(raw.tobytes()))
-    save(Plan.copy(Weights.from_data({NAME: held}), "gguf"), tmp_path / "own.gguf")
+    save(Plan.copy(as_checkpoint({NAME: held}), "gguf"), tmp_path / "own.gguf")
     other = stored(tmp_path / "reference.safetensors", **{NAME: reference})
     request = Request(subject=Subject(tmp_path / "own.gguf"), reference=Subject(other))
     (problem,) = check(request).problems

@@ -16,6 +16,7 @@ from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData, Weight
 from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
 from weightctl.weights import TensorInfo
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,7 @@ def test_blocks_may_be_asked_for_as_their_data_describes_them() -> None:
     stacked = WeightData.stored(
         TensorInfo("w", (3, 1, 256), Q4_K.encoding), memoryview(bytearray(BLOCKS.tobytes()))
     )
-    weight = Weights.from_data({"w": stacked})["w"].allocate(
+    weight = as_checkpoint({"w": stacked})["w"].allocate(
         stacked.dtype, stacked.shape, stacked.quantization_encoding
     )
     assert weight.original_dtype_and_shape == (DType.float32, [3, 1, 256])
@@ -264,7 +265,7 @@ def test_a_number_that_does_not_fit_is_told_with_its_tensor_when_it_is_read(
 def test_an_infinity_in_a_tensor_for_blocks_is_told_with_its_tensor() -> None:
     numbers = np.ones((1, 32), np.float32)
     numbers[0, 5] = np.inf
-    weights = Weights.from_data({"w": WeightData.from_numpy(numbers, "w")})
+    weights = as_checkpoint({"w": WeightData.from_numpy(numbers, "w")})
     weights["w"].allocate(quantization_encoding=Q8_0)
     with pytest.raises(EncodingError, match="`w`: element 5 is inf, which Q8_0 cannot hold"):
         numbers_of(weights.allocated_weights["w"])

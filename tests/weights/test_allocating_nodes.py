@@ -13,6 +13,7 @@ import torch
 from arrays import weights_of
 from weightctl import DType, WeightData, Weights
 from weightctl.errors import GraphError
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ def weights() -> Weights:
 
 def test_trees_in_memory_give_their_own_numbers() -> None:
     array = np.ones((2, 2), np.float32)
-    weights = Weights.from_data({"w": WeightData.from_numpy(array, "w")})
+    weights = as_checkpoint({"w": WeightData.from_numpy(array, "w")})
     weights["w"].allocate()
     assert np.shares_memory(np.asarray(weights.allocated_weights["w"]), array)
 

@@ -11,6 +11,7 @@ import torch
 from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData, Weights
 from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
+from weightctl.weights.from_arrays import as_checkpoint, declared_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ Q4_K = QuantizationEncoding.Q4_K
 
 @pytest.fixture
 def weights() -> Weights:
-    return Weights.declared()
+    return declared_weights()
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_the_copy_of_a_declaring_tree_declares(
 
 def test_an_opened_tree_without_tensors_declares_nothing() -> None:
     with pytest.raises(MissingTensorError, match="no tensor is called `w`"):
-        Weights.from_data({})["w"].allocate(DType.float32, (2,))
+        as_checkpoint({})["w"].allocate(DType.float32, (2,))
 
 
 def test_declared_data_says_what_it_will_be(declared: WeightData) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from build import safetensors_of
 from weightctl import DType, WeightData, Weights, open_weights
 from weightctl.errors import MissingTensorError
+from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ LAYERED = [
 
 
 def tree_of(names: Iterable[str]) -> Weights:
-    return Weights.from_data(
+    return as_checkpoint(
         {name: WeightData.from_numpy(np.zeros(2, np.float32), name) for name in names}
     )
 
@@ -217,7 +218,7 @@ def test_a_tied_name_is_seen_beside_the_tensor_that_is_stored_once(opened: Weigh
 
 def test_data_held_under_two_names_has_the_name_it_is_asked_for_by() -> None:
     held = WeightData.from_numpy(np.zeros(2), "given")
-    weights = Weights.from_data({"a": held, "b": held})
+    weights = as_checkpoint({"a": held, "b": held})
     first, second = weights.a.data(), weights.b.data()
     assert (held.name, first.name, second.name) == ("given", "a", "b")
     assert (first.info.name, second.info.name) == ("a", "b")

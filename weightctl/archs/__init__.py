@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.archs.network import Network
     from weightctl.archs.recognition import recognize
 
-__all__ = ["ARCHS", "Checkpoint", "Network", "recognize"]
+__all__ = ["ARCHS", "Network", "RecognizedModel", "recognize"]
 
 # A family is a line here, its name and the `Arch`, and two modules: `llama.py` has the names of its
 # tensors and the keys of its config, `llama_model.py` the config's class and the `Network` that
@@ -30,7 +30,7 @@ ARCHS: dict[str, str] = {
 }
 
 _NAMES = {
-    "Checkpoint": "weightctl.archs.checkpoint:Checkpoint",
+    "RecognizedModel": "weightctl.archs.checkpoint:RecognizedModel",
     "Network": "weightctl.archs.network:Network",
     "recognize": "weightctl.archs.recognition:recognize",
 }

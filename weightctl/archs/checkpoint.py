@@ -11,7 +11,7 @@ from weightctl.dtype import DType
 from weightctl.errors import ArchitectureError
 from weightctl.registry import load
 from weightctl.weights.derived import Derived, Made, StoredTensor
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.shape import Shape
     from weightctl.weights.derived import Tensor
 
-__all__ = ["Checkpoint"]
+__all__ = ["RecognizedModel"]
 
 # Of thousands nobody reads more; a file may claim any number of them.
 _MOST_NAMED = 20
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class RecognizedModel:
     """A model as a checkpoint has it.
 
     `tree` is the checkpoint, `where` what errors call it, and `dialect` says whose names its
@@ -44,7 +44,7 @@ class Checkpoint:
     each is, or is in, and which are copies of another that the model does not need.
     """
 
-    tree: Weights
+    tree: Checkpoint
     where: str
     arch: Arch
     dialect: Dialect
@@ -61,15 +61,15 @@ class Checkpoint:
         found = f"{len(self.tensors)} weights of {self.arch.name}, {self.dialect} names"
         counts = {"missing": len(self.missing), "unexpected": len(self.unexpected)}
         wrong = "".join(f", {count} {what}" for what, count in counts.items() if count)
-        return f"<Checkpoint: {found}{wrong}>"
+        return f"<RecognizedModel: {found}{wrong}>"
 
     @cached_property
-    def weights(self) -> Mapping[str, Weights]:
+    def weights(self) -> Mapping[str, Checkpoint]:
         """The tensors by the names of our modules, as an engine's registry."""
-        source = self.tree.source
-        stored = Weights(source)
+        source = source_of(self.tree)
+        stored = Checkpoint(source)
         made = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, Made)}
-        derived = Weights(Derived(source, made, {}))
+        derived = Checkpoint(Derived(source, made, {}))
         return {
             name: stored[tensor.name] if isinstance(tensor, StoredTensor) else derived[name]
             for name, tensor in self.tensors.items()

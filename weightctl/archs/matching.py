@@ -8,6 +8,7 @@ from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.logical import is_buffer
 from weightctl.steps.rows import Entry, Rows
 from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.tree import info_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.archs.arch import Arch, Fusion, TensorNames
     from weightctl.archs.keys import Config, Dialect
     from weightctl.weights.derived import Tensor
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
 
@@ -37,7 +38,7 @@ class Match(NamedTuple):
     stored: Mapping[str, str]
 
 
-def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where: str) -> Match:
+def match(weights: Checkpoint, arch: Arch, dialect: Dialect, config: Config, where: str) -> Match:
     """Match the tensors of a checkpoint with those that a model of this config has.
 
     Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding that
@@ -53,7 +54,7 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
         found = None if wanted is None else names.find(wanted)
         try:
             if found is not None:
-                stored: Tensor = tensor_of(weights.source, found)
+                stored: Tensor = tensor_of(source_of(weights), found)
                 if tensor.is_stacked(dialect):
                     stored = Made(tensor.module, Entry(tensor.expert), [stored])
                 tensors[tensor.module] = _without_padding(tensor, stored, config)
@@ -74,7 +75,7 @@ def match(weights: Weights, arch: Arch, dialect: Dialect, config: Config, where:
         for name in names.stored
         if name not in used
         and names.plain(name) not in copies
-        and not is_buffer(names.stored[name].info)
+        and not is_buffer(info_of(names.stored[name]))
     ]
     beside = [name for name in rest if arch.is_beside(names.plain(name))]
     unexpected = [name for name in rest if not arch.is_beside(names.plain(name))]
@@ -92,7 +93,7 @@ def _without_padding(names: TensorNames, tensor: Tensor, config: Config) -> Tens
 class _Names:
     """The names of a checkpoint, found by how all checkpoints of the dialect have them."""
 
-    def __init__(self, weights: Weights, arch: Arch, dialect: Dialect) -> None:
+    def __init__(self, weights: Checkpoint, arch: Arch, dialect: Dialect) -> None:
         self.weights = weights
         self.stored = dict(weights.items())
         self._arch = arch
@@ -129,7 +130,7 @@ def _part_of(
         found = names.find(fusion.name.format(tensor.layer, kind=tensor.kind, expert=tensor.expert))
         if found is None:
             continue
-        whole: Tensor = tensor_of(names.weights.source, found)
+        whole: Tensor = tensor_of(source_of(names.weights), found)
         if fusion.of_experts:
             whole = Made(tensor.module, Entry(tensor.expert), [whole])
         rows = list(fusion.rows(config))

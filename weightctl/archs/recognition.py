@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.archs import ARCHS
-from weightctl.archs.checkpoint import Checkpoint
+from weightctl.archs.checkpoint import RecognizedModel
 from weightctl.archs.config_file import read_config
 from weightctl.archs.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.archs.kinds import shown
@@ -15,7 +15,7 @@ from weightctl.archs.model import ARCHITECTURE
 from weightctl.archs.nearest import compared
 from weightctl.errors import ArchitectureError, UnknownArchitectureError
 from weightctl.registry import load
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["recognize"]
 
 
-def recognize(weights: Weights, config: Mapping[str, Any] | None = None) -> Checkpoint:
+def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> RecognizedModel:
     """Return the model that a checkpoint is of; no tensor is read.
 
     GGUF's metadata say what it is; elsewhere `config` does, or the config.json beside the files.
@@ -35,34 +35,34 @@ def recognize(weights: Weights, config: Mapping[str, Any] | None = None) -> Chec
     not sound.
     """
     _require_tree(weights)
-    metadata, tensors = weights.metadata, weights.header.tensors
+    metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
     if config is None and ARCHITECTURE in metadata:
-        where = weights.header.files[0] if weights.header.files else "the metadata"
+        where = header_of(weights).files[0] if header_of(weights).files else "the metadata"
         arch = _of_name(weights, where)
         read = from_gguf(arch, metadata, tensors, where)
         return _checkpoint(weights, arch, read, where)
-    where, document = read_config(weights.header) if config is None else _given(config)
+    where, document = read_config(header_of(weights)) if config is None else _given(config)
     arch = _of_type(weights, document, where)
     read = from_hugging_face(arch, document, where)
     return _checkpoint(weights, arch, read, where, document)
 
 
 def _require_tree(weights: object) -> None:
-    if not isinstance(weights, Weights):
+    if not isinstance(weights, Checkpoint):
         raise ArchitectureError(
             f"{shown(weights)} is no tree of weights", hint="`open_weights(path)` gives one"
         )
 
 
 def _checkpoint(
-    weights: Weights,
+    weights: Checkpoint,
     arch: Arch,
     read: Read,
     where: str,
     document: Mapping[str, Any] | None = None,
-) -> Checkpoint:
+) -> RecognizedModel:
     dialect: Dialect = "gguf" if document is None else "hugging_face"
-    count = len(weights.header.tensors)
+    count = len(header_of(weights).tensors)
     if read.config.layers > count:
         raise ArchitectureError(
             f"{where} says that the model has {read.config.layers} layers, and there are {count} "
@@ -70,7 +70,7 @@ def _checkpoint(
             hint="is it the config of this checkpoint?",
         )
     found = match(weights, arch, dialect, read.config, where)
-    return Checkpoint(
+    return RecognizedModel(
         tree=weights,
         where=where,
         arch=arch,
@@ -96,9 +96,9 @@ def _given(config: object) -> tuple[str, Mapping[str, Any]]:
     return where, dict(cast("Mapping[str, Any]", config))
 
 
-def _of_name(weights: Weights, where: str) -> Arch:
+def _of_name(weights: Checkpoint, where: str) -> Arch:
     """Return the family of GGUF's name; of several with one name that which says it is."""
-    metadata = weights.metadata
+    metadata = header_of(weights).metadata
     name = metadata[ARCHITECTURE].content
     families: list[Arch] = [load(reference) for reference in ARCHS.values()]
     alike = [arch for arch in families if arch.gguf_name == name]
@@ -110,7 +110,7 @@ def _of_name(weights: Weights, where: str) -> Arch:
     return (told or [arch for arch in alike if arch.is_of is None])[0]
 
 
-def _of_type(weights: Weights, document: Mapping[str, Any], where: str) -> Arch:
+def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Arch:
     found = document.get(MODEL_TYPE)
     known: dict[str, Arch] = {}
     for reference in ARCHS.values():
@@ -128,6 +128,6 @@ def _says(key: str, found: object, where: str) -> str:
     return f"{where} says that {key} is {shown(found)}, a family that weightctl does not know"
 
 
-def _hint(known: Iterable[str], weights: Weights, dialect: Dialect) -> str:
-    near = compared(weights.header.tensors.values(), dialect)
+def _hint(known: Iterable[str], weights: Checkpoint, dialect: Dialect) -> str:
+    near = compared(header_of(weights).tensors.values(), dialect)
     return "; ".join(filter(None, (f"known are {', '.join(known)}", near)))

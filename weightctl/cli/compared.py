@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.contents import kind
 from weightctl.weights.info import TensorInfo
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +73,7 @@ def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> 
 
 
 def _entries(contents: Contents) -> dict[str, Entry]:
-    tensors = contents.weights.header.tensors
+    tensors = header_of(contents.weights).tensors
     entries = dict(contents.entries)
     for name, target in contents.aliases.items():
         entries[name] = contents.entries.get(target) or tensors[target]

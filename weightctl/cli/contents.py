@@ -13,6 +13,7 @@ from weightctl.formats.sharded.gathered import Gathered
 from weightctl.logical import adapter, is_buffer, is_optimizer_state, quantized
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import planted
+from weightctl.weights.tree import header_of, root_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import Node
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
     Entry = TensorInfo | Quantized
 
@@ -52,9 +53,9 @@ class Contents:
     """
 
     def __init__(
-        self, weights: Weights, include: Sequence[str] = (), exclude: Sequence[str] = ()
+        self, weights: Checkpoint, include: Sequence[str] = (), exclude: Sequence[str] = ()
     ) -> None:
-        header = weights.header
+        header = header_of(weights)
         self.weights = weights
         self.config = config(header.files)
         self.quantized: Mapping[str, Quantized] = quantized(header, self.config, self._read)
@@ -80,8 +81,8 @@ class Contents:
         }
 
     def _read(self, name: str) -> bytes:
-        raw = bytearray(self.weights.header.extents[name].nbytes)
-        self.weights.source.read_into(name, 0, memoryview(raw))
+        raw = bytearray(header_of(self.weights).extents[name].nbytes)
+        source_of(self.weights).read_into(name, 0, memoryview(raw))
         return bytes(raw)
 
     def _choose(self, include: Sequence[str], exclude: Sequence[str]) -> None:
@@ -111,14 +112,14 @@ class Contents:
     @property
     def tree(self) -> Node:
         """The entries, aliases and leaves as a tree of names."""
-        if self.entries is self.weights.header.tensors and not self.leaves:
-            return self.weights.tree
+        if self.entries is header_of(self.weights).tensors and not self.leaves:
+            return root_of(self.weights)
         return planted((*self.entries, *self.aliases, *self.leaves))
 
     @property
     def identity(self) -> tuple[str, str]:
         """What the model calls itself, and its architecture; empty where nothing says so."""
-        metadata = self.weights.metadata
+        metadata = header_of(self.weights).metadata
         found: list[str] = []
         for key, beside in (
             ("general.name", "_name_or_path"),
@@ -131,12 +132,12 @@ class Contents:
     @property
     def grid(self) -> Grid | None:
         """The ranks that the checkpoint is cut for, None where it is not."""
-        source = self.weights.source
+        source = source_of(self.weights)
         return source.manifest.grid if isinstance(source, Gathered) else None
 
     def title(self, path: str) -> str:
         """Say what there is at a path: its own name, where it has another, and its format."""
-        header = self.weights.header
+        header = header_of(self.weights)
         name, architecture = self.identity
         base = os.path.basename(os.path.abspath(path))
         if name in {path, base, os.path.splitext(base)[0]}:
@@ -149,13 +150,13 @@ class Contents:
     @cached_property
     def adapter(self) -> Adapter | None:
         """What the checkpoint says of itself as a LoRA adapter, None where it is none."""
-        header = self.weights.header
+        header = header_of(self.weights)
         return adapter(header, config(header.files, "adapter_config.json"))
 
     @cached_property
     def totals(self) -> Totals:
         """The sums over the entries; buffers are no parameters."""
-        extents, buffers = self.weights.header.extents, self.buffers
+        extents, buffers = header_of(self.weights).extents, self.buffers
         sizes: dict[tuple[int, ...], int] = {}
         by_kind: dict[str, int] = {}
         parameters = weights_nbytes = 0

@@ -56,6 +56,7 @@ from weightctl.transforms.split import split
 from weightctl.transforms.weigh import weigh
 from weightctl.translation.plans import Names, plan_of
 from weightctl.weights.nodes import planted
+from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -268,7 +269,7 @@ def convert(
     else:
         _require_stdout(where, as_json=as_json)
         total = sum(item.info.nbytes for item in plan.items)
-        refuse_altered(stored.source, threads=threads)
+        refuse_altered(source_of(stored), threads=threads)
         with progress_bar(total, quiet=quiet) as advance:
             saved = save(plan, where, force=force, threads=threads, memory=budget, progress=advance)
         outcome = saved.outcome

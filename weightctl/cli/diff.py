@@ -16,6 +16,7 @@ from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table,
 from weightctl.errors import WeightctlError
 from weightctl.store import open_weights
 from weightctl.weights.nodes import planted
+from weightctl.weights.tree import header_of
 from weightctl.wording import printable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def diff(
         )
     if not quiet:
         for contents in (ours, theirs):
-            for text in contents.weights.header.notes:
+            for text in header_of(contents.weights).notes:
                 note(text)
     found = compare(
         ours,
@@ -162,7 +163,7 @@ def _checkpoint(path: str, contents: Contents) -> dict[str, Any]:
     name, architecture = contents.identity
     return {
         "path": path,
-        "format": contents.weights.header.format,
+        "format": header_of(contents.weights).format,
         "name": name or None,
         "architecture": architecture or None,
     }

@@ -8,6 +8,7 @@ from weightctl.cli.listing import alignment
 from weightctl.cli.splits import strategy_name
 from weightctl.untyped import is_sequence
 from weightctl.weights.metadata import as_json
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ def document(
 
     Long arrays of the metadata are abbreviated, except with `whole_metadata`.
     """
-    header = contents.weights.header
+    header = header_of(contents.weights)
     name, architecture = contents.identity
     adapter = contents.adapter
     described = value_document if whole_metadata else _abbreviated
@@ -113,7 +114,7 @@ def _totals(contents: Contents) -> dict[str, Any]:
     totals = contents.totals
     by_encoding: dict[str, int] = {}
     for name, info in contents.tensors.items():
-        nbytes = contents.weights.header.extents[name].nbytes
+        nbytes = header_of(contents.weights).extents[name].nbytes
         by_encoding[info.encoding.name] = by_encoding.get(info.encoding.name, 0) + nbytes
     return {
         "tensors": len(contents.tensors),
@@ -125,7 +126,7 @@ def _totals(contents: Contents) -> dict[str, Any]:
 
 
 def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) -> dict[str, Any]:
-    header = contents.weights.header
+    header = header_of(contents.weights)
     info, extent = header.tensors[name], header.extents[name]
     return {
         "name": name,

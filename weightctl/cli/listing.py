@@ -11,6 +11,7 @@ from weightctl.cli.render import Cell, described
 from weightctl.cli.splits import split_cells
 from weightctl.sizes import format_size
 from weightctl.weights.nodes import natural
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ _LONG = 100_000_000
 def sorted_names(contents: Contents, by: Sort | None) -> list[str]:
     """Return the names of tensors and aliases in order; without one, in that of the tree."""
     tensors, aliases = contents.tensors, contents.aliases
-    extents = contents.weights.header.extents
+    extents = header_of(contents.weights).extents
     if by is None:
         # The tree has the whole checkpoint's names.
         return [name for name, _ in contents.weights.items() if name in tensors or name in aliases]
@@ -52,16 +53,16 @@ def hashed(
     # A tied name may be listed without what it is tied to.
     listed = (*contents.tensors, *contents.aliases.values()) if names is None else names
     wanted = list(dict.fromkeys(listed))
-    extents = contents.weights.header.extents
+    extents = header_of(contents.weights).extents
     total = sum(extents[name].nbytes for name in wanted)
     # What is done before anybody has looked needs no bar.
     with progress_bar(total, quiet=quiet or total < _LONG) as advance:
-        return digests(contents.weights.source, wanted, progress=advance)
+        return digests(source_of(contents.weights), wanted, progress=advance)
 
 
 def equals(contents: Contents, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
     """Return which tensors are like one before them: in bytes, shape and encoding."""
-    header = contents.weights.header
+    header = header_of(contents.weights)
     first: dict[object, str] = {}
     equal: dict[str, str] = {}
     for name in names:
@@ -87,7 +88,7 @@ def rows(
     `details` are offset, alignment and file; `digests` those of the tensors' bytes, and `equal`
     what `equals` has found.
     """
-    header = contents.weights.header
+    header = header_of(contents.weights)
     files = [
         Cell(_file_name(header, path), "dim", short=_number(number, len(header.files)))
         for number, path in enumerate(header.files, 1)

@@ -21,13 +21,14 @@ from weightctl.cli.options import (
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.store import open_weights
+from weightctl.weights.tree import header_of
 from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.cli.contents import Contents
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["app"]
 
@@ -159,7 +160,7 @@ def _show_scan(path: str, asked: _Asked) -> bool:
     return show_scan(path, as_json=asked.as_json, quiet=asked.quiet)
 
 
-def _show(path: str, weights: Weights, asked: _Asked) -> None:
+def _show(path: str, weights: Checkpoint, asked: _Asked) -> None:
     if asked.meta:
         _show_value(path, weights, asked)
         return
@@ -169,7 +170,7 @@ def _show(path: str, weights: Weights, asked: _Asked) -> None:
     for text in weights.header.warnings:
         warn(text)
     if not asked.quiet:
-        for text in weights.header.notes:
+        for text in header_of(weights).notes:
             note(text)
         if contents.count and not (contents.entries or contents.tensors or contents.leaves):
             note(f"{path}: none of the {contents.count} tensors has such a name")
@@ -183,10 +184,10 @@ def _show(path: str, weights: Weights, asked: _Asked) -> None:
         _show_tree(path, contents, asked)
 
 
-def _show_value(path: str, weights: Weights, asked: _Asked) -> None:
+def _show_value(path: str, weights: Checkpoint, asked: _Asked) -> None:
     from weightctl.cli.metadata import find, show_value
 
-    value = find(weights.metadata, asked.meta or "", path)
+    value = find(header_of(weights).metadata, asked.meta or "", path)
     if asked.as_json:
         from weightctl.cli.document import value_document
 
@@ -199,7 +200,7 @@ def _show_metadata(path: str, contents: Contents, asked: _Asked) -> None:
     from weightctl.cli.metadata import show_metadata
     from weightctl.cli.overview import summary
 
-    metadata = contents.weights.metadata
+    metadata = header_of(contents.weights).metadata
     if not asked.quiet:
         show_lines([*summary(path, contents), *([[]] if metadata else [])])
         if not metadata:

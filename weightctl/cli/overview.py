@@ -10,6 +10,7 @@ from weightctl.cli.render import Cell, described, shortened
 from weightctl.cli.splits import split_cells
 from weightctl.sizes import format_count, format_size
 from weightctl.weights.info import Leaf, TensorInfo
+from weightctl.weights.tree import header_of
 from weightctl.wording import printable
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def tree_rows(contents: Contents, depth: int | None) -> Iterator[Sequence[Cell]]
 
 
 def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int]]:
-    header = contents.weights.header
+    header = header_of(contents.weights)
     extents, shardings = header.extents, header.shardings
 
     def look(entry: Entry | Leaf) -> tuple[object, int, int]:
@@ -107,7 +108,7 @@ def _row(line: Line[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
         cells = described(entry.shape, label(stored), stored[0], line.times)
         # What scales packed numbers is cut as they are.
         packed = entry.name if isinstance(entry, TensorInfo) else entry.parts[0]
-        return Cell(text), *cells, size, mark, *split_cells(contents.weights.header, packed)
+        return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")

@@ -27,13 +27,14 @@ from weightctl.targets import is_stream, stream_name
 from weightctl.transforms.sharding.plan_file import read_rules
 from weightctl.transforms.sharding.planning import shard_plan
 from weightctl.transforms.sharding.possible import possible
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from weightctl.shards.outcome import ShardOutcome
     from weightctl.transforms.sharding.planning import Rules
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["app"]
 
@@ -216,9 +217,9 @@ def shard(
         outcome.refuse(force=force)
 
 
-def _opened(path: str, source: str | None, *, quiet: bool) -> Weights:
+def _opened(path: str, source: str | None, *, quiet: bool) -> Checkpoint:
     weights = open_weights(path, source)
-    for text in () if quiet else weights.header.notes:
+    for text in () if quiet else header_of(weights).notes:
         note(text)
     return weights
 

@@ -25,6 +25,7 @@ from weightctl.verify.documents import check_targets, write
 from weightctl.verify.documents.json_document import document
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,7 +241,7 @@ def _inputs(request: Request) -> list[str]:
     inputs: list[str] = []
     for subject in filter(None, (request.subject, request.reference)):
         try:
-            header = subject.stored.header
+            header = header_of(subject.stored)
         except FormatError:  # which the report will tell of
             inputs += [subject.path] if os.path.isfile(subject.path) else []
             continue

@@ -1,18 +1,19 @@
-"""Weights that are stored in parts, packed numbers and scales, as ordinary tensors."""
+"""Checkpoint that are stored in parts, packed numbers and scales, as ordinary tensors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from weightctl.logical import parts as parts_in
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["dequantized"]
 
 
-def dequantized(weights: Weights, *, in_blocks: bool) -> Weights:
+def dequantized(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
     """Return the tree with each weight that is stored in parts as one tensor of its logical name.
 
     It is float32, the values that its own library computes, made where they are read. With
@@ -26,8 +27,8 @@ def dequantized(weights: Weights, *, in_blocks: bool) -> Weights:
     Raises `ConversionError` where a weight is packed in a way that cannot be read, or its parts do
     not fit together.
     """
-    if not parts_in(weights.header):
+    if not parts_in(header_of(weights)):
         return weights
     from weightctl.dequantize.trees import without_parts  # a tree without parts needs no NumPy
 
-    return without_parts(weights.source, in_blocks=in_blocks)
+    return without_parts(source_of(weights), in_blocks=in_blocks)

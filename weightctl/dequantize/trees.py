@@ -15,7 +15,7 @@ from weightctl.logical import parts as parts_in
 from weightctl.logical import quantized
 from weightctl.registry import load
 from weightctl.weights.derived import Derived, Made, StoredTensor
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ _MOST_CHANNELS = 1 << 14
 _MOST_READ = 2 << 30
 
 
-def without_parts(source: Source, *, in_blocks: bool) -> Weights:
+def without_parts(source: Source, *, in_blocks: bool) -> Checkpoint:
     """Return the tree of `dequantized`, for a source in which something is stored in parts."""
     header = source.header
     config = config_beside(header.files)
@@ -89,7 +89,7 @@ def without_parts(source: Source, *, in_blocks: bool) -> Weights:
     if left_out:
         notes = (f"{len(left_out)} scales of activations are left out, as `{left_out[0]}`",)
     aliases = _aliases(header, tensors, owner)
-    return Weights(Derived(source, tensors, header.metadata, aliases, notes))
+    return Checkpoint(Derived(source, tensors, header.metadata, aliases, notes))
 
 
 def _refuse_rest(header: Header, found: Mapping[str, Quantized]) -> None:

@@ -1,4 +1,4 @@
-"""Weights as `Weights.allocate` was asked for them, where that is not how they are stored."""
+"""Checkpoint as `Checkpoint.allocate` was asked for them, where that is not how they are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from weightctl.dtype import DType
 from weightctl.engine.arrays import tensor_of
 from weightctl.engine.forms import mismatch
 from weightctl.weights.buffer import Buffer
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import (
+    Checkpoint,
+    allocations_of,
+    header_of,
+    info_of,
+    source_of,
+    stored_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.engine.forms import Form
+    from weightctl.weights.data import WeightData
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
@@ -25,22 +33,22 @@ __all__ = ["Allocated", "allocated"]
 class Allocated:
     """A tensor of a tree, converted anew each time and kept by nobody."""
 
-    def __init__(self, node: Weights) -> None:
+    def __init__(self, node: Checkpoint) -> None:
         self._node = node
-        self.info: TensorInfo = node.taken().info
-        self.source: Source = node.source
+        self.info: TensorInfo = _as_asked(node).info
+        self.source: Source = source_of(node)
 
     is_borrowed = False
 
     @property
     def key(self) -> Hashable:
         """The source, its name for the tensor, and what that becomes."""
-        name = self._node.header.aliases.get(self._node.name, self._node.name)
+        name = header_of(self._node).aliases.get(self._node.name, self._node.name)
         return (id(self.source), name, self.info.encoding)
 
     def raw(self) -> Tensor:
         """Return the bytes, in memory of their own."""
-        memory = self._node.taken().view()
+        memory = _as_asked(self._node).view()
         return tensor_of(Buffer(memory, DType.uint8, (memory.nbytes,)))
 
     def expect(self) -> None:
@@ -53,8 +61,13 @@ def allocated(entry: object, form: Form) -> Allocated | None:
     It does where its weight is one that the entry's tree gave, and these are blocks, or numbers of
     the form's dtype. Any other weight of the name is the numbers as they are stored.
     """
-    if not isinstance(entry, Weights) or not entry.gave(form.weight):
+    if not isinstance(entry, Checkpoint) or not allocations_of(entry).gave(form.weight):
         return None
-    info = entry.taken().info
+    info = _as_asked(entry).info
     is_meant = info.encoding.dtype in {None, form.dtype} and not mismatch(info, form)
-    return Allocated(entry) if is_meant and info.encoding != entry.info.encoding else None
+    return Allocated(entry) if is_meant and info.encoding != info_of(entry).encoding else None
+
+
+def _as_asked(node: Checkpoint) -> WeightData:
+    """Return a node's data as `allocate` was asked for it; nothing is read before it is touched."""
+    return allocations_of(node).taken(node.name, stored_name(node))

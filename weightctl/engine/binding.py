@@ -13,7 +13,7 @@ from weightctl.engine.slices import sliced
 from weightctl.engine.stored import InFiles, InMemory, stored
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.steps.sliced import unfit
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,14 +106,14 @@ class BoundWeights:
 
 
 def bind(
-    graph_name: str, forms: Iterable[Form], registry: Weights | Mapping[str, Any] | None
+    graph_name: str, forms: Iterable[Form], registry: Checkpoint | Mapping[str, Any] | None
 ) -> dict[Form, Stored]:
     """Return where each weight of a graph is stored.
 
     Raises `EngineError` for what is no registry, and one that names all weights which are missing,
     of another shape, or stored in what does not become what the graph wants.
     """
-    given: Weights | Mapping[str, Any] = {} if registry is None else registry
+    given: Checkpoint | Mapping[str, Any] = {} if registry is None else registry
     _require_registry(given)
     forms = list(forms)
     found: dict[Form, Stored] = {}
@@ -150,7 +150,7 @@ def bind(
     return found
 
 
-def _bound(registry: Weights | Mapping[str, Any], form: Form) -> Form:
+def _bound(registry: Checkpoint | Mapping[str, Any], form: Form) -> Form:
     """Return the form in which a weight is found: a shard as its whole, if not by its own name."""
     whole = form.whole
     if whole is None or _has(registry, form.name):
@@ -158,21 +158,21 @@ def _bound(registry: Weights | Mapping[str, Any], form: Form) -> Form:
     return form._replace(name=whole.name, shape=whole.shape, weight=whole.weight, whole=None)
 
 
-def _has(registry: Weights | Mapping[str, Any], name: str) -> bool:
-    return registry[name].exists() if isinstance(registry, Weights) else name in registry
+def _has(registry: Checkpoint | Mapping[str, Any], name: str) -> bool:
+    return registry[name].exists() if isinstance(registry, Checkpoint) else name in registry
 
 
 def _require_registry(given: object) -> None:
-    if not isinstance(given, Weights | Mapping):
+    if not isinstance(given, Checkpoint | Mapping):
         raise EngineError(
             f"weights_registry is a {type(given).__name__}",
             hint="give a tree from open_weights, or a mapping from names to arrays",
         )
 
 
-def _spare(registry: Weights | Mapping[str, Any], wanted: set[str]) -> list[str]:
+def _spare(registry: Checkpoint | Mapping[str, Any], wanted: set[str]) -> list[str]:
     """Return names that the graph does not ask for; one that it does not find may mean them."""
-    if isinstance(registry, Weights):
+    if isinstance(registry, Checkpoint):
         below = registry.name and f"{registry.name}."
         names = [name.removeprefix(below) for name, _ in registry.items()]
     else:

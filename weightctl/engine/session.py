@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.weights.buffer import Buffer
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["InferenceSession", "LoadedGraph"]
 
@@ -39,14 +39,14 @@ class InferenceSession:
     def load(
         self,
         graph: Graph,
-        weights_registry: Weights | Mapping[str, Any] | None = None,
+        weights_registry: Checkpoint | Mapping[str, Any] | None = None,
         *,
         resident: bool = False,
     ) -> LoadedGraph:
         """Return the graph with its weights, ready to run.
 
         `weights_registry` is a checkpoint's tree, or a mapping from names to nodes of trees,
-        `WeightData` or arrays. Weights are read when their operation comes and dropped after it,
+        `WeightData` or arrays. Checkpoint are read when their operation comes and dropped after it,
         so that a model may be larger than memory; of an embedding's table only the rows that are
         asked for. `resident` ones are read once, now, and kept: numbers on their device, blocks as
         they are stored. Raises `EngineError` that names all weights which are missing or do not
@@ -66,7 +66,7 @@ class LoadedGraph:
         self,
         graph: Graph,
         devices: Iterable[DeviceRef],
-        weights_registry: Weights | Mapping[str, Any] | None,
+        weights_registry: Checkpoint | Mapping[str, Any] | None,
         *,
         resident: bool,
     ) -> None:

@@ -10,7 +10,7 @@ from weightctl.weights.data import WeightData
 from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.source import Held
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of, info_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -149,17 +149,17 @@ class InMapping(InFiles):
 
 
 def stored(given: object, name: str) -> Stored:
-    """Return what is stored as an entry of a registry: a `Weights` node, data or an array.
+    """Return what is stored as an entry of a registry: a `Checkpoint` node, data or an array.
 
     Raises `MissingTensorError` for a node without a tensor and for data that is only declared, and
     `EngineError` for what is no array.
     """
-    if isinstance(given, Weights):
-        info, header = given.info, given.header
+    if isinstance(given, Checkpoint):
+        info, header = info_of(given), header_of(given)
         own = header.aliases.get(given.name, given.name)
-        if not isinstance(given.source, Held):
-            return InFiles(given.source, own)
-        given, name = given.source.data(own), info.name
+        if not isinstance(source_of(given), Held):
+            return InFiles(source_of(given), own)
+        given, name = source_of(given).data(own), info.name
     if isinstance(given, WeightData):
         buffer = given.to_buffer()
         if isinstance(buffer, FileBuffer):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.shape import Dim, Shape
     from weightctl.weights.data import WeightData
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.protocol import Weights
 
 __all__ = [
     "DType",
@@ -56,7 +56,7 @@ _NAMES = {
     "Value": "weightctl.graph.value:Value",
     "Weight": "weightctl.graph.weight:Weight",
     "WeightData": "weightctl.weights.data:WeightData",
-    "Weights": "weightctl.weights.tree:Weights",
+    "Weights": "weightctl.weights.protocol:Weights",
     "ops": "weightctl.graph.ops",
 }
 

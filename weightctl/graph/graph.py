@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.graph.value import ValueLike
     from weightctl.split import Part
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["CutFrom", "Graph", "Node"]
 
@@ -91,7 +91,7 @@ class Graph:
         # The numbers of quantized weights, by the number of a weight's value and their dtype.
         self.dequantized: dict[tuple[int, DType], Value] = {}
         # Made when it is asked for.
-        self._weights: Weights | None = None
+        self._weights: Checkpoint | None = None
         self._count = 0
         self.inputs: list[Value] = [
             self._add("input", (), {"index": number}, (kind,))[0]
@@ -162,15 +162,15 @@ class Graph:
         node = self.weight_node(value)
         return None if node is None else node.attributes["weight"]
 
-    def weights(self) -> Weights:
+    def weights(self) -> Checkpoint:
         """Return the graph's own tree, in which `allocate` declares weights by their place.
 
         It is the same tree each time, so that one name is one weight.
         """
         if self._weights is None:
-            from weightctl.weights.tree import Weights
+            from weightctl.weights.from_arrays import declared_weights
 
-            self._weights = Weights.declared()
+            self._weights = declared_weights()
         return self._weights
 
     def add_subgraph(

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from weightctl.weights.data import WeightData
-from weightctl.weights.tree import Weights
+from weightctl.weights.protocol import Weights
 
 __all__ = ["WeightData", "Weights"]

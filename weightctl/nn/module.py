@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weightctl.nn.base_layer import Naming
     from weightctl.nn.subgraphs import InputTypes
     from weightctl.nn.values import HeldValue, StateValue
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["LayerV2", "Module"]
 
@@ -114,7 +114,7 @@ class Module(Layer):
     @overload
     def load_state_dict(
         self,
-        state_dict: Mapping[str, StateValue] | Weights,
+        state_dict: Mapping[str, StateValue] | Checkpoint,
         *,
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
@@ -124,7 +124,7 @@ class Module(Layer):
     @overload
     def load_state_dict(
         self,
-        state_dict: Mapping[str, StateValue] | Weights,
+        state_dict: Mapping[str, StateValue] | Checkpoint,
         *,
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
@@ -133,7 +133,7 @@ class Module(Layer):
 
     def load_state_dict(
         self,
-        state_dict: Mapping[str, StateValue] | Weights,
+        state_dict: Mapping[str, StateValue] | Checkpoint,
         *,
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
@@ -189,7 +189,7 @@ class Module(Layer):
     def shard(self, devices: Iterable[DeviceRef]) -> list[Self]:
         """Return a copy of this module for each device, with its shard of every weight.
 
-        Weights are cut by their own `sharding_strategy`, else by that of the innermost module
+        Checkpoint are cut by their own `sharding_strategy`, else by that of the innermost module
         around them. What several shards give is for the caller to put together: a `Parallel` does.
         Raises `GraphError`, a `ValueError`, for a weight without a
         strategy or with one for another number of devices, and `ShardingError`, a `ValueError`

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
 from weightctl.nn.values import address, are_equal, describe
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ class Fitted(NamedTuple):
 
 def fit(
     weights: Mapping[str, Weight],
-    state_dict: Mapping[str, StateValue] | Weights,
+    state_dict: Mapping[str, StateValue] | Checkpoint,
     *,
     override: bool,
     alignment: int | None,
@@ -122,7 +122,7 @@ def _take(
     configuration = _configuration(weight, info, override=override)
     if configuration is not None:
         fitted.configurations[name] = configuration
-    held = value.data() if isinstance(value, Weights) else value
+    held = value.data() if isinstance(value, Checkpoint) else value
     boundary = alignment or weight.align or _size(info.encoding)
     start = address(held)
     if start is not None and start % boundary:
@@ -182,8 +182,8 @@ def _require_alignment(alignment: Any) -> None:
         raise StateDictError(f"weight_alignment is {alignment!r}, which is no power of two")
 
 
-def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateValue]:
-    if not isinstance(state_dict, Weights):
+def _by_name(state_dict: Mapping[str, StateValue] | Checkpoint) -> dict[str, StateValue]:
+    if not isinstance(state_dict, Checkpoint):
         # It may be anything: a caller's types are not checked.
         given: Any = state_dict
         if not hasattr(given, "keys"):
@@ -211,9 +211,9 @@ def _unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) 
 
 def _stored(value: StateValue) -> tuple[int, str] | None:
     """Return which tensor of a checkpoint a value is, None where it comes from none."""
-    if not isinstance(value, Weights):
+    if not isinstance(value, Checkpoint):
         return None
-    return id(value.source), value.header.aliases.get(value.name, value.name)
+    return id(source_of(value)), header_of(value).aliases.get(value.name, value.name)
 
 
 def _naming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:

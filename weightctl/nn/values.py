@@ -11,7 +11,7 @@ from weightctl.weights.data import WeightData
 from weightctl.weights.deferred import Deferred
 from weightctl.weights.dlpack import CPU
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, info_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 HeldValue: TypeAlias = "DLPackArray | WeightData"
-StateValue: TypeAlias = "HeldValue | Weights"
+StateValue: TypeAlias = "HeldValue | Checkpoint"
 
 
 class _Kept(NamedTuple):
@@ -77,9 +77,9 @@ def describe(name: str, value: StateValue) -> TensorInfo:
 
     Raises `StateDictError` for what is not an array of numbers.
     """
-    if isinstance(value, Weights):
+    if isinstance(value, Checkpoint):
         try:
-            return value.info
+            return info_of(value)
         except MissingTensorError as error:
             raise StateDictError(f"is not there: {error.message}", hint=error.hint) from error
     if isinstance(value, WeightData):
@@ -111,7 +111,7 @@ def are_equal(one: StateValue, other: StateValue) -> bool:
 
 
 def _data_of(value: StateValue) -> WeightData:
-    return value.data() if isinstance(value, Weights) else WeightData.from_dlpack(value, "")
+    return value.data() if isinstance(value, Checkpoint) else WeightData.from_dlpack(value, "")
 
 
 def _is_here(value: object) -> bool:

@@ -15,7 +15,7 @@ from weightctl.plan import Plan
 from weightctl.shards.digests import checked_bytes, refuse_altered
 from weightctl.store import save
 from weightctl.targets import target
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ def gathering(
             hint="name the directory that `weightctl shard` wrote",
         )
     gathered = open_sharded(listing)
-    plan = Plan.copy(Weights(gathered), gathered.header.format)
+    plan = Plan.copy(Checkpoint(gathered), gathered.header.format)
     named = os.fspath(out)
     suffix = format_by_suffix(named)
     asked = format_name or suffix

@@ -10,7 +10,7 @@ from weightctl.patterns import regular_expression
 from weightctl.transforms.toml_file import read_toml
 from weightctl.untyped import is_object
 from weightctl.weights.derived import Derived, StoredTensor
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,13 +61,13 @@ def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
         yield Renaming(pattern, replacement)
 
 
-def rename(weights: Weights, renamings: Sequence[Renaming]) -> Weights:
+def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
     """Return a tree in which each tensor has the name that the first rule found in it gives.
 
     Raises `ConversionError` where a rule is found in no name, and where two tensors would have one
     name.
     """
-    header = weights.header
+    header = header_of(weights)
     names: dict[str, str] = {}
     used: set[Renaming] = set()
     for name in (*header.tensors, *header.aliases):
@@ -92,7 +92,7 @@ def rename(weights: Weights, renamings: Sequence[Renaming]) -> Weights:
                 hint="the first rule that is found in a name decides; write one for each",
             )
         by_name[made] = name
-    tensors = {names[name]: StoredTensor(weights.source, name) for name in header.tensors}
+    tensors = {names[name]: StoredTensor(source_of(weights), name) for name in header.tensors}
     aliases = {names[name]: names[tensor] for name, tensor in header.aliases.items()}
     metadata = {key: value for key, value in header.metadata.items() if key not in header.aliases}
-    return Weights(Derived(weights.source, tensors, metadata, aliases))
+    return Checkpoint(Derived(source_of(weights), tensors, metadata, aliases))

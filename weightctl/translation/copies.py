@@ -8,9 +8,10 @@ from weightctl.archs.matching import EMBEDDING_WEIGHT
 from weightctl.errors import ArchitectureError
 from weightctl.steps.numbers import AsFloat32
 from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.weights.derived import Tensor
 
 __all__ = ["check_copies", "is_same"]
@@ -19,7 +20,7 @@ __all__ = ["check_copies", "is_same"]
 _RUN = 1 << 18
 
 
-def check_copies(checkpoint: Checkpoint) -> None:
+def check_copies(checkpoint: RecognizedModel) -> None:
     """Raise `ArchitectureError` for an output that is stored beside the embedding and differs.
 
     Where the config ties them, some programs take the one and some the other. Both are read as far
@@ -31,9 +32,9 @@ def check_copies(checkpoint: Checkpoint) -> None:
         for tensor in arch.copies(checkpoint.config)
         if (name := tensor.name(checkpoint.dialect)) is not None
     }
-    for name in checkpoint.tree.header.tensors:
+    for name in header_of(checkpoint.tree).tensors:
         if arch.plain(name) in copies:
-            copy = tensor_of(checkpoint.tree.source, name)
+            copy = tensor_of(source_of(checkpoint.tree), name)
             if not is_same(copy, original):
                 raise ArchitectureError(
                     f"`{name}` is stored and differs from the embedding, which {checkpoint.where} "

@@ -20,12 +20,12 @@ from weightctl.translation.pooling import pooling_keys
 from weightctl.translation.tensors import translated
 from weightctl.weights.derived import Derived
 from weightctl.weights.metadata import Value, text
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Dialect, Fields
     from weightctl.weights.derived import Tensor
 
@@ -44,7 +44,7 @@ class Translation(NamedTuple):
     person should know, and `text` tells people of the change; empty where there is none.
     """
 
-    weights: Weights
+    weights: Checkpoint
     documents: Mapping[str, bytes]
     notes: tuple[str, ...] = ()
     text: str = ""
@@ -56,7 +56,7 @@ class Translation(NamedTuple):
         return replace(plan, documents=self.documents, translation=self.text, notes=notes)
 
 
-def translate(checkpoint: Checkpoint, dialect: Dialect) -> Translation:
+def translate(checkpoint: RecognizedModel, dialect: Dialect) -> Translation:
     """Return a whole model in a dialect; one that has it already stays as it is.
 
     No tensor is read but small ones that say what a config does elsewhere, and what is stored as a
@@ -79,21 +79,21 @@ def translate(checkpoint: Checkpoint, dialect: Dialect) -> Translation:
     return made._replace(text=said, notes=notes)
 
 
-def _left_out(checkpoint: Checkpoint, dialect: Dialect) -> Iterator[str]:
+def _left_out(checkpoint: RecognizedModel, dialect: Dialect) -> Iterator[str]:
     if beside := checkpoint.beside:
         shown = ", ".join(beside[:_MOST_NAMED])
         more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
         yield f"left out, for want of a place in {_SAID[dialect]}'s model: {shown}{more}"
     embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
-    if padding > 0 and embedding.name in checkpoint.tree.header.tensors:
+    if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:
         yield (
             f"left out: the last {padding} rows of {embedding.name}, which are of no token of the "
             f"{checkpoint.config.vocabulary} that the config has"
         )
 
 
-def _to_gguf(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Translation:
+def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Translation:
     arch, directory = checkpoint.arch, _directory(checkpoint)
     metadata = {ARCHITECTURE: Value("string", arch.gguf_name), "general.type": _string("model")}
     notes: list[str] = []
@@ -121,7 +121,7 @@ def _to_gguf(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Translati
     return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
 
 
-def _said_of(checkpoint: Checkpoint, directory: str, notes: list[str]) -> dict[str, Value]:
+def _said_of(checkpoint: RecognizedModel, directory: str, notes: list[str]) -> dict[str, Value]:
     """Return what the model's card says of it, and how large it is."""
     sizes = {name: tensor.info.size for name, tensor in checkpoint.tensors.items()}
     of_experts = sum(
@@ -135,7 +135,7 @@ def _said_of(checkpoint: Checkpoint, directory: str, notes: list[str]) -> dict[s
     )
 
 
-def _caveats(checkpoint: Checkpoint) -> Iterator[str]:
+def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
     """Say where llama.cpp computes something else than the config asks for."""
     window = getattr(checkpoint.config, "sliding_window", None)
     if window and window < checkpoint.config.context and not checkpoint.arch.keeps_window:
@@ -154,8 +154,8 @@ def _caveats(checkpoint: Checkpoint) -> Iterator[str]:
             )
 
 
-def _to_hugging_face(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Translation:
-    arch, metadata = checkpoint.arch, checkpoint.tree.metadata
+def _to_hugging_face(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Translation:
+    arch, metadata = checkpoint.arch, header_of(checkpoint.tree).metadata
     fields = _with_told(checkpoint)
     kind = model_type_of(arch, fields)
     # The true one is stated when it is known what the tensors become.
@@ -180,7 +180,7 @@ def _to_hugging_face(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> T
     return Translation(_tree(checkpoint, tensors, {"format": text("pt")}), documents, notes)
 
 
-def _with_told(checkpoint: Checkpoint) -> Fields:
+def _with_told(checkpoint: RecognizedModel) -> Fields:
     """Return the fields with what small tensors say, which config.json says in words."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.arch.tensors(checkpoint.config):
@@ -191,13 +191,13 @@ def _with_told(checkpoint: Checkpoint) -> Fields:
 
 
 def _tree(
-    checkpoint: Checkpoint, tensors: Mapping[str, Tensor], metadata: Mapping[str, Value]
-) -> Weights:
-    return Weights(Derived(checkpoint.tree.source, tensors, metadata))
+    checkpoint: RecognizedModel, tensors: Mapping[str, Tensor], metadata: Mapping[str, Value]
+) -> Checkpoint:
+    return Checkpoint(Derived(source_of(checkpoint.tree), tensors, metadata))
 
 
-def _directory(checkpoint: Checkpoint) -> str:
-    files = checkpoint.tree.header.files
+def _directory(checkpoint: RecognizedModel) -> str:
+    files = header_of(checkpoint.tree).files
     return os.path.dirname(files[0]) if files else ""
 
 

@@ -18,15 +18,16 @@ from weightctl.logical import parts
 from weightctl.patterns import chosen
 from weightctl.plan import Described, Plan
 from weightctl.transforms.select import select
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Dialect
     from weightctl.dtype import Encoding
     from weightctl.plan import Item
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Names", "plan_of"]
 
@@ -48,7 +49,7 @@ class Names(Enum):
 
 
 def plan_of(
-    weights: Weights,
+    weights: Checkpoint,
     format_name: str,
     *,
     names: Names = Names.AUTO,
@@ -87,15 +88,15 @@ def plan_of(
         if apart and is_model:
             plan = replace(plan, documents=_unquantized(stored))
     if not is_cast:
-        plan = _in_one_dtype(plan, parts(stored.header) if apart else set(), stored)
+        plan = _in_one_dtype(plan, parts(header_of(stored)) if apart else set(), stored)
     return select(plan, include, exclude)
 
 
-def _refuse_without_scales(weights: Weights) -> None:
+def _refuse_without_scales(weights: Checkpoint) -> None:
     """Raise `ConversionError` for numbers that mean nothing without the scales that are missing."""
-    if "quantization_config" not in config(weights.header.files):
+    if "quantization_config" not in config(header_of(weights).files):
         return
-    for name, info in weights.header.tensors.items():
+    for name, info in header_of(weights).tensors.items():
         dtype = info.encoding.dtype
         if len(info.shape) > 1 and dtype is not None and dtype.value.startswith("float8"):
             raise ConversionError(
@@ -105,15 +106,15 @@ def _refuse_without_scales(weights: Weights) -> None:
             )
 
 
-def _native(weights: Weights) -> Dialect | None:
+def _native(weights: Checkpoint) -> Dialect | None:
     """Return the dialect of a model; None for what is no model, or not known as one."""
-    if ARCHITECTURE in weights.metadata:
+    if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
-    files = weights.header.files
+    files = header_of(weights).files
     if not files or not os.path.lexists(os.path.join(os.path.dirname(files[0]), CONFIG)):
         return None
     try:
-        document = read_config(weights.header)[1]
+        document = read_config(header_of(weights))[1]
     except ArchitectureError:
         return "hugging_face"  # who asks it which family it is of says what is wrong
     return "hugging_face" if "model_type" in document else None
@@ -134,7 +135,7 @@ def _wanted(
 
 
 def _translated(
-    weights: Weights,
+    weights: Checkpoint,
     format_name: str,
     dialect: Dialect,
     exclude: Sequence[str],
@@ -165,7 +166,7 @@ def _translated(
     ]
 
 
-def _recognized(weights: Weights) -> Checkpoint:
+def _recognized(weights: Checkpoint) -> RecognizedModel:
     from weightctl.archs import recognize
 
     with _another_way_told():
@@ -187,7 +188,7 @@ def _another_way_told(*, has_more: bool = False) -> Generator[None, None, None]:
         raise type(error)(error.message, hint=hint) from error
 
 
-def _described(weights: Weights, native: Dialect | None) -> Described | None:
+def _described(weights: Checkpoint, native: Dialect | None) -> Described | None:
     """Return what llama.cpp would call the tensors that keep their names, where that is known."""
     if native != "hugging_face":
         return None
@@ -205,7 +206,7 @@ def _described(weights: Weights, native: Dialect | None) -> Described | None:
     return None
 
 
-def _names(checkpoint: Checkpoint) -> Mapping[str, str]:
+def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:
     return {
         source.name: tensor.gguf
         for tensor in checkpoint.arch.tensors(checkpoint.config)
@@ -214,9 +215,9 @@ def _names(checkpoint: Checkpoint) -> Mapping[str, str]:
     }
 
 
-def _unquantized(stored: Weights) -> dict[str, bytes]:
+def _unquantized(stored: Checkpoint) -> dict[str, bytes]:
     """Return the config of a model whose weights are quantized no longer."""
-    document: dict[str, Any] = dict(config(stored.header.files))
+    document: dict[str, Any] = dict(config(header_of(stored).files))
     if not document:
         return {}
     for key in ("quantization_config", "quantization"):
@@ -230,7 +231,7 @@ def _unquantized(stored: Weights) -> dict[str, bytes]:
         ) from error
 
 
-def _in_one_dtype(plan: Plan, apart: set[str], stored: Weights) -> Plan:
+def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint) -> Plan:
     """Store in the model's own dtype what would else be float32 only because it was made so.
 
     That is what was put together of parts, and what GGUF keeps in float32 for llama.cpp.
@@ -248,8 +249,8 @@ def _in_one_dtype(plan: Plan, apart: set[str], stored: Weights) -> Plan:
     return plan.with_items(tuple(map(settled, plan.items)))
 
 
-def _own_dtype(plan: Plan, stored: Weights) -> Encoding:
-    document = config(stored.header.files)
+def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
+    document = config(header_of(stored).files)
     named = str(document.get("dtype") or document.get("torch_dtype"))
     found = ENCODINGS[_DTYPES[named]] if named in _DTYPES else _of_rest(plan)
     return found if getattr(found, plan.format, None) is not None else ENCODINGS["F32"]

@@ -11,7 +11,7 @@ from weightctl.weights.derived import Made
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.arch import Arch, TensorNames
     from weightctl.archs.keys import Config, Dialect
     from weightctl.weights.derived import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["translated"]
 
 
-def translated(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, Tensor]:
+def translated(checkpoint: RecognizedModel, dialect: Dialect) -> dict[str, Tensor]:
     """Return the tensors of a whole checkpoint by the names that they have in a dialect.
 
     Raises `ConversionError` where one is of another shape than its step can be done to.

@@ -13,6 +13,7 @@ from weightctl.verify.contradictions import require_consistent
 from weightctl.verify.problem import Problem
 from weightctl.verify.report import Report, Result
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -88,10 +89,10 @@ def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
     if not {*wanted} - _OF_HEADERS:
         return
     for subject in filter(None, (request.subject, request.reference)):
-        tensors = [*subject.stored.header.tensors.values()]
+        tensors = [*header_of(subject.stored).tensors.values()]
         if subject is request.reference or _STRUCTURE not in wanted:
             refuse_unknown(tensors)
-        refuse_expanded(subject.stored.source, tensors)
+        refuse_expanded(source_of(subject.stored), tensors)
 
 
 def _result(name: str, request: Request, told: Container[str]) -> Result:
@@ -137,9 +138,9 @@ def _wanted(request: Request, checks: Sequence[str] | None, skip: Sequence[str])
 def _described(request: Request) -> str:
     subject = request.subject
     checkpoint = subject.checkpoint
-    header = subject.stored.header
+    header = header_of(subject.stored)
     try:
-        tensors = subject.weights.header.tensors
+        tensors = header_of(subject.weights).tensors
     except WeightctlError:  # of weights in parts that do not fit: each part counts
         tensors = header.tensors
     weights = sum(info.size for info in tensors.values())

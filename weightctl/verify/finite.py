@@ -12,6 +12,7 @@ from weightctl.verify.survey.judging import Finding, Judge
 from weightctl.verify.survey.numbers import is_numbers
 from weightctl.verify.survey.side_by_side import surveys
 from weightctl.weights.derived import tensor_of
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ def check(request: Request) -> Result:
     constant, and rows that were lost. Rows of tokens that nothing uses are only noted.
     """
     weights = request.subject.weights
-    header = weights.header
+    header = header_of(weights)
     infos = [
         info
         for info in header.tensors.values()
@@ -39,7 +40,7 @@ def check(request: Request) -> Result:
         return Result(skipped="no tensor is of the layers that are asked for: see `weightctl ls`")
     repeated = [info.name for info in infos if _is_repeated(header, info)]
     infos = [info for info in infos if not _is_repeated(header, info)]
-    surveyed = surveys(weights.source, infos, lambda done: request.tell("finite", done))
+    surveyed = surveys(source_of(weights), infos, lambda done: request.tell("finite", done))
     notes = [
         f"`{name}` is a few numbers of its file over and over: it is not looked at"
         for name in repeated[:MOST_NAMED]
@@ -53,7 +54,7 @@ def check(request: Request) -> Result:
         if isinstance(survey, str):
             findings.append(Finding(info.name, "unreadable", survey))
         else:
-            findings.extend(judge.findings(tensor_of(weights.source, info.name), survey))
+            findings.extend(judge.findings(tensor_of(source_of(weights), info.name), survey))
     return Result(
         problems=tuple(_problems(findings)),
         figures=FiniteFigures(

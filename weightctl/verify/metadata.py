@@ -26,6 +26,7 @@ from weightctl.verify.describing.tokens import (
 from weightctl.verify.figures import MetadataFigures
 from weightctl.verify.report import Result
 from weightctl.verify.running.default_text import TEXT
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,9 +68,9 @@ def check(request: Request) -> Result:
     checkpoint = request.subject.checkpoint
     found = find_contradictions(own, checkpoint)
     other = None if request.reference is None else describe(request.reference)
-    header = request.subject.stored.header
+    header = header_of(request.subject.stored)
     if own.is_gguf:
-        reference = request.reference.stored.header if other and request.reference else None
+        reference = header_of(request.reference.stored) if other and request.reference else None
         found.extend(check_file_type(header, reference))
     if request.reference is not None:
         text = different_models(checkpoint, request.reference.checkpoint)

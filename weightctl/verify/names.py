@@ -18,10 +18,11 @@ from weightctl.verify.naming.tying import copies, tying_notes
 from weightctl.verify.naming.vocabulary import vocabulary
 from weightctl.verify.problem import Problem
 from weightctl.verify.report import Result
+from weightctl.weights.tree import header_of
 from weightctl.wording import listed
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Dialect
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
@@ -39,7 +40,7 @@ def check(request: Request) -> Result:
     A model of an unknown family is skipped, as nothing says what it should have.
     """
     subject = request.subject
-    if not subject.stored.header.tensors:
+    if not header_of(subject.stored).tensors:
         return Result(skipped="there are no tensors that could have names")
     request.tell("comparing names", 0)
     checkpoint, refusal = subject.checkpoint, subject.refusal
@@ -55,7 +56,7 @@ def check(request: Request) -> Result:
     return _of_refused(subject, refusal)
 
 
-def _of_known(checkpoint: Checkpoint) -> Result:
+def _of_known(checkpoint: RecognizedModel) -> Result:
     fit = fit_of(checkpoint)
     counts = vocabulary(checkpoint, fit)
     problems = misfits(checkpoint, fit)
@@ -71,7 +72,7 @@ def _of_known(checkpoint: Checkpoint) -> Result:
     )
 
 
-def _beside(checkpoint: Checkpoint) -> list[str]:
+def _beside(checkpoint: RecognizedModel) -> list[str]:
     """Say which tensors the model computes without."""
     names = checkpoint.beside
     if not names:
@@ -82,7 +83,7 @@ def _beside(checkpoint: Checkpoint) -> list[str]:
 
 def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
     """Whether there is a config.json, and it cannot be read."""
-    files = subject.stored.header.files
+    files = header_of(subject.stored).files
     path = os.path.join(os.path.dirname(files[0]), CONFIG) if files else ""
     return os.path.lexists(path) and not isinstance(refusal, UnknownArchitectureError)
 
@@ -92,7 +93,7 @@ def _lacks_config(subject: Subject) -> bool:
 
     A file by itself may be of anything.
     """
-    header = subject.stored.header
+    header = header_of(subject.stored)
     if header.format not in _WITH_CONFIG or not os.path.isdir(subject.path):
         return False
     return not os.path.lexists(os.path.join(os.path.dirname(header.files[0]), CONFIG))
@@ -104,7 +105,7 @@ def _without_config(subject: Subject) -> Problem:
 
 
 def _nearest(subject: Subject) -> str:
-    header = subject.stored.header
+    header = header_of(subject.stored)
     dialect: Dialect = "gguf" if header.format == "gguf" else "hugging_face"
     return compared(header.tensors.values(), dialect)
 
@@ -121,7 +122,7 @@ def _unknown(subject: Subject, refusal: WeightctlError | None) -> str:
 def _of_refused(subject: Subject, refusal: WeightctlError) -> Result:
     """Return what keeps a family that is known from being built, and what would not."""
     weights = subject.weights
-    header = weights.header
+    header = header_of(weights)
     document = None if header.format == "gguf" else config(header.files)
     family = family_of(weights, document or {})
     fitting = [] if family is None else corrections(weights, family, document, None)

@@ -21,6 +21,7 @@ from weightctl.verify.report import Result
 from weightctl.weights.json_file import read_json
 from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import TEXT
+from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ def check(request: Request) -> Result:
     A problem is what a reader refuses or takes otherwise than we do; what only costs time, or is
     not used, is a note. Raises `FormatError` where a file can no longer be read.
     """
-    source = request.subject.stored.source
+    source = source_of(request.subject.stored)
     header = source.header
     request.tell("reading headers", 0)
     problems = [problem for find in _PROBLEMS for problem in find(header)]

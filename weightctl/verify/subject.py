@@ -16,11 +16,12 @@ from weightctl.errors import (
 )
 from weightctl.formats.sharded.gathered import Gathered
 from weightctl.store import open_weights
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.tokenizer.encoding import Encoder
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Subject"]
 
@@ -36,30 +37,30 @@ class Subject:
         self.format_name = format_name
 
     @cached_property
-    def stored(self) -> Weights:
+    def stored(self) -> Checkpoint:
         """The tree as the files have it; raises `FormatError` where they are damaged."""
         return open_weights(self.path, self.format_name)
 
     @cached_property
-    def weights(self) -> Weights:
+    def weights(self) -> Checkpoint:
         """The tree in which weights that are stored in parts are ordinary tensors."""
         return dequantized(self.stored, in_blocks=False)
 
     @property
     def cut(self) -> Gathered | None:
         """The set that the files are, where they are those of several ranks, else None."""
-        source = self.stored.source
+        source = source_of(self.stored)
         return source if isinstance(source, Gathered) else None
 
     @cached_property
-    def _recognized(self) -> Checkpoint | WeightctlError:
+    def _recognized(self) -> RecognizedModel | WeightctlError:
         try:
             return recognize(self.weights)
         except WeightctlError as error:
             return error
 
     @property
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> RecognizedModel | None:
         """The model that it is of; None where it is of none that is known, or contradicts it."""
         found = self._recognized
         return None if isinstance(found, WeightctlError) else found
@@ -81,10 +82,10 @@ class Subject:
         checkpoint = self.checkpoint
         if checkpoint is None:
             return None
-        files = checkpoint.tree.header.files
+        files = header_of(checkpoint.tree).files
         directory = os.path.dirname(files[0]) or "." if files else None
         kind = str(checkpoint.document.get("model_type", checkpoint.arch.name))
-        return encoder_of(checkpoint.tree.metadata, directory, kind, checkpoint.where)
+        return encoder_of(header_of(checkpoint.tree).metadata, directory, kind, checkpoint.where)
 
     @property
     def damage(self) -> FormatError | None:
@@ -107,4 +108,6 @@ class Subject:
         from weightctl.archs.model import ARCHITECTURE
         from weightctl.formats.huggingface import config
 
-        return ARCHITECTURE in self.stored.metadata or bool(config(self.stored.header.files))
+        return ARCHITECTURE in header_of(self.stored).metadata or bool(
+            config(header_of(self.stored).files)
+        )

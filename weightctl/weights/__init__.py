@@ -9,10 +9,22 @@ from weightctl.registry import loaded_on_use
 if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
+    from weightctl.weights.from_arrays import as_checkpoint
     from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.protocol import Weights
+    from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Buffer", "Extent", "Header", "Leaf", "TensorInfo", "WeightData", "Weights"]
+__all__ = [
+    "Buffer",
+    "Checkpoint",
+    "Extent",
+    "Header",
+    "Leaf",
+    "TensorInfo",
+    "WeightData",
+    "Weights",
+    "as_checkpoint",
+]
 
 # Loaded when they are first used: a listing needs few of them.
 _NAMES = {
@@ -22,7 +34,9 @@ _NAMES = {
     "Leaf": "weightctl.weights.info:Leaf",
     "TensorInfo": "weightctl.weights.info:TensorInfo",
     "WeightData": "weightctl.weights.data:WeightData",
-    "Weights": "weightctl.weights.tree:Weights",
+    "Checkpoint": "weightctl.weights.tree:Checkpoint",
+    "Weights": "weightctl.weights.protocol:Weights",
+    "as_checkpoint": "weightctl.weights.from_arrays:as_checkpoint",
 }
 
 __getattr__ = loaded_on_use(__name__, _NAMES)

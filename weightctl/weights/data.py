@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightctl.weights.dlpack import DLPackArray
     from weightctl.weights.source import Source
 
-__all__ = ["WeightData"]
+__all__ = ["WeightData", "dtype_of_stored"]
 
 
 class WeightData(ArrayOperators):
@@ -239,6 +239,15 @@ class WeightData(ArrayOperators):
         kind = self.quantization_encoding or self.dtype
         sizes: Sequence[int] = self.info.shape
         return f"WeightData({self.name!r}, {kind}, {list(sizes)})"
+
+
+def dtype_of_stored(info: TensorInfo) -> DType | QuantizationEncoding:
+    """Return the type of a tensor's elements, or the encoding of its blocks.
+
+    Raises `EncodingError` for an encoding that the table lacks.
+    """
+    dtype, _, quantization = _as_bytes(info)
+    return quantization or dtype
 
 
 def _as_bytes(info: TensorInfo) -> tuple[DType, tuple[int, ...], QuantizationEncoding | None]:

@@ -60,8 +60,13 @@ class MappedFile:
         self.written = status.st_mtime_ns
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; reading it is an error from then on. What is mapped stays mapped."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
+            self._descriptor = -1
 
     def __reduce__(self) -> tuple[Callable[[str], MappedFile], tuple[str]]:
         return (MappedFile, (self.path,))

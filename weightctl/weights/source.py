@@ -184,7 +184,7 @@ class Held:
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Copy a tensor's bytes."""
-        buffer[:] = self._tensors[name].view(start, start + buffer.nbytes)
+        buffer[:] = self.data(name).view(start, start + buffer.nbytes)
 
     def span(self, _: str, /) -> None:
         """Return None: no file is known to have the bytes."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from itertools import chain, islice
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from weightctl.device import CPU
 from weightctl.errors import MissingTensorError
-from weightctl.weights.nodes import find, planted, walk
+from weightctl.weights.nodes import find, is_number, planted, walk
+from weightctl.weights.protocol import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
@@ -25,10 +29,20 @@ if TYPE_CHECKING:
     from weightctl.weights.nodes import Node
     from weightctl.weights.source import Source
 
-__all__ = ["Weights"]
+__all__ = [
+    "Checkpoint",
+    "allocations_of",
+    "header_of",
+    "info_of",
+    "root_of",
+    "source_of",
+    "stored_name",
+]
 
 # Among how many names a missing one is looked for.
 _CANDIDATES = 1000
+
+ResultT = TypeVar("ResultT")
 
 
 class _Tree:
@@ -65,12 +79,46 @@ class _Tree:
         return (_Tree, (self.source,))
 
 
-class Weights:
+class _Addition(Generic[ResultT]):
+    """A property of `Checkpoint` that the documents do not name: a child of its name wins.
+
+    So `weights.header.weight` leads to the tensor of that name in a checkpoint that has one. Code
+    of this package calls `header_of` and its siblings instead, which no name of a tensor changes.
+    """
+
+    def __init__(self, function: Callable[[Checkpoint], ResultT]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, node: Checkpoint | None, owner: type) -> ResultT:
+        if node is None:
+            # The documented text of the property, as `help` asks for it.
+            return cast("ResultT", self)
+        if self._name in node:
+            # The caller of a checkpoint that has such a tensor means the tensor.
+            return cast("ResultT", node[self._name])
+        return self._function(node)
+
+
+class Checkpoint(Weights):
     """A node in a checkpoint's tree of names; a tensor where one has exactly this name.
 
     `weights.model.layers[0].weight`, `weights["model.layers.0.weight"]` and
-    `weights.model["layers"][0].weight` are the same node. Going somewhere never fails; asking a
-    place for what is not there does. Iterating gives the names of the children, numbers in order.
+    `weights.model["layers"][0].weight` are the same node, and `weights.model.layers[-1]` is the
+    last layer. Going somewhere never fails; asking a place for what is not there does.
+
+    Every node is a mapping of its children: iteration, `keys`, `values`, `get`, `len` and `in` are
+    of the next segments, numbers in order; only `items` is of the tensors at and below the node, by
+    full name. A node is true where something exists at or below it. A tensor's node is an array
+    too: `shape`, `dtype`, `np.asarray`, DLPack.
+
+    A child wins over a property that the documents of `Weights` do not name (`info`, `shape`,
+    `header`, ...); an index reaches a child that a method hides: `weights["layer.keys"]`.
+
+    As a context manager the tree closes its files at the end.
     """
 
     __slots__ = ("_prefix", "_tree")
@@ -79,51 +127,50 @@ class Weights:
         self._tree = _Tree(source)
         self._prefix = ""
 
-    @classmethod
-    def from_data(
-        cls, tensors: Mapping[str, WeightData], metadata: Mapping[str, Value] | None = None
-    ) -> Weights:
-        """Make a tree of tensors in memory."""
-        from weightctl.weights.source import Held
-
-        return cls(Held(dict(tensors), dict(metadata or {})))
-
-    @classmethod
-    def declared(cls) -> Weights:
-        """Make a tree in which nothing is loaded: `allocate` declares weights of any name."""
-        from weightctl.weights.source import Declared
-
-        return cls(Declared())
-
     @property
     def name(self) -> str:
-        """The name, or prefix of names, that this node stands for."""
+        """The name, or prefix of names, of this node."""
         return self._prefix
 
-    @property
+    @_Addition
     def source(self) -> Source:
         """Where the bytes of the whole tree come from."""
         return self._tree.source
 
-    @property
+    @_Addition
     def header(self) -> Header:
         """What the checkpoint says about itself."""
-        return self._tree.source.header
+        return header_of(self)
 
-    @property
+    @_Addition
     def metadata(self) -> Mapping[str, Value]:
         """The checkpoint's metadata, each value with its type."""
-        return self.header.metadata
+        return header_of(self).metadata
 
-    @property
+    @_Addition
     def info(self) -> TensorInfo:
         """Shape and encoding of the tensor of this name; `MissingTensorError` where none is."""
-        info = self.header.tensors[self._stored_name()]
-        return info._replace(name=self._prefix)
+        return info_of(self)
+
+    @_Addition
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the tensor of this name, in elements, also where it is quantized."""
+        return info_of(self).shape
+
+    @_Addition
+    def dtype(self) -> DType | QuantizationEncoding:
+        """The type of the tensor's elements, or the encoding of its blocks.
+
+        Raises `EncodingError` for an encoding that weightctl does not know.
+        """
+        from weightctl.weights.data import dtype_of_stored
+
+        return dtype_of_stored(info_of(self))
 
     def exists(self) -> bool:
         """Whether a tensor has exactly this name."""
-        return self._prefix in self.header.tensors or self._prefix in self.header.aliases
+        header = header_of(self)
+        return self._prefix in header.tensors or self._prefix in header.aliases
 
     def data(self) -> WeightData:
         """Return the data of the tensor of this name; nothing is read before it is touched.
@@ -133,20 +180,8 @@ class Weights:
         Commands read files instead; `source.read_into` does that, and raises `FormatError` then.
         Raises `MissingTensorError`, a `KeyError`, where there is none.
         """
-        found = self.source.data(self._stored_name())
+        found = self._tree.source.data(stored_name(self))
         return found if found.name == self._prefix else found.renamed(self._prefix)
-
-    def taken(self) -> WeightData:
-        """Return the data as `allocate` was asked for it, or where it was not, as it is stored.
-
-        Nothing is read or converted before it is touched, and the tree keeps nothing of it. Raises
-        `MissingTensorError` where there is none.
-        """
-        return self._tree.allocations.taken(self._prefix, self._stored_name())
-
-    def gave(self, weight: int) -> bool:
-        """Whether the weight that has this `id` is one that `allocate` gave, of whatever name."""
-        return self._tree.allocations.gave(weight)
 
     def allocate(
         self,
@@ -163,15 +198,15 @@ class Weights:
         for any size, the same wherever it stands, and the weight has the sizes themselves. The same
         request for the same name gives the same weight.
 
-        In a tree of `declared` the weight is what is asked for, of a dtype and shape that must be
-        given. Raises `MissingTensorError` where the checkpoint has no such tensor, `EncodingError`
-        where it cannot be stored like that, and `GraphError` for another shape than it has and for
-        a name that was allocated otherwise before; nothing is allocated then. The latter two are
-        `ValueError`s.
+        In the tree of `Graph.weights` the weight is what is asked for, of a dtype and shape that
+        must be given. Raises `MissingTensorError` where the checkpoint has no such tensor,
+        `EncodingError` where it cannot be stored like that, and `GraphError` for another shape than
+        it has and for a name that was allocated otherwise before; nothing is allocated then. The
+        latter two are `ValueError`s.
         """
         return self._tree.allocations.allocate(
             self._prefix,
-            None if self._is_declaring else self._stored_name(),
+            None if _is_declaring(self) else stored_name(self),
             dtype=dtype,
             shape=shape,
             quantization=quantization_encoding,
@@ -187,77 +222,96 @@ class Weights:
         """
         return dict(self._tree.allocations.data())
 
-    @property
-    def _is_declaring(self) -> bool:
-        return self.header.format == "declared"
-
-    def items(self) -> Iterator[tuple[str, Weights]]:
+    def items(self) -> Iterator[tuple[str, Checkpoint]]:
         """Yield the full name and node of every tensor at or below this one, layer 2 before 10."""
         node = self._tree.find(self._prefix)
         if node is not None:
             for name in walk(node):
                 yield name, self._at(name)
 
-    @property
-    def tree(self) -> Node:
-        """The nodes of the whole tree."""
-        return self._tree.root
+    def keys(self) -> list[str]:
+        """Return the segments of the children, numbers in order."""
+        return list(self)
 
-    def _stored_name(self) -> str:
-        header, name = self.header, self._prefix
-        name = header.aliases.get(name, name)
-        if name not in header.tensors:
-            if self._is_declaring:
-                from weightctl.weights.source import nothing_loaded
+    def values(self) -> list[Checkpoint]:
+        """Return the children."""
+        return [self[segment] for segment in self]
 
-                raise nothing_loaded(name)
-            raise MissingTensorError(f"no tensor is called `{name}`", hint=self._suggestion(name))
-        return name
+    def get(self, key: str | int, default: Any = None) -> Any:
+        """Return the node of a name below this one; `default` where nothing exists there."""
+        node = self[key]
+        return node or default
 
-    def _suggestion(self, name: str) -> str:
-        import difflib  # only on an error
-
-        # What is below the part of the name that is right; among all names of a large tree the
-        # search would take a second.
-        known = name
-        while known and self._tree.find(known) is None:
-            known = known.rpartition(".")[0]
-        node = self._tree.find(known)
-        names = islice(walk(node), _CANDIDATES) if node is not None else ()
-        near = difflib.get_close_matches(name, names, n=3)
-        if near:
-            return f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
-        return f"the checkpoint has {len(self.header.tensors)} tensors; `items()` yields them"
-
-    def _at(self, name: str) -> Weights:
-        node = object.__new__(Weights)
+    def _at(self, name: str) -> Checkpoint:
+        node = object.__new__(Checkpoint)
         node._tree, node._prefix = self._tree, name  # of this class
         return node
 
-    def __getattr__(self, segment: str) -> Weights:
-        # What Python and its tools probe for is no tensor; saying that it were would break them.
+    def __getattr__(self, segment: str) -> Checkpoint:
+        # What Python and its tools probe for is not a tensor; saying that it were would break them.
         if segment.startswith(("__", "_repr_", "_ipython_")):
             raise AttributeError(segment)
         return self[segment]
 
-    def __getitem__(self, key: str | int) -> Weights:
-        segment = key if isinstance(key, str) else str(index(key))
+    def __getitem__(self, key: str | int) -> Checkpoint:
+        segment = key if isinstance(key, str) else self._segment(index(key))
         return self._at(f"{self._prefix}.{segment}" if self._prefix else segment)
+
+    def _segment(self, place: int) -> str:
+        """Return the segment of a number; one below 0 counts from the last numbered child."""
+        if place < 0:
+            numbers = [segment for segment in self if is_number(segment)]
+            if -place <= len(numbers):
+                return numbers[place]
+        return str(place)
 
     def __iter__(self) -> Iterator[str]:
         node = self._tree.find(self._prefix)
         return iter(node.children() if node is not None else ())
 
-    def __contains__(self, segment: object) -> bool:
-        if not isinstance(segment, str | int):
+    def __len__(self) -> int:
+        node = self._tree.find(self._prefix)
+        return 0 if node is None else len(node.below)
+
+    def __bool__(self) -> bool:
+        node = self._tree.find(self._prefix)
+        return node is not None and (node.tensor is not None or bool(node.below))
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, str | int):
             return False
-        return self._tree.find(self[segment].name) is not None
+        return self._tree.find(self[key].name) is not None
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        return self._elements().__array__(dtype, copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._elements().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.data().__dlpack_device__()
+
+    def _elements(self) -> WeightData:
+        """Return the data with a number for each element: blocks are dequantized to float32."""
+        from weightctl.dtype import DType
+
+        data = self.data()
+        return data if data.quantization_encoding is None else data.astype(DType.float32)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._tree.source.files:
+            file.close()
 
     def __dir__(self) -> list[str]:
         return [*object.__dir__(self), *self]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Weights):
+        if not isinstance(other, Checkpoint):
             return NotImplemented
         return self._tree is other._tree and self._prefix == other._prefix
 
@@ -272,8 +326,69 @@ class Weights:
 
     def __repr__(self) -> str:
         if self.exists():
-            info = self.info
+            info = info_of(self)
             return f"<Weights {self._prefix}: {info.encoding} {list(info.shape)}>"
         node = self._tree.find(self._prefix)
         tensors = sum(1 for _ in walk(node)) if node is not None else 0
         return f"<Weights {self._prefix or 'root'}: {tensors} tensors>"
+
+
+def source_of(weights: Checkpoint) -> Source:
+    """Return where the bytes of a whole tree come from, whatever its tensors are called."""
+    return weights._tree.source  # noqa: SLF001  # of this module
+
+
+def header_of(weights: Checkpoint) -> Header:
+    """Return what a checkpoint says about itself, whatever its tensors are called."""
+    return weights._tree.source.header  # noqa: SLF001  # of this module
+
+
+def info_of(node: Checkpoint) -> TensorInfo:
+    """Return shape and encoding of a node's tensor; `MissingTensorError` where there is none."""
+    return header_of(node).tensors[stored_name(node)]._replace(name=node.name)
+
+
+def root_of(weights: Checkpoint) -> Node:
+    """Return the names of a whole tree as nodes."""
+    return weights._tree.root  # noqa: SLF001  # of this module
+
+
+def allocations_of(weights: Checkpoint) -> Allocations:
+    """Return which tensors of a whole tree were allocated, and as what."""
+    return weights._tree.allocations  # noqa: SLF001  # of this module
+
+
+def _is_declaring(weights: Checkpoint) -> bool:
+    return header_of(weights).format == "declared"
+
+
+def stored_name(node: Checkpoint) -> str:
+    """Return the name under which a node's tensor is stored: for a tied name, the other one.
+
+    Raises `MissingTensorError`, with near names, where there is none.
+    """
+    header, name = header_of(node), node.name
+    name = header.aliases.get(name, name)
+    if name not in header.tensors:
+        if _is_declaring(node):
+            from weightctl.weights.source import nothing_loaded
+
+            raise nothing_loaded(name)
+        raise MissingTensorError(f"no tensor is called `{name}`", hint=_suggestion(node, name))
+    return name
+
+
+def _suggestion(node: Checkpoint, name: str) -> str:
+    import difflib  # only on an error
+
+    # What is below the part of the name that is right; among all names of a large tree the
+    # search would take a second.
+    root, known = root_of(node), name
+    while known and find(root, known) is None:
+        known = known.rpartition(".")[0]
+    below = find(root, known)
+    names = islice(walk(below), _CANDIDATES) if below is not None else ()
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
+    return f"the checkpoint has {len(header_of(node).tensors)} tensors; `items()` yields them"

@@ -13,7 +13,9 @@ from weightctl import WeightData, Weights, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.translation import translate
 from weightctl.weights import Extent, Header, TensorInfo
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
+from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,12 +68,12 @@ def stated(
         files = (str(directory / "model.safetensors"),)
     extents = {name: Extent(0, 0, info.nbytes) for name, info in infos.items()}
     kind = "safetensors" if metadata is None else "gguf"
-    return Weights(HeaderAlone(Header(kind, files, infos, extents, metadata or {})))
+    return Checkpoint(HeaderAlone(Header(kind, files, infos, extents, metadata or {})))
 
 
 def with_names(weights: Weights, aliases: Mapping[str, str]) -> Weights:
     """Return the same tree without bytes, some of whose tensors have further names."""
-    return Weights(HeaderAlone(weights.header._replace(aliases=aliases)))
+    return Checkpoint(HeaderAlone(weights.header._replace(aliases=aliases)))
 
 
 def with_bytes(weights: Weights) -> Weights:
@@ -79,7 +81,7 @@ def with_bytes(weights: Weights) -> Weights:
     random = np.random.default_rng(9)
     data = {name: WeightData.stored(info, memoryview(random.bytes(info.nbytes)))
             for name, info in weights.header.tensors.items()}  # fmt: skip
-    return Weights.from_data(data, weights.metadata)
+    return as_checkpoint(data, weights.metadata)
 
 
 def gguf_llama(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl import Weights
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.transforms.sharding.plan import ShardPlan
 
 KINDS = [*product(FAMILIES, ("gguf", "hugging_face"))]
@@ -39,7 +39,7 @@ def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return of_family(tmp_path_factory.mktemp("model"), *request.param)
 
 
-def grids(model: Checkpoint) -> Iterator[Grid]:
+def grids(model: RecognizedModel) -> Iterator[Grid]:
     """Yield grids for which a model can be cut, most that there are."""
     experts = model.fields.get("experts") or 1
     for tp, ep, pp in product((1, 2, 4), {1, 3, experts}, {1, 2, model.config.layers}):
@@ -47,7 +47,7 @@ def grids(model: Checkpoint) -> Iterator[Grid]:
             yield Grid(tp, ep, pp)
 
 
-def rows(model: Checkpoint, plan: ShardPlan, part: str, rank: int, axis: int = 0) -> list[int]:
+def rows(model: RecognizedModel, plan: ShardPlan, part: str, rank: int, axis: int = 0) -> list[int]:
     """Return which of a part's own outputs, or inputs, a rank has, whatever it is stored in."""
     module = f"{part}.weight"
     stored = model.stored[module]
@@ -61,7 +61,7 @@ def rows(model: Checkpoint, plan: ShardPlan, part: str, rank: int, axis: int = 0
     return [entry - before for entry in found if before <= entry < before + size]
 
 
-def _before(model: Checkpoint, part: str) -> int:
+def _before(model: RecognizedModel, part: str) -> int:
     """Return how many rows of other parts stand before those of a part in one tensor."""
     alike = model.stored[f"{part}.weight"]
     if part.endswith(".up") and model.stored.get(f"{part[:-2]}gate.weight") == alike:
@@ -70,7 +70,7 @@ def _before(model: Checkpoint, part: str) -> int:
 
 
 def attention(
-    model: Checkpoint, plan: ShardPlan, layer: int, rank: int
+    model: RecognizedModel, plan: ShardPlan, layer: int, rank: int
 ) -> tuple[list[int], list[int], list[int], list[int]]:
     """Return which rows of queries, keys and values, and columns of the output, a rank has."""
     stem = f"layers.{layer}.attention."

@@ -11,14 +11,15 @@ from weightctl.transforms.sharding.cutting import Model
 from weightctl.transforms.sharding.placing import Placed, placed
 from weightctl.transforms.sharding.sharing import Heads
 from weightctl.transforms.sharding.stored import as_meant, stored_weights
+from weightctl.weights.tree import source_of
 from weightctl.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.transforms.sharding.footprints import Stored
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Known", "known"]
 
@@ -31,16 +32,16 @@ class Known(NamedTuple):
 
     weights: Mapping[str, Stored]
     model: Model
-    checkpoint: Checkpoint | None
+    checkpoint: RecognizedModel | None
     notes: tuple[str, ...]
 
 
-def known(weights: Weights, *, is_ruled: bool) -> Known:
+def known(weights: Checkpoint, *, is_ruled: bool) -> Known:
     """Return what is known of a checkpoint; small tensors that say shapes are all that is read.
 
     Raises `ArchitectureError` where it is of no known family, unless the cuts are ruled.
     """
-    stored = stored_weights(weights.source)
+    stored = stored_weights(source_of(weights))
     notes = tuple(dict.fromkeys(each.note for each in stored.values() if each.note))
     try:
         checkpoint = _recognized(as_meant(weights, stored))
@@ -58,7 +59,7 @@ def known(weights: Weights, *, is_ruled: bool) -> Known:
     return Known(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
 
 
-def _recognized(weights: Weights) -> Checkpoint:
+def _recognized(weights: Checkpoint) -> RecognizedModel:
     """Return a checkpoint as a model; one with hardly any of its tensors is none."""
     checkpoint = recognize(weights)
     missing = checkpoint.missing
@@ -71,7 +72,7 @@ def _recognized(weights: Weights) -> Checkpoint:
     return checkpoint
 
 
-def _incomplete(checkpoint: Checkpoint) -> Iterator[str]:
+def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     """Say which tensors are not there, and which every rank has as they are of no part."""
     arch, missing = checkpoint.arch.name, checkpoint.missing
     if missing:

@@ -8,12 +8,13 @@ from weightctl.archs.changes import TRANSPOSED
 from weightctl.archs.names import numbered
 from weightctl.archs.sharding import role
 from weightctl.errors import ShardingError
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.archs.arch import TensorNames
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.archs.sharding import Extent, Role
     from weightctl.split import Range
     from weightctl.transforms.sharding.footprints import Stored
@@ -51,9 +52,9 @@ class Placed(NamedTuple):
     misfit: ShardingError | None = None
 
 
-def placed(checkpoint: Checkpoint, weights: Mapping[str, Stored]) -> dict[str, Placed]:
+def placed(checkpoint: RecognizedModel, weights: Mapping[str, Stored]) -> dict[str, Placed]:
     """Return the place of each weight; what is of no part of the model is not cut."""
-    aliases = checkpoint.tree.header.aliases
+    aliases = header_of(checkpoint.tree).aliases
     members: dict[str, list[TensorNames]] = {}
     for names in _names(checkpoint):
         if (stored := checkpoint.stored.get(names.module)) is not None:
@@ -72,7 +73,7 @@ def placed(checkpoint: Checkpoint, weights: Mapping[str, Stored]) -> dict[str, P
 
 
 def _layer_of(
-    checkpoint: Checkpoint, name: str, stems: set[str], count: int
+    checkpoint: RecognizedModel, name: str, stems: set[str], count: int
 ) -> tuple[int, ...] | None:
     """Return the layer of what is of no part of the model, but called as if it were in a layer.
 
@@ -85,7 +86,7 @@ def _layer_of(
     return (number,) if number is not None and number < count and stem in stems else None
 
 
-def _templates(checkpoint: Checkpoint) -> Iterator[str]:
+def _templates(checkpoint: RecognizedModel) -> Iterator[str]:
     """Yield what the checkpoint's dialect calls the parts of each layer."""
     for line in checkpoint.arch.names:
         name = line.gguf if checkpoint.dialect == "gguf" else line.hugging_face
@@ -93,17 +94,17 @@ def _templates(checkpoint: Checkpoint) -> Iterator[str]:
             yield name
 
 
-def _plain(checkpoint: Checkpoint, name: str) -> str:
+def _plain(checkpoint: RecognizedModel, name: str) -> str:
     return checkpoint.arch.plain(name) if checkpoint.dialect == "hugging_face" else name
 
 
-def _names(checkpoint: Checkpoint) -> Iterator[TensorNames]:
+def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
     """Yield the tensors of the model, and those that are copies of others."""
     yield from checkpoint.arch.tensors(checkpoint.config)
     yield from checkpoint.arch.copies(checkpoint.config)
 
 
-def _placed(checkpoint: Checkpoint, weight: Stored, members: Sequence[TensorNames]) -> Placed:
+def _placed(checkpoint: RecognizedModel, weight: Stored, members: Sequence[TensorNames]) -> Placed:
     """Return the place of a weight that holds these parts of the model."""
     first = members[0]
     roles = _roles(members)
@@ -158,7 +159,7 @@ def _group(names: TensorNames, experts: Range | None) -> str:
     return stem.rpartition(".")[0] if experts is None else f"layers.{names.layer}.mlp.experts"
 
 
-def _layers(checkpoint: Checkpoint, names: TensorNames, found: Role) -> tuple[int, ...] | None:
+def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tuple[int, ...] | None:
     """Return the layers that something is needed with: of what is in none, the nearest."""
     if found.all_layers:
         return None
@@ -174,7 +175,7 @@ def _layers(checkpoint: Checkpoint, names: TensorNames, found: Role) -> tuple[in
 
 
 def _runs(
-    checkpoint: Checkpoint, weight: Stored, extents: Sequence[Extent], axis: int
+    checkpoint: RecognizedModel, weight: Stored, extents: Sequence[Extent], axis: int
 ) -> tuple[Run, ...] | ShardingError:
     """Return what lies along an axis of a weight, by the sizes of the config, or what does not."""
     if not extents:

@@ -12,6 +12,7 @@ from weightctl.transforms.sharding.cutting import cut, refuse, staged, stored_sh
 from weightctl.transforms.sharding.footprints import plain
 from weightctl.transforms.sharding.knowledge import known
 from weightctl.transforms.sharding.plan import ShardPlan, ranks_of
+from weightctl.weights.tree import source_of
 from weightctl.wording import counted
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.split import Grid
     from weightctl.transforms.sharding.footprints import Stored
     from weightctl.transforms.sharding.knowledge import Known
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["LAYOUTS", "Rules", "shard_plan", "shardings"]
 
@@ -40,7 +41,7 @@ class Rules(Protocol):
 
 
 def shard_plan(
-    weights: Weights,
+    weights: Checkpoint,
     grid: Grid,
     *,
     rules: Rules | None = None,
@@ -67,7 +68,7 @@ def shard_plan(
         )
     found = known(weights, is_ruled=rules is not None)
     refuse(found.model, grid)
-    source = weights.source
+    source = source_of(weights)
     header = source.header
     plan = ShardPlan(
         source=source,

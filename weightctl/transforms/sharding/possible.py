@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.transforms.sharding.knowledge import Known
     from weightctl.transforms.sharding.placing import Placed
     from weightctl.transforms.sharding.planning import Rules
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Possible", "possible"]
 
@@ -30,7 +30,7 @@ class Possible(NamedTuple):
 
 
 def possible(
-    weights: Weights, counts: Iterable[int], *, rules: Rules | None = None
+    weights: Checkpoint, counts: Iterable[int], *, rules: Rules | None = None
 ) -> list[Possible]:
     """Return for each number of ranks whether the layers of a checkpoint can be cut for it.
 

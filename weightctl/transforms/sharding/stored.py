@@ -10,7 +10,7 @@ from weightctl.logical import parts as parts_in
 from weightctl.logical import quantized
 from weightctl.transforms.sharding.footprints import plain
 from weightctl.weights.derived import Derived, Made, StoredTensor
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,9 +64,9 @@ def stored_weights(source: Source) -> dict[str, Stored]:
     return weights
 
 
-def as_meant(weights: Weights, stored: Mapping[str, Stored]) -> Weights:
+def as_meant(weights: Checkpoint, stored: Mapping[str, Stored]) -> Checkpoint:
     """Return a tree whose tensors are the weights as they are meant; they cannot be read."""
-    source = weights.source
+    source = source_of(weights)
     tensors: dict[str, Tensor] = {}
     is_other = False
     for name, each in stored.items():
@@ -81,7 +81,7 @@ def as_meant(weights: Weights, stored: Mapping[str, Stored]) -> Weights:
         return weights
     header = source.header
     aliases = {alias: name for alias, name in header.aliases.items() if name in tensors}
-    return Weights(Derived(source, tensors, header.metadata, aliases))
+    return Checkpoint(Derived(source, tensors, header.metadata, aliases))
 
 
 class _Meant:

@@ -26,7 +26,7 @@ from weightctl.wording import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.transforms.sharding.placing import Placed
     from weightctl.transforms.sharding.plan import ShardPlan
     from weightctl.transforms.sharding.vllm_names import Family
@@ -50,7 +50,7 @@ class _Parameter(NamedTuple):
     experts: int = 0
 
 
-def vllm_plan(plan: ShardPlan, checkpoint: Checkpoint) -> ShardPlan:
+def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
     """Return a plan whose ranks have the state of vLLM's model; how `plan` cuts does not matter.
 
     Tensors that vLLM has no place for are in no file, and are told of. Raises `ShardingError` for
@@ -87,7 +87,9 @@ def vllm_plan(plan: ShardPlan, checkpoint: Checkpoint) -> ShardPlan:
     )
 
 
-def _parameters(plan: ShardPlan, checkpoint: Checkpoint, family: Family) -> Iterator[_Parameter]:
+def _parameters(
+    plan: ShardPlan, checkpoint: RecognizedModel, family: Family
+) -> Iterator[_Parameter]:
     """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
     tensors = plan.source.header.tensors
     places = placed(checkpoint, {name: plain(info) for name, info in tensors.items()})
@@ -165,7 +167,7 @@ def _shard(
 
 
 def _buffers(
-    plan: ShardPlan, checkpoint: Checkpoint, family: Family, parameters: list[_Parameter]
+    plan: ShardPlan, checkpoint: RecognizedModel, family: Family, parameters: list[_Parameter]
 ) -> Iterator[Shard]:
     """Yield what vLLM's loader wants besides, though its model does not go by it: zeros."""
     for name in (each.name for each in parameters if each.name.endswith(_PROJECTED)):

@@ -10,9 +10,10 @@ from weightctl.errors import ShardingError
 from weightctl.logical import parts
 from weightctl.transforms.sharding.vllm_names import FAMILIES, RELEASE
 from weightctl.untyped import is_list
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.transforms.sharding.plan import ShardPlan
     from weightctl.transforms.sharding.vllm_names import Family
 
@@ -24,7 +25,7 @@ _REPACKED = "vLLM packs quantized weights anew when it loads them, and bytes are
 _PLAIN = "`weightctl convert IN OUT --dtype bf16` makes a checkpoint of it that vLLM's layout takes"
 
 
-def family_of(plan: ShardPlan, checkpoint: Checkpoint) -> Family:
+def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> Family:
     """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
 
     Raises `ShardingError` where it cannot, and `ArchitectureError` where it is no whole model.
@@ -59,7 +60,7 @@ def _refuse_grid(plan: ShardPlan) -> None:
             )
 
 
-def _refuse_quantized(plan: ShardPlan, checkpoint: Checkpoint) -> None:
+def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
     header = plan.source.header
     packed = parts(header)
     if packed:
@@ -77,7 +78,7 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: Checkpoint) -> None:
             )
 
 
-def _family(checkpoint: Checkpoint) -> Family:
+def _family(checkpoint: RecognizedModel) -> Family:
     """Return vLLM's class by what config.json calls the model; another has other tensors."""
     arch = checkpoint.arch
     if any(each.change is TRANSPOSED for each in arch.tensors(checkpoint.config)):
@@ -98,9 +99,9 @@ def _family(checkpoint: Checkpoint) -> Family:
     return family
 
 
-def _refuse_odd(checkpoint: Checkpoint, family: Family) -> None:
+def _refuse_odd(checkpoint: RecognizedModel, family: Family) -> None:
     """Refuse what vLLM's own loader would not take either."""
-    header, tokens = checkpoint.tree.header, checkpoint.fields["vocabulary"]
+    header, tokens = header_of(checkpoint.tree), checkpoint.fields["vocabulary"]
     for names in checkpoint.arch.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]
         if family.plain_output and names.line.module.endswith(".o") and names.kind == "bias":

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from weightctl.verify.naming.spelling import spelled
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 __all__ = ["different_models"]
 
 
-def different_models(own: Checkpoint | None, other: Checkpoint | None) -> str:
+def different_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
     """Say that two models are not one, and by what that is seen; empty where they may be.
 
     They are of two families, or of another width and besides of another depth or vocabulary: one

@@ -14,16 +14,17 @@ from weightctl.steps.numbers import Constant
 from weightctl.verify.comparing.bits import bits_of
 from weightctl.verify.comparing.pairs import Pair, Pairing, in_dialect
 from weightctl.weights.derived import Made, StoredTensor, tensor_of
+from weightctl.weights.tree import header_of, info_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Dialect
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.tree import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["paired"]
 
@@ -47,9 +48,9 @@ def paired(subject: Subject, reference: Subject) -> Pairing:
     return _by_module(own, other)
 
 
-def _adopted(weights: Weights, known: Checkpoint) -> Checkpoint | None:
+def _adopted(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
     """Return a tree as a model like a known one; None where most of that is not there."""
-    best: Checkpoint | None = None
+    best: RecognizedModel | None = None
     for dialect in _DIALECTS:
         try:
             found = match(weights, known.arch, dialect, known.config, known.where)
@@ -64,13 +65,13 @@ def _adopted(weights: Weights, known: Checkpoint) -> Checkpoint | None:
     return best
 
 
-def _by_module(own: Checkpoint, other: Checkpoint) -> Pairing:
+def _by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     lines = {each.module: each for each in own.arch.tensors(own.config)}
     lines |= {each.module: each for each in other.arch.tensors(other.config)}
     mine, theirs = _completed(own, other, lines), _completed(other, own, lines)
     # Which rows are pairs is for the reference to say: the number of heads may be what is wrong.
     own = replace(own, config=other.config)
-    widths = bits_of(own.tree.header), bits_of(other.tree.header)
+    widths = bits_of(header_of(own.tree)), bits_of(header_of(other.tree))
     pairs: list[Pair] = []
     for module, tensor in mine.items():
         counterpart, names = theirs.get(module), lines[module]
@@ -106,7 +107,7 @@ def _by_module(own: Checkpoint, other: Checkpoint) -> Pairing:
 
 
 def _completed(
-    own: Checkpoint, other: Checkpoint, lines: dict[str, TensorNames]
+    own: RecognizedModel, other: RecognizedModel, lines: dict[str, TensorNames]
 ) -> Mapping[str, Tensor]:
     """Return a model's tensors, with those that it alone has in another form.
 
@@ -133,9 +134,9 @@ def _completed(
 
 def _in_one(
     names: TensorNames,
-    own: Checkpoint,
+    own: RecognizedModel,
     tensor: Tensor,
-    other: Checkpoint,
+    other: RecognizedModel,
     reference: Tensor,
     *,
     is_finer: bool,
@@ -165,7 +166,7 @@ def _stored(tensor: Tensor) -> str:
     return ", ".join(source.name for source in tensor.origin.sources) or tensor.info.name
 
 
-def _left(model: Checkpoint) -> dict[str, str]:
+def _left(model: RecognizedModel) -> dict[str, str]:
     """Return the tensors that are of no part of the model, by their names without a prefix."""
     return {
         model.arch.plain(name) if model.dialect == "hugging_face" else name: name
@@ -173,7 +174,7 @@ def _left(model: Checkpoint) -> dict[str, str]:
     }
 
 
-def _by_name(weights: Weights, reference: Weights) -> Pairing:
+def _by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
     left, rest = _trained(weights), _trained(reference)
     return Pairing(
         pairs=[_named(name, name, weights, reference) for name in left if name in rest],
@@ -183,13 +184,13 @@ def _by_name(weights: Weights, reference: Weights) -> Pairing:
     )
 
 
-def _trained(weights: Weights) -> dict[str, TensorInfo]:
-    return {name: node.info for name, node in weights.items() if not is_buffer(node.info)}
+def _trained(weights: Checkpoint) -> dict[str, TensorInfo]:
+    return {name: info_of(node) for name, node in weights.items() if not is_buffer(info_of(node))}
 
 
-def _named(name: str, reference_name: str, weights: Weights, reference: Weights) -> Pair:
-    tensor = tensor_of(weights.source, name)
-    counterpart = tensor_of(reference.source, reference_name)
+def _named(name: str, reference_name: str, weights: Checkpoint, reference: Checkpoint) -> Pair:
+    tensor = tensor_of(source_of(weights), name)
+    counterpart = tensor_of(source_of(reference), reference_name)
     layer, part = numbered(name)
     return Pair(
         module=name,
@@ -199,6 +200,6 @@ def _named(name: str, reference_name: str, weights: Weights, reference: Weights)
         reference_name=reference_name,
         tensor=tensor,
         reference=counterpart,
-        bits=bits_of(weights.source.header)(tensor),
-        reference_bits=bits_of(reference.source.header)(counterpart),
+        bits=bits_of(source_of(weights).header)(tensor),
+        reference_bits=bits_of(source_of(reference).header)(counterpart),
     )

@@ -16,7 +16,7 @@ from weightctl.weights.derived import Made
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.arch import TensorNames
     from weightctl.archs.keys import Dialect
     from weightctl.verify.problem import Cause
@@ -83,8 +83,8 @@ class Pairing:
     missing: list[str]
     unexpected: list[str]
     how: str
-    checkpoint: Checkpoint | None = None
-    reference: Checkpoint | None = None
+    checkpoint: RecognizedModel | None = None
+    reference: RecognizedModel | None = None
     within: dict[str, bool] = field(default_factory=dict[str, bool])
     causes: dict[str, Cause | None] = field(default_factory=dict[str, "Cause | None"])
     orders: dict[OrderKey, Places | None] = field(default_factory=dict["OrderKey", "Places | None"])
@@ -138,7 +138,7 @@ def _grouped(
 
 
 def in_dialect(
-    names: TensorNames, tensor: Tensor, checkpoint: Checkpoint, dialect: Dialect
+    names: TensorNames, tensor: Tensor, checkpoint: RecognizedModel, dialect: Dialect
 ) -> Tensor:
     """Return a tensor of a checkpoint as another dialect has it; itself where that is its own.
 

@@ -15,7 +15,7 @@ from weightctl.verify.naming.spelling import spelled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.tokenizer import Tokenizer
     from weightctl.verify.describing.description import Description
 
@@ -31,7 +31,7 @@ _NEEDED = {"bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _ENCODERS = {"bert"}
 
 
-def find_contradictions(description: Description, checkpoint: Checkpoint | None) -> Compared:
+def find_contradictions(description: Description, checkpoint: RecognizedModel | None) -> Compared:
     """Return what is wrong with a tokenizer or a config by itself.
 
     Only what no working model has is a problem.
@@ -65,7 +65,7 @@ def _check_ids_of_gguf(found: Compared, description: Description) -> None:
 
 
 def _check_ids_of_configs(
-    found: Compared, description: Description, checkpoint: Checkpoint | None
+    found: Compared, description: Description, checkpoint: RecognizedModel | None
 ) -> None:
     if checkpoint is None:
         return
@@ -129,7 +129,7 @@ def _check_end(found: Compared, description: Description, tokenizer: Tokenizer) 
         found.add(_EOS, text)
 
 
-def _check_context(found: Compared, checkpoint: Checkpoint) -> None:
+def _check_context(found: Compared, checkpoint: RecognizedModel) -> None:
     """Find a context that is shorter than the one that scaling stretches."""
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     context = checkpoint.config.context

@@ -17,6 +17,7 @@ from weightctl.tokenizer.metadata import from_metadata
 from weightctl.tokenizer.record import WORDS
 from weightctl.untyped import is_list, is_object, is_sequence
 from weightctl.verify.describing.raw_tokenizer import read_raw
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,7 +91,7 @@ class Description:
 
 def describe(subject: Subject) -> Description | None:
     """Return what a checkpoint says beside its tensors; None where no config goes with it."""
-    metadata, files = subject.stored.metadata, subject.stored.header.files
+    metadata, files = header_of(subject.stored).metadata, header_of(subject.stored).files
     if ARCHITECTURE in metadata or _TOKENS in metadata:
         return _of_metadata(metadata, files[0] if files else subject.path)
     directory = os.path.dirname(files[0]) if files else ""

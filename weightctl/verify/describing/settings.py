@@ -13,7 +13,7 @@ from weightctl.verify.diverging.configs import differences, lost_window
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.verify.describing.description import Description
     from weightctl.weights.metadata import Value
 
@@ -28,7 +28,7 @@ _NOT_OF_THE_MODEL = (
 _DEEPEST = 8
 
 
-def compare_configs(own: Checkpoint, other: Checkpoint) -> Compared:
+def compare_configs(own: RecognizedModel, other: RecognizedModel) -> Compared:
     """Compare the configs of two models of one family, whatever conventions they are in."""
     found = Compared()
     found.problems += [each.problem for each in differences(own, other, with_context=True)]
@@ -38,7 +38,7 @@ def compare_configs(own: Checkpoint, other: Checkpoint) -> Compared:
 
 
 def compare_other_keys(
-    own: Description, other: Description, checkpoint: Checkpoint | None
+    own: Description, other: Description, checkpoint: RecognizedModel | None
 ) -> Compared:
     """Compare the numbers of configs in one convention that no field of a known family reads.
 
@@ -63,7 +63,7 @@ def compare_other_keys(
     return found
 
 
-def _numbers(description: Description, checkpoint: Checkpoint | None) -> dict[str, Any]:
+def _numbers(description: Description, checkpoint: RecognizedModel | None) -> dict[str, Any]:
     if description.is_gguf:
         return dict(_of_metadata(description.metadata, checkpoint))
     read = set[str]()
@@ -78,7 +78,7 @@ def _numbers(description: Description, checkpoint: Checkpoint | None) -> dict[st
 
 
 def _of_metadata(
-    metadata: Mapping[str, Value], checkpoint: Checkpoint | None
+    metadata: Mapping[str, Value], checkpoint: RecognizedModel | None
 ) -> Iterator[tuple[str, Any]]:
     if ARCHITECTURE not in metadata:
         return

@@ -17,7 +17,7 @@ from weightctl.verify.running.parts import OUTPUT, Running
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.device import DeviceRef
     from weightctl.verify.comparing.pairs import Pair, Pairing
     from weightctl.verify.diverging.walking import Part
@@ -163,7 +163,7 @@ class _Trial(NamedTuple):
             return False
 
 
-def _of_output(own: Checkpoint, other: Checkpoint | None) -> Iterator[Difference]:
+def _of_output(own: RecognizedModel, other: RecognizedModel | None) -> Iterator[Difference]:
     """Yield that the embedding is the output, where the reference has one of its own."""
     is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
     if is_tied and was_tied is False:
@@ -176,7 +176,9 @@ def _of_output(own: Checkpoint, other: Checkpoint | None) -> Iterator[Difference
         yield Difference(problem, {"tied": False})
 
 
-def _with_config(own: Checkpoint, found: list[Difference], device: DeviceRef) -> Running | None:
+def _with_config(
+    own: RecognizedModel, found: list[Difference], device: DeviceRef
+) -> Running | None:
     """Return the model with the reference's values in its config; None where it cannot be."""
     model = corrected(own, found) if found else None
     try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
     from weightctl.verify.comparing.pairs import Pair
@@ -37,7 +37,7 @@ _PLAIN = 16
 _MOST_CHANGED = 0.5
 
 
-def as_far_off(pair: Pair, subject: Checkpoint, reference: Checkpoint) -> Tensor | None:
+def as_far_off(pair: Pair, subject: RecognizedModel, reference: RecognizedModel) -> Tensor | None:
     """Return the reference's tensor, in its dialect, as far off as the subject's may be.
 
     None where the subject's should be equal to it, and where no encoding explains a difference, as

@@ -24,7 +24,7 @@ from weightctl.verify.running.prompt import prompt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.verify.diverging.walking import Part
     from weightctl.verify.request import Request
     from weightctl.verify.running.prompt import Prompt
@@ -63,7 +63,7 @@ def compare(request: Request) -> Result:
     return _Comparison(request, given, walk, Faults(blame, pairing)).result(problems)
 
 
-def _cannot(own: Checkpoint, other: Checkpoint, given: Prompt) -> str:
+def _cannot(own: RecognizedModel, other: RecognizedModel, given: Prompt) -> str:
     for name in ("hidden", "layers"):
         one, two = getattr(own.config, name), getattr(other.config, name)
         if one != two:

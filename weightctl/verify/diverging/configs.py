@@ -18,7 +18,7 @@ from weightctl.verify.problem import Cause, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Config
 
 __all__ = ["Difference", "corrected", "differences", "lost_window"]
@@ -47,7 +47,7 @@ class Difference:
 
 
 def differences(
-    subject: Checkpoint, reference: Checkpoint, *, with_context: bool = False
+    subject: RecognizedModel, reference: RecognizedModel, *, with_context: bool = False
 ) -> list[Difference]:
     """Return in which keys two checkpoints of one family differ, those that count.
 
@@ -87,7 +87,7 @@ def _add(found: list[Difference], new: Difference) -> None:
     found.append(new)
 
 
-def corrected(subject: Checkpoint, found: list[Difference]) -> Checkpoint | None:
+def corrected(subject: RecognizedModel, found: list[Difference]) -> RecognizedModel | None:
     """Return a checkpoint with the reference's values in its config; None where none can be."""
     changes = {name: value for each in found for name, value in each.changes.items()}
     given: Any = subject.config
@@ -97,7 +97,7 @@ def corrected(subject: Checkpoint, found: list[Difference]) -> Checkpoint | None
         return None
 
 
-def lost_window(subject: Checkpoint, reference: Checkpoint) -> str:
+def lost_window(subject: RecognizedModel, reference: RecognizedModel) -> str:
     """Return a note on a sliding window that GGUF left out, empty where there is none."""
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     if windows[0] == windows[1] or not _is_no_window(subject, reference):
@@ -110,8 +110,8 @@ def lost_window(subject: Checkpoint, reference: Checkpoint) -> str:
 
 
 def _unequal(
-    subject: Checkpoint,
-    reference: Checkpoint,
+    subject: RecognizedModel,
+    reference: RecognizedModel,
     own: Config,
     other: Config,
     *,
@@ -138,13 +138,13 @@ def _is_same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-def _is_of_dialect(subject: Checkpoint, field: str) -> bool:
+def _is_of_dialect(subject: RecognizedModel, field: str) -> bool:
     """Whether no key says a field, and the dialect alone does."""
     lines = [key for key in subject.arch.keys if key.field == field]
     return not any(key.gguf or key.hugging_face or key.seen for key in lines)
 
 
-def _is_no_window(subject: Checkpoint, reference: Checkpoint) -> bool:
+def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
     """Whether a window is such as GGUF may leave out, since llama.cpp reads past it."""
     pair = {each.dialect: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
@@ -155,7 +155,7 @@ def _is_no_window(subject: Checkpoint, reference: Checkpoint) -> bool:
     return may_lack or is_wide
 
 
-def _follows(subject: Checkpoint, reference: Checkpoint, field: str, wanted: Any) -> bool:
+def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, wanted: Any) -> bool:
     """Whether the value is not said, and would be the reference's if other fields were."""
     where = spelled(subject, field)
     if not callable(where.default) or (where.is_said and not where.follows):
@@ -170,7 +170,7 @@ def _follows(subject: Checkpoint, reference: Checkpoint, field: str, wanted: Any
 
 
 def _difference(
-    subject: Checkpoint, reference: Checkpoint, field: str, value: Any, wanted: Any
+    subject: RecognizedModel, reference: RecognizedModel, field: str, value: Any, wanted: Any
 ) -> Difference:
     where, there = spelled(subject, field), spelled(reference, field)
     if isinstance(where.seen, Present) and field.endswith("bias"):
@@ -215,7 +215,7 @@ def _of_bias(where: Spelling, *, has_none: bool) -> Problem:
 
 
 def _stretched(
-    subject: Checkpoint, reference: Checkpoint, own: Config, other: Config
+    subject: RecognizedModel, reference: RecognizedModel, own: Config, other: Config
 ) -> Difference:
     """Return how the stretching of rotations differs, by the first key that does."""
     values: list[dict[str, Any]] = []

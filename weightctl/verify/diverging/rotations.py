@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Fields
 
 __all__ = ["plain", "rotates_alike"]
@@ -26,7 +26,7 @@ _ROUNDING = 1e-5
 _LONGEST = 1 << 30
 
 
-def plain(checkpoint: Checkpoint) -> Read:
+def plain(checkpoint: RecognizedModel) -> Read:
     """Return what a config says, with what GGUF has small tensors for said in words.
 
     As it is where config.json had no words for that.

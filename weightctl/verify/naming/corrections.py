@@ -16,7 +16,7 @@ from weightctl.verify.naming.fit import fit_of
 from weightctl.verify.problem import Cause
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.metadata import Value
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +70,7 @@ def cause_of(fitting: list[Correction]) -> Cause | None:
 
 
 def corrections(
-    weights: Weights,
+    weights: Checkpoint,
     arch: Arch,
     document: Mapping[str, Any] | None,
     now_fits: Fit | None,
@@ -82,7 +82,7 @@ def corrections(
     what the config makes of the tensors, None where it is refused; what is wrong of that and does
     not depend on a value may stay so. `fields` are those whose keys are tried.
     """
-    count = len(weights.header.tensors)
+    count = len(header_of(weights).tensors)
     left = _MOST_LOOKS // max(count, 1)
     found: list[Correction] = []
     for key in _keys(arch, fields):
@@ -98,15 +98,15 @@ def corrections(
     return found
 
 
-def family_of(weights: Weights, document: Mapping[str, Any]) -> Arch | None:
+def family_of(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
     """Return the family that a checkpoint says to be of, whose config may be unsound."""
     from weightctl.archs import ARCHS
 
     families: list[Arch] = [load(reference) for reference in ARCHS.values()]
-    if ARCHITECTURE in weights.metadata:
-        name = weights.metadata[ARCHITECTURE].content
+    if ARCHITECTURE in header_of(weights).metadata:
+        name = header_of(weights).metadata[ARCHITECTURE].content
         alike = [arch for arch in families if arch.gguf_name == name]
-        told = [each for each in alike if each.is_of and each.is_of(weights.metadata)]
+        told = [each for each in alike if each.is_of and each.is_of(header_of(weights).metadata)]
         return next(iter(told or alike), None)
     kind = document.get(MODEL_TYPE)
     return next((arch for arch in families if kind in arch.model_types), None)
@@ -117,19 +117,19 @@ def _keys(arch: Arch, fields: Iterable[str]) -> list[Key]:
     return [known[field] for field in fields if field in known]
 
 
-def _said(key: Key, weights: Weights, document: Mapping[str, Any] | None) -> tuple[str, Any]:
+def _said(key: Key, weights: Checkpoint, document: Mapping[str, Any] | None) -> tuple[str, Any]:
     if document is not None:
         return ("", None) if "." in key.hugging_face else (
             key.hugging_face, document.get(key.hugging_face)
         )  # fmt: skip
-    name = key.gguf.format(arch=weights.metadata[ARCHITECTURE].content)
-    value = weights.metadata.get(name)
+    name = key.gguf.format(arch=header_of(weights).metadata[ARCHITECTURE].content)
+    value = header_of(weights).metadata.get(name)
     return name, None if value is None else value.content
 
 
-def _values(field: str, weights: Weights) -> Iterator[int]:
+def _values(field: str, weights: Checkpoint) -> Iterator[int]:
     """Yield what a field may be, as far as names and shapes tell."""
-    infos = weights.header.tensors.values()
+    infos = header_of(weights).tensors.values()
     if field == "layers":
         yield from _layers(weights)
         return
@@ -143,9 +143,9 @@ def _values(field: str, weights: Weights) -> Iterator[int]:
     yield from sizes
 
 
-def _layers(weights: Weights) -> Iterator[int]:
+def _layers(weights: Checkpoint) -> Iterator[int]:
     numbers: set[int] = set()
-    for name in weights.header.tensors:
+    for name in header_of(weights).tensors:
         found = layer(name)
         parts = name.split(".") if found is None else [str(found)]
         numbers.update(int(part) for part in parts if part.isdecimal() and len(part) < 6)
@@ -154,15 +154,17 @@ def _layers(weights: Weights) -> Iterator[int]:
 
 
 def _tried(
-    weights: Weights, document: Mapping[str, Any] | None, name: str, value: int
+    weights: Checkpoint, document: Mapping[str, Any] | None, name: str, value: int
 ) -> Fit | None:
     """Return how all fits with another value, None where the config is refused then."""
     config = None if document is None else {**document, name: value}
     if config is None:
-        kind = weights.metadata[name].type if name in weights.metadata else "u32"
-        tensors = {each: tensor_of(weights.source, each) for each in weights.header.tensors}
-        metadata = {**weights.metadata, name: Value(kind, value)}
-        weights = Weights(Derived(weights.source, tensors, metadata))
+        kind = (
+            header_of(weights).metadata[name].type if name in header_of(weights).metadata else "u32"
+        )
+        tensors = {each: tensor_of(source_of(weights), each) for each in header_of(weights).tensors}
+        metadata = {**header_of(weights).metadata, name: Value(kind, value)}
+        weights = Checkpoint(Derived(source_of(weights), tensors, metadata))
     try:
         return fit_of(recognize(weights, config))
     except (WeightctlError, ValueError, TypeError):

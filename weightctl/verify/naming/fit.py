@@ -12,7 +12,7 @@ from weightctl.registry import load
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Checkpoint, Network
+    from weightctl.archs import Network, RecognizedModel
     from weightctl.archs.arch import TensorNames
     from weightctl.weights.info import TensorInfo
 
@@ -64,7 +64,7 @@ class Fit:
         return not is_wrong and not self.padded
 
 
-def fit_of(checkpoint: Checkpoint) -> Fit:
+def fit_of(checkpoint: RecognizedModel) -> Fit:
     """Compare a checkpoint with what its config asks for; no tensor is read.
 
     Raises `WeightctlError` where no module can be built of such a config.
@@ -98,7 +98,7 @@ def fit_of(checkpoint: Checkpoint) -> Fit:
     )
 
 
-def _padded(checkpoint: Checkpoint) -> Iterator[TensorInfo]:
+def _padded(checkpoint: RecognizedModel) -> Iterator[TensorInfo]:
     for module in OF_TOKENS:
         tensor = checkpoint.tensors.get(module)
         for stored in () if tensor is None else tensor.origin.sources:
@@ -106,7 +106,7 @@ def _padded(checkpoint: Checkpoint) -> Iterator[TensorInfo]:
                 yield stored
 
 
-def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def _shapes(checkpoint: RecognizedModel) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights of a model that has one layer, as all are alike."""
     config: Any = checkpoint.config
     small: Network = load(checkpoint.arch.module)(replace(config, layers=1), DType.float32)

@@ -10,11 +10,12 @@ from weightctl.verify.naming.corrections import FIELDS, cause_of, corrections
 from weightctl.verify.naming.spelling import spelled
 from weightctl.verify.naming.tying import forgotten
 from weightctl.verify.problem import Cause, Problem
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.verify.naming.corrections import Correction
     from weightctl.verify.naming.fit import Fit, Misfit, Wanted
 
@@ -24,7 +25,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COUNTS = ("layers", "experts")
 
 
-def misfits(checkpoint: Checkpoint, fit: Fit) -> list[Problem]:
+def misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
     """Return all that is missing, too much, of another shape, or no numbers, one for each tensor.
 
     What a single value of the config would put right is the config's own problem too, first.
@@ -49,7 +50,7 @@ def _contradicted(fit: Fit) -> str:
     return " and ".join(f"{count} tensors {what}" for what, count in counts.items() if count)
 
 
-def _fitting(checkpoint: Checkpoint, fit: Fit) -> list[Correction]:
+def _fitting(checkpoint: RecognizedModel, fit: Fit) -> list[Correction]:
     fields = FIELDS if fit.misshaped else _COUNTS
     may_help = fit.misshaped or _has_whole_layers(fit)
     if not may_help or _is_turned(fit):
@@ -91,7 +92,7 @@ def _no_number(each: Misfit) -> Problem:
     return Problem(where=each.name, text=text)
 
 
-def _missing(checkpoint: Checkpoint, each: Wanted, fitting: list[Correction]) -> Problem:
+def _missing(checkpoint: RecognizedModel, each: Wanted, fitting: list[Correction]) -> Problem:
     shape = "" if each.shape is None else f", of shape {list(each.shape)}"
     cause = cause_of(fitting)
     if each.names.module == OUTPUT_WEIGHT:
@@ -101,11 +102,11 @@ def _missing(checkpoint: Checkpoint, each: Wanted, fitting: list[Correction]) ->
     return Problem(where=each.name, text=f"is missing{shape}", cause=cause)
 
 
-def _has_weight(checkpoint: Checkpoint, each: Wanted) -> bool:
+def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
     return each.names.module.removesuffix("bias") + "weight" in checkpoint.tensors
 
 
-def _dropped(checkpoint: Checkpoint) -> Cause:
+def _dropped(checkpoint: RecognizedModel) -> Cause:
     return Cause(
         "bias_dropped",
         f"its weight is there, and {checkpoint.arch.name} as {checkpoint.where} says it is adds a "
@@ -113,9 +114,11 @@ def _dropped(checkpoint: Checkpoint) -> Cause:
     )
 
 
-def _unexpected(checkpoint: Checkpoint, fit: Fit, fitting: list[Correction]) -> Iterator[Problem]:
+def _unexpected(
+    checkpoint: RecognizedModel, fit: Fit, fitting: list[Correction]
+) -> Iterator[Problem]:
     """Yield what no part of the model is called; a bias that other layers lack is told so."""
-    stored = checkpoint.tree.header.tensors
+    stored = header_of(checkpoint.tree).tensors
     for name in fit.unexpected:
         cause = cause_of(fitting)
         first = _NUMBER.sub("0", name, count=1)
@@ -131,7 +134,7 @@ def _unexpected(checkpoint: Checkpoint, fit: Fit, fitting: list[Correction]) -> 
         )
 
 
-def _denied(checkpoint: Checkpoint, name: str) -> str:
+def _denied(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
     plain, dialect = checkpoint.arch.plain, checkpoint.dialect
     kind = _NUMBER.sub("N", plain(name))

@@ -11,9 +11,10 @@ from weightctl.archs.model import ARCHITECTURE
 from weightctl.errors import WeightctlError
 from weightctl.steps.numbers import numbers_of
 from weightctl.untyped import is_object
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Fields, Key, Seen
 
 __all__ = ["Spelling", "spelled"]
@@ -40,7 +41,7 @@ class Spelling(NamedTuple):
     follows: str = ""
 
 
-def spelled(checkpoint: Checkpoint, field: str) -> Spelling:
+def spelled(checkpoint: RecognizedModel, field: str) -> Spelling:
     """Return where a checkpoint says a field, or would."""
     lines = [key for key in checkpoint.arch.keys if key.field == field]
     own = [key for key in lines if key.is_in(checkpoint.dialect)] or lines
@@ -55,7 +56,7 @@ def spelled(checkpoint: Checkpoint, field: str) -> Spelling:
     return _followed(checkpoint, field, chosen)
 
 
-def _followed(checkpoint: Checkpoint, field: str, unsaid: Spelling) -> Spelling:
+def _followed(checkpoint: RecognizedModel, field: str, unsaid: Spelling) -> Spelling:
     """Return where that is said which a field follows from; some field without a key does."""
     sources = _sources(unsaid.default, checkpoint.fields)
     if field.startswith("scaling."):
@@ -69,7 +70,7 @@ def _followed(checkpoint: Checkpoint, field: str, unsaid: Spelling) -> Spelling:
     return Spelling(family, False, unsaid.default, follows=family)
 
 
-def _tensor_telling(checkpoint: Checkpoint, field: str) -> str:
+def _tensor_telling(checkpoint: RecognizedModel, field: str) -> str:
     """Return the tensor that a field is made of, empty where none is."""
     if checkpoint.dialect != "gguf" or not field.startswith("scaling."):
         return ""
@@ -116,19 +117,19 @@ def _sources(default: Any, fields: Fields) -> list[str]:
     return watched.asked
 
 
-def _of_line(checkpoint: Checkpoint, key: Key) -> Spelling:
+def _of_line(checkpoint: RecognizedModel, key: Key) -> Spelling:
     if checkpoint.dialect == "gguf":
-        if key.seen is not None and key.seen.see(checkpoint.tree.header.tensors) is not None:
+        if key.seen is not None and key.seen.see(header_of(checkpoint.tree).tensors) is not None:
             return Spelling(key.seen.tensor, True, seen=key.seen)
         name = key.gguf.format(arch=checkpoint.arch.gguf_name)
-        is_said = name in checkpoint.tree.metadata
+        is_said = name in header_of(checkpoint.tree).metadata
         default = None if key.gguf_default is REQUIRED else key.gguf_default
         return Spelling(name, is_said, default)
     path, is_said = _in_document(checkpoint, key.hugging_face)
     return Spelling(path, is_said, None if key.default is REQUIRED else key.default)
 
 
-def _in_document(checkpoint: Checkpoint, path: str) -> tuple[str, bool]:
+def _in_document(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
     """Return how config.json spells what stands at a path once it is in the usual form."""
     if not path:
         return "", False

@@ -8,14 +8,15 @@ from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.errors import ArchitectureError
 from weightctl.translation.copies import check_copies, is_same
 from weightctl.verify.problem import Cause, Problem
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
 
 __all__ = ["copies", "forgotten", "tying_notes"]
 
 
-def copies(checkpoint: Checkpoint) -> list[Problem]:
+def copies(checkpoint: RecognizedModel) -> list[Problem]:
     """Return what stands beside a tied embedding and differs from it."""
     if EMBEDDING_WEIGHT not in checkpoint.tensors:
         return []
@@ -28,7 +29,7 @@ def copies(checkpoint: Checkpoint) -> list[Problem]:
     return []
 
 
-def forgotten(checkpoint: Checkpoint) -> Cause:
+def forgotten(checkpoint: RecognizedModel) -> Cause:
     """Return the cause that an output is missing which is not the embedding."""
     return Cause(
         "output_forgotten",
@@ -38,7 +39,7 @@ def forgotten(checkpoint: Checkpoint) -> Cause:
     )
 
 
-def tying_notes(checkpoint: Checkpoint) -> list[str]:
+def tying_notes(checkpoint: RecognizedModel) -> list[str]:
     """Return what a person should know of an output that is the embedding, or as good as that."""
     arch, dialect = checkpoint.arch, checkpoint.dialect
     names = (each.name(dialect) for each in arch.copies(checkpoint.config))
@@ -50,5 +51,5 @@ def tying_notes(checkpoint: Checkpoint) -> list[str]:
     if dialect == "gguf" and tied:
         return [f"there is no `{tied[0]}`: the embedding is the output too, as in tied models"]
     plain = {arch.plain(name) for name in tied}
-    stored = [name for name in checkpoint.tree.header.tensors if arch.plain(name) in plain]
+    stored = [name for name in header_of(checkpoint.tree).tensors if arch.plain(name) in plain]
     return [f"`{name}` is stored beside the embedding to which it is tied" for name in stored]

@@ -13,11 +13,12 @@ from weightctl.tokenizer.files import open_files
 from weightctl.untyped import is_list, is_object, is_sequence
 from weightctl.verify.naming.spelling import spelled
 from weightctl.verify.problem import Cause, Problem
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.tokenizer.files import Files
     from weightctl.verify.naming.fit import Fit
 
@@ -35,7 +36,7 @@ class Counts(NamedTuple):
     notes: list[str]
 
 
-def vocabulary(checkpoint: Checkpoint, fit: Fit) -> Counts:
+def vocabulary(checkpoint: RecognizedModel, fit: Fit) -> Counts:
     """Compare how many tokens the tokenizer, the config and the embedding of a checkpoint have."""
     problems = list(_rows(checkpoint, fit))
     if checkpoint.dialect == "gguf":
@@ -71,7 +72,7 @@ def _told(error: TokenizerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def _rows(checkpoint: Checkpoint, fit: Fit) -> Iterator[Problem]:
+def _rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
     """Yield tensors with more rows than there are tokens; fewer are of another shape."""
     count = checkpoint.config.vocabulary
     for stored in fit.padded:
@@ -83,9 +84,9 @@ def _rows(checkpoint: Checkpoint, fit: Fit) -> Iterator[Problem]:
         yield Problem(where=stored.name, text=text, cause=cause)
 
 
-def _of_metadata(checkpoint: Checkpoint) -> Iterator[Problem]:
+def _of_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
     """Yield where GGUF's lists of tokens are not as long as the embedding, as llama.cpp asks."""
-    metadata = checkpoint.tree.metadata
+    metadata = header_of(checkpoint.tree).metadata
     value = metadata.get(_TOKENS)
     if value is None or not is_sequence(value.content):
         return

@@ -20,7 +20,7 @@ from weightctl.verify.figures import ForwardFigures, MatrixGain
 from weightctl.verify.problem import Problem
 from weightctl.verify.report import Result
 from weightctl.weights.derived import Derived, tensor_of
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 from weightctl.wording import listed
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
     """
     session = InferenceSession([request.device])
     tree = request.subject.weights
-    infos = [info for info in tree.header.tensors.values() if _is_matrix(info)]
+    infos = [info for info in header_of(tree).tensors.values() if _is_matrix(info)]
     gains: list[MatrixGain] = []
     problems: list[Problem] = []
     left: list[str] = []
     for number, info in enumerate(infos):
         request.tell("forward, matrices", number / len(infos))
         try:
-            gain, usual = _gain(session, request, tensor_of(tree.source, info.name), at_once)
+            gain, usual = _gain(session, request, tensor_of(source_of(tree), info.name), at_once)
         except (EngineError, GraphError):
             left.append(info.name)
             continue
@@ -157,6 +157,6 @@ def _run(
         numbers = weight_as(weight, DType.float32)
         product = numbers @ ops.unsqueeze(graph.inputs[0], -1)
         graph.output(product, ops.sum(numbers * numbers))
-    tree = Weights(Derived(request.subject.weights.source, {name: part}, {}))
+    tree = Checkpoint(Derived(source_of(request.subject.weights), {name: part}, {}))
     made, squares = session.load(graph, {name: tree[name]}).execute(vector)
     return made.to_numpy(), float(squares.to_numpy())

@@ -19,14 +19,14 @@ from weightctl.split import Grid
 from weightctl.verify.running.ranks import Ranks
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.derived import Derived
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.archs.network import Network
     from weightctl.codecs.base import F32
     from weightctl.device import DeviceRef
@@ -74,7 +74,7 @@ class Running:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, device: DeviceRef = CPU, cut: Gathered | None = None
+        self, checkpoint: RecognizedModel, device: DeviceRef = CPU, cut: Gathered | None = None
     ) -> None:
         self.checkpoint = checkpoint
         self.notes: tuple[str, ...] = ()
@@ -184,10 +184,10 @@ class Running:
                 registry[name] = self.checkpoint.weights[name]
         return self._session.load(graph, registry).execute(*given)
 
-    def _stood_in(self, name: str, given: Tensor | F32) -> Weights | F32:
+    def _stood_in(self, name: str, given: Tensor | F32) -> Checkpoint | F32:
         if isinstance(given, np.ndarray):
             return given
-        return Weights(Derived(self.checkpoint.tree.source, {name: given}, {}))[name]
+        return Checkpoint(Derived(source_of(self.checkpoint.tree), {name: given}, {}))[name]
 
     @contextmanager
     def _with(self, replaced: Replaced) -> Generator[None]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.tokenizer.encoding import Encoder
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
@@ -93,7 +93,7 @@ def _of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
     return _cut(tokens, _length(checkpoint), "the tokens that were given", text_of=text_of)
 
 
-def _of_text(given: str | None, checkpoint: Checkpoint, encoder: Encoder) -> Prompt:
+def _of_text(given: str | None, checkpoint: RecognizedModel, encoder: Encoder) -> Prompt:
     ids = encoder.ids(TEXT if given is None else given)
     if not ids:
         raise ConversionError("the text has no tokens", hint="give a longer one")
@@ -106,13 +106,13 @@ def _of_text(given: str | None, checkpoint: Checkpoint, encoder: Encoder) -> Pro
     return _cut(ids, _length(checkpoint), source, around, encoder.text)
 
 
-def _known(subject: Subject) -> Checkpoint:
+def _known(subject: Subject) -> RecognizedModel:
     if subject.checkpoint is None:
         raise ValueError("a prompt is for a model that is known")
     return subject.checkpoint
 
 
-def _length(checkpoint: Checkpoint) -> int:
+def _length(checkpoint: RecognizedModel) -> int:
     return max(1, min(WINDOW, checkpoint.config.context))
 
 
@@ -142,7 +142,7 @@ def _nothing(_: int) -> str:
     return ""
 
 
-def _drawn(checkpoint: Checkpoint, why: str) -> Prompt:
+def _drawn(checkpoint: RecognizedModel, why: str) -> Prompt:
     length = _length(checkpoint)
     drawn = np.random.default_rng(_SEED).integers(0, checkpoint.config.vocabulary, length)
     note = f"the model ran on random tokens, which no perplexity can be judged by: {why}"
@@ -150,7 +150,7 @@ def _drawn(checkpoint: Checkpoint, why: str) -> Prompt:
     return replace(cut, is_text=False, notes=(note,))
 
 
-def _strange(ids: Sequence[int], checkpoint: Checkpoint) -> str:
+def _strange(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
     """Name those that are no tokens of a model, empty where all are."""
     vocabulary = checkpoint.config.vocabulary
     strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))

@@ -9,12 +9,12 @@ from weightctl.dequantize import dequantized
 from weightctl.nn.across_ranks import parallel
 from weightctl.steps.sliced import Sliced
 from weightctl.weights.derived import Derived, Made
-from weightctl.weights.tree import Weights
+from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.archs.checkpoint import Checkpoint
+    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.device import DeviceRef
     from weightctl.formats.sharded.gathered import Gathered
     from weightctl.graph.weight import Weight
@@ -31,7 +31,7 @@ class Ranks:
     cannot be cut for so many.
     """
 
-    def __init__(self, checkpoint: Checkpoint, gathered: Gathered, device: DeviceRef) -> None:
+    def __init__(self, checkpoint: RecognizedModel, gathered: Gathered, device: DeviceRef) -> None:
         self.grid = gathered.manifest.grid
         grid = self.grid._replace(pp=1)
         network = checkpoint.module()
@@ -44,22 +44,22 @@ class Ranks:
         ]
         self._tensors = [_tensors(checkpoint, tree) for tree in self._trees]
 
-    def part(self, weight: Weight) -> Weights:
+    def part(self, weight: Weight) -> Checkpoint:
         """Return what a rank has of a weight, which is a shard."""
         whole, rank = weight.shard_of, weight.shard_idx
         if whole is None or rank is None or weight.part is None:
             raise ValueError(f"`{weight.name}` is no shard")
         tensor = self._tensors[rank][whole.name]
         made = Made(weight.name, Sliced(weight.part), [tensor])
-        source = self._trees[rank].source
-        return Weights(Derived(source, {weight.name: made}, {}))[weight.name]
+        source = source_of(self._trees[rank])
+        return Checkpoint(Derived(source, {weight.name: made}, {}))[weight.name]
 
 
-def _tree(gathered: Gathered) -> Weights:
-    return dequantized(Weights(gathered), in_blocks=False)
+def _tree(gathered: Gathered) -> Checkpoint:
+    return dequantized(Checkpoint(gathered), in_blocks=False)
 
 
-def _tensors(checkpoint: Checkpoint, tree: Weights) -> Mapping[str, Tensor]:
+def _tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, Tensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
     arch, config = checkpoint.arch, checkpoint.config
     return match(tree, arch, checkpoint.dialect, config, checkpoint.where).tensors

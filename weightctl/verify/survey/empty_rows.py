@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import WeightctlError
 from weightctl.formats.huggingface import config
 from weightctl.tokenizer import TokenType, from_directory, from_metadata
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,8 +107,8 @@ class Vocabulary:
 
 def _tokenizer_of(subject: Subject, rows: int) -> Tokenizer | None:
     stored = subject.stored
-    found = from_metadata(stored.metadata, subject.path)
-    files = stored.header.files
+    found = from_metadata(header_of(stored).metadata, subject.path)
+    files = header_of(stored).files
     if found is None and files:
         directory = os.path.dirname(files[0])
         kind = str(config(files).get("model_type", ""))

@@ -16,7 +16,7 @@ from weightctl.wording import listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.archs import Checkpoint
+    from weightctl.archs import RecognizedModel
     from weightctl.verify.subject import Subject
     from weightctl.verify.survey.closer_look import Kind
     from weightctl.verify.survey.quick_look import Survey
@@ -175,7 +175,7 @@ class Judge:
             yield Finding(info.name, "empty rows", text, cause)
 
 
-def _norms(checkpoint: Checkpoint | None) -> frozenset[str]:
+def _norms(checkpoint: RecognizedModel | None) -> frozenset[str]:
     """Return the gains of norms, as the checkpoint calls them: where they are zero nothing passes.
 
     Without those that are stored less one.

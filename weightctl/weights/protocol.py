@@ -1,0 +1,67 @@
+"""The documented interface of a tree of weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from weightctl.device import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.graph.weight import Weight
+    from weightctl.shape import ShapeLike
+    from weightctl.weights.data import WeightData
+    from weightctl.weights.dlpack import DLPackArray
+
+__all__ = ["Weights"]
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """A node in a tree of weights; attributes and indices lead to the nodes below it.
+
+    `weights.model.layers[0].weight` is a node whether or not a tensor has that name: `exists` says
+    so. What `open_weights` returns is a `Checkpoint`; a class of your own that has these members
+    can be loaded into a `Module`, run by a session, and saved.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name, or prefix of names, of this node."""
+        ...
+
+    @property
+    def allocated_weights(self) -> Mapping[str, DLPackArray]:
+        """The tensors of the whole tree that `allocate` was called for, by name."""
+        ...
+
+    def exists(self) -> bool:
+        """Whether a tensor has exactly this name."""
+        ...
+
+    def data(self) -> WeightData:
+        """Return the data of the tensor of this name; `KeyError` where there is none."""
+        ...
+
+    def items(self) -> Iterator[tuple[str, Weights]]:
+        """Yield the full name and node of every tensor at or below this one."""
+        ...
+
+    def allocate(
+        self,
+        dtype: DType | None = None,
+        shape: ShapeLike | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+        device: DeviceRef = CPU,
+    ) -> Weight:
+        """Return a graph's `Weight` for the tensor of this name."""
+        ...
+
+    def __getattr__(self, segment: str, /) -> Weights: ...
+
+    def __getitem__(self, key: str | int, /) -> Weights: ...
