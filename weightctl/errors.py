@@ -10,6 +10,7 @@ __all__ = [
     "EngineError",
     "FormatError",
     "GraphError",
+    "MissingFileError",
     "MissingTensorError",
     "NonFiniteError",
     "OutputError",
@@ -57,6 +58,17 @@ class FormatError(WeightctlError, ValueError):
 
 def _format_error(path: str, offset: int | None, message: str, hint: str) -> FormatError:
     return FormatError(path, offset, message, hint=hint)
+
+
+class MissingFileError(FormatError, FileNotFoundError):
+    """There is no file or directory at a path."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_missing_file_error, (self.path, self.offset, self.reason, self.hint))
+
+
+def _missing_file_error(path: str, offset: int | None, message: str, hint: str) -> FormatError:
+    return MissingFileError(path, offset, message, hint=hint)
 
 
 class MissingTensorError(WeightctlError, KeyError):

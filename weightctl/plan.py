@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
 from weightctl.formats.base import Part
 from weightctl.logical import parts
+from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import header_of, source_of
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from weightctl.formats.importance.columns import ColumnWeights
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import Value
+    from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
-    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Described", "Item", "Plan"]
 
@@ -129,8 +130,12 @@ class Plan:
         return "`weightctl ls --flat` lists the names"
 
     @classmethod
-    def copy(cls, weights: Checkpoint, format_name: str) -> Plan:
-        """Plan to store every tensor at or below a node as it is, in a container format."""
+    def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
+        """Plan to store every tensor of a tree, or array by name, as it is in a container format.
+
+        Raises `ConversionError` for what is neither.
+        """
+        weights = as_checkpoint(weights)
         header = header_of(weights)
         items = tuple(
             Item(info, info, origin=header.origins.get(name))

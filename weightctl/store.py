@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats import format_module
 from weightctl.formats.parts import open_files
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weightctl.plan import Plan
     from weightctl.targets import Target
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Span
 
 __all__ = ["Saved", "open_weights", "save"]
@@ -67,7 +68,7 @@ class Saved(NamedTuple):
 
 
 def save(
-    plan: Plan,
+    plan: Plan | Weights | Mapping[str, Any],
     where: Target | str | os.PathLike[str],
     *,
     force: bool = False,
@@ -77,22 +78,26 @@ def save(
 ) -> Saved:
     """Carry out a plan; the target is the complete new one, or what it was before.
 
-    `where` is a `Target`, or a path, which must mean the plan's format. `threads` work side by
-    side, as many as there are cores unless said otherwise, within `memory` bytes; neither changes
-    what is written. `progress` is called with the bytes of each piece written. Raises as `describe`
-    and `Outcome.refuse` do, before anything is written, and `FormatError` where the source cannot
-    be read, or has changed meanwhile.
+    A tree of weights, or arrays by name such as a module's or torch's `state_dict()`, are stored
+    as they are, in the format that the target means. `where` is a `Target`, or a path, which must
+    mean a plan's format. `threads` work side by side, as many as there are cores unless said
+    otherwise, within `memory` bytes; neither changes what is written. `progress` is called with the
+    bytes of each piece written. Raises as `describe` and `Outcome.refuse` do, before anything is
+    written, and `FormatError` where the source cannot be read, or has changed meanwhile.
     """
     # Imported here, so that opening stays quick.
     from weightctl.execute import DEFAULT_MEMORY, execute
     from weightctl.formats.base import write_in_order
     from weightctl.outcome import describe
     from weightctl.output import beginning
+    from weightctl.plan import Plan
     from weightctl.targets import Target, target
 
     started = time.monotonic()
     if not isinstance(where, Target):
-        where = target(os.fspath(where), plan.format)
+        where = target(os.fspath(where), plan.format if isinstance(plan, Plan) else None)
+    if not isinstance(plan, Plan):
+        plan = Plan.copy(plan, where.format)
     outcome = describe(plan, where)
     names = where.pattern() if where.file_name is None else None
     path = os.path.realpath(where.path)

@@ -13,6 +13,8 @@ from weightctl.engine.slices import sliced
 from weightctl.engine.stored import InFiles, InMemory, stored
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.steps.sliced import unfit
+from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.protocol import Weights
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
@@ -106,15 +108,15 @@ class BoundWeights:
 
 
 def bind(
-    graph_name: str, forms: Iterable[Form], registry: Checkpoint | Mapping[str, Any] | None
+    graph_name: str, forms: Iterable[Form], registry: Weights | Mapping[str, Any] | None
 ) -> dict[Form, Stored]:
     """Return where each weight of a graph is stored.
 
     Raises `EngineError` for what is no registry, and one that names all weights which are missing,
     of another shape, or stored in what does not become what the graph wants.
     """
-    given: Checkpoint | Mapping[str, Any] = {} if registry is None else registry
-    _require_registry(given)
+    _require_registry({} if registry is None else registry)
+    given = _searchable(registry)
     forms = list(forms)
     found: dict[Form, Stored] = {}
     places: dict[str, Stored | None] = {}
@@ -163,11 +165,20 @@ def _has(registry: Checkpoint | Mapping[str, Any], name: str) -> bool:
 
 
 def _require_registry(given: object) -> None:
-    if not isinstance(given, Checkpoint | Mapping):
+    if not isinstance(given, Weights | Mapping):
         raise EngineError(
             f"weights_registry is a {type(given).__name__}",
             hint="give a tree from open_weights, or a mapping from names to arrays",
         )
+
+
+def _searchable(
+    registry: Weights | Mapping[str, Any] | None,
+) -> Checkpoint | Mapping[str, Any]:
+    """Return a registry in which a weight is found by its name."""
+    if registry is None:
+        return {}
+    return as_checkpoint(registry) if isinstance(registry, Weights) else registry
 
 
 def _spare(registry: Checkpoint | Mapping[str, Any], wanted: set[str]) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.weights.buffer import Buffer
-    from weightctl.weights.tree import Checkpoint
+    from weightctl.weights.protocol import Weights
 
 __all__ = ["InferenceSession", "LoadedGraph"]
 
@@ -39,7 +39,7 @@ class InferenceSession:
     def load(
         self,
         graph: Graph,
-        weights_registry: Checkpoint | Mapping[str, Any] | None = None,
+        weights_registry: Weights | Mapping[str, Any] | None = None,
         *,
         resident: bool = False,
     ) -> LoadedGraph:
@@ -66,7 +66,7 @@ class LoadedGraph:
         self,
         graph: Graph,
         devices: Iterable[DeviceRef],
-        weights_registry: Checkpoint | Mapping[str, Any] | None,
+        weights_registry: Weights | Mapping[str, Any] | None,
         *,
         resident: bool,
     ) -> None:

@@ -9,6 +9,7 @@ from weightctl.graph.ops.torch_types import dtype_of
 from weightctl.weights.data import WeightData
 from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
+from weightctl.weights.protocol import Weights
 from weightctl.weights.source import Held
 from weightctl.weights.tree import Checkpoint, header_of, info_of, source_of
 
@@ -160,6 +161,8 @@ def stored(given: object, name: str) -> Stored:
         if not isinstance(source_of(given), Held):
             return InFiles(source_of(given), own)
         given, name = source_of(given).data(own), info.name
+    elif isinstance(given, Weights):
+        given = given.data()
     if isinstance(given, WeightData):
         buffer = given.to_buffer()
         if isinstance(buffer, FileBuffer):

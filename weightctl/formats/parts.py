@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weightctl.errors import FormatError
+from weightctl.errors import FormatError, MissingFileError
 from weightctl.formats import (
     FORMATS,
     INDEX_SUFFIX,
@@ -120,7 +120,7 @@ def _require_there(path: str) -> None:
     for name in sorted(os.listdir(directory or ".")):
         part = part_of(name)
         if part and (part["stem"], part["suffix"]) == (stem, suffix):
-            raise FormatError(
+            raise MissingFileError(
                 path, None, "No such file or directory",
                 hint=f"did you mean {os.path.join(directory, name)}?",
             )  # fmt: skip

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weightctl.nn.base_layer import Naming
     from weightctl.nn.subgraphs import InputTypes
     from weightctl.nn.values import HeldValue, StateValue
-    from weightctl.weights.tree import Checkpoint
+    from weightctl.weights.protocol import Weights
 
 __all__ = ["LayerV2", "Module"]
 
@@ -114,7 +114,7 @@ class Module(Layer):
     @overload
     def load_state_dict(
         self,
-        state_dict: Mapping[str, StateValue] | Checkpoint,
+        state_dict: Mapping[str, StateValue] | Weights,
         *,
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
@@ -124,7 +124,7 @@ class Module(Layer):
     @overload
     def load_state_dict(
         self,
-        state_dict: Mapping[str, StateValue] | Checkpoint,
+        state_dict: Mapping[str, StateValue] | Weights,
         *,
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
@@ -133,7 +133,7 @@ class Module(Layer):
 
     def load_state_dict(
         self,
-        state_dict: Mapping[str, StateValue] | Checkpoint,
+        state_dict: Mapping[str, StateValue] | Weights,
         *,
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,

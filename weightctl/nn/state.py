@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
 from weightctl.nn.values import address, are_equal, describe
+from weightctl.weights.protocol import Weights
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Fitted(NamedTuple):
 
 def fit(
     weights: Mapping[str, Weight],
-    state_dict: Mapping[str, StateValue] | Checkpoint,
+    state_dict: Mapping[str, StateValue] | Weights,
     *,
     override: bool,
     alignment: int | None,
@@ -182,8 +183,8 @@ def _require_alignment(alignment: Any) -> None:
         raise StateDictError(f"weight_alignment is {alignment!r}, which is no power of two")
 
 
-def _by_name(state_dict: Mapping[str, StateValue] | Checkpoint) -> dict[str, StateValue]:
-    if not isinstance(state_dict, Checkpoint):
+def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateValue]:
+    if not isinstance(state_dict, Weights):
         # It may be anything: a caller's types are not checked.
         given: Any = state_dict
         if not hasattr(given, "keys"):
@@ -196,7 +197,11 @@ def _by_name(state_dict: Mapping[str, StateValue] | Checkpoint) -> dict[str, Sta
             raise StateDictError(f"a weight's name is a string, not {odd!r}")
         return named
     prefix = f"{state_dict.name}." if state_dict.name else ""
-    return {name.removeprefix(prefix): node for name, node in state_dict.items()}
+    return {
+        # A node of a class of the caller's is asked for its data now, which need not be read yet.
+        name.removeprefix(prefix): node if isinstance(node, Checkpoint) else node.data()
+        for name, node in state_dict.items()
+    }
 
 
 def _unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) -> list[str]:

@@ -31,7 +31,8 @@ def as_checkpoint(
     if isinstance(given, Checkpoint):
         return given
     if isinstance(given, Weights):
-        return Checkpoint(_Adapted(given))
+        tree = Checkpoint(_Adapted(given))
+        return tree[given.name] if given.name else tree
     # A caller's types are not checked.
     unchecked: Any = given
     if not isinstance(unchecked, Mapping):

@@ -13,7 +13,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from weightctl.disk import copy_range, read_ahead
-from weightctl.errors import FormatError
+from weightctl.errors import FormatError, MissingFileError
 from weightctl.weights.byte_range import FileRange
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class MappedFile:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             hint = _HINTS.get(getattr(error, "errno", None) or 0, "check the path")
-            raise FormatError(path, None, reason, hint=hint) from error
+            kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
+            raise kind(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
         self.size = status.st_size
