@@ -35,6 +35,9 @@ _HINTS = {
 _AGAIN = "try again when nothing writes to it any more"
 
 
+_CLOSED = "take what is needed inside of `with open_weights(path) as weights:`"
+
+
 class MappedFile:
     """A file opened for reading; only `private` maps it, for arrays that a library user asks for.
 
@@ -109,6 +112,9 @@ class MappedFile:
         """
         if nbytes == 0:
             return memoryview(bytearray())
+        if self._descriptor < 0:
+            # A mapping of no file would be memory of zeros.
+            raise FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
         before = offset % mmap.ALLOCATIONGRANULARITY
         try:
             mapped = mmap.mmap(
@@ -142,6 +148,8 @@ class MappedFile:
             done += count
 
     def _unread(self, offset: int, error: OSError) -> FormatError:
+        if self._descriptor < 0:
+            return FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
         return FormatError(self.path, offset, f"cannot be read: {error.strerror}")
 
     def copy_into(self, offset: int, nbytes: int, descriptor: int) -> int:
