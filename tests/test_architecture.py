@@ -82,6 +82,7 @@ STRANGERS = {
 }
 # `Weights.allocate` gives a graph's Weight: the one step up, for the checkers' eyes only.
 UPWARD = {
+    ("weights/protocol.py", "weightctl.graph.weight"),
     ("weights/tree.py", "weightctl.graph.weight"),
     ("weights/allocation.py", "weightctl.graph.weight"),
 }

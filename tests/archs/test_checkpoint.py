@@ -15,6 +15,7 @@ from arrays import stored, weights_of
 from weightctl import DType, open_weights
 from weightctl.archs.recognition import recognize
 from weightctl.errors import ArchitectureError
+from weightctl.weights import as_checkpoint
 from weightctl.weights.metadata import Value
 from weightctl.weights.tree import Checkpoint
 
@@ -95,9 +96,9 @@ def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
     said = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
     assert "mamba" in said
     assert "llama, mistral, bert, gpt2" in said
-    weights = Checkpoint.from_data({}, {"general.architecture": Value("string", "rwkv7")})
+    weights = as_checkpoint({}, {"general.architecture": Value("string", "rwkv7")})
     assert "`'rwkv7'`" in refused(weights)
-    weights = Checkpoint.from_data({}, {"general.architecture": Value("u32", 7)})
+    weights = as_checkpoint({}, {"general.architecture": Value("u32", 7)})
     assert "`general.architecture` is `7`" in refused(weights)
 
 

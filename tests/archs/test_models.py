@@ -180,11 +180,9 @@ def test_a_model_put_on_a_gpu_is_computed_there_as_a_whole(name: str) -> None:
     assert elsewhere(MODULES[name]()) == []
 
 
-def test_of_a_quantized_model_put_on_a_gpu_the_blocks_stay_where_they_are_decoded() -> None:
-    blocks = 2 * 7 + 1
-    found = elsewhere(quantized()[0].module())
-    # The tokens go to the table, the rows that they are of come back.
-    assert sorted(found) == ["transfer_to int64", *["weight uint8"] * blocks]
+def test_a_quantized_model_put_on_a_gpu_is_there_as_a_whole() -> None:
+    # The engine decodes the blocks on the processor, and moves the numbers.
+    assert elsewhere(quantized()[0].module()) == []
 
 
 def test_what_does_not_fit_is_told_with_the_path_of_its_layer() -> None:

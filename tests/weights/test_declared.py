@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData, Weights
+from weightctl import Checkpoint, DeviceRef, DType, QuantizationEncoding, WeightData
 from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
 from weightctl.weights.from_arrays import as_checkpoint, declared_weights
@@ -20,7 +20,7 @@ Q4_K = QuantizationEncoding.Q4_K
 
 
 @pytest.fixture
-def weights() -> Weights:
+def weights() -> Checkpoint:
     return declared_weights()
 
 
@@ -29,7 +29,7 @@ def declared() -> WeightData:
     return WeightData.declared("w", DType.float32, (2, 3))
 
 
-def test_weights_are_declared_by_their_place(weights: Weights) -> None:
+def test_weights_are_declared_by_their_place(weights: Checkpoint) -> None:
     weight = weights.model.layers[0].w.allocate(DType.float16, (2, "n"), device=DeviceRef.GPU(1))
     assert (weight.name, weight.dtype, weight.device) == (
         ("model.layers.0.w", DType.float16, DeviceRef.GPU(1))
@@ -37,7 +37,7 @@ def test_weights_are_declared_by_their_place(weights: Weights) -> None:
     assert list(weight.shape) == [Dim(2), Dim("n")]
 
 
-def test_blocks_are_declared_by_their_numbers_or_by_their_bytes(weights: Weights) -> None:
+def test_blocks_are_declared_by_their_numbers_or_by_their_bytes(weights: Checkpoint) -> None:
     by_numbers = weights.a.allocate(DType.bfloat16, (2, 512), Q4_K)
     assert by_numbers.original_dtype_and_shape == (DType.bfloat16, [2, 512])
     by_bytes = weights.b.allocate(DType.uint8, (2, 288), Q4_K)
@@ -55,7 +55,7 @@ def test_blocks_are_declared_by_their_numbers_or_by_their_bytes(weights: Weights
     ],
 )
 def test_nothing_is_declared_without_dtype_and_shape(
-    given: dict[str, Any], lacking: str, weights: Weights
+    given: dict[str, Any], lacking: str, weights: Checkpoint
 ) -> None:
     with pytest.raises(ValueError, match=f"`a.b` cannot be declared without a {lacking}"):
         weights.a.b.allocate(**given)
@@ -65,20 +65,20 @@ def test_nothing_is_declared_without_dtype_and_shape(
     ("dtype", "shape"), [(DType.float32, (2, 100)), (DType.uint8, (2, 143)), (DType.int32, (256,))]
 )
 def test_blocks_that_cannot_be_are_not_declared(
-    dtype: DType, shape: tuple[int, ...], weights: Weights
+    dtype: DType, shape: tuple[int, ...], weights: Checkpoint
 ) -> None:
     with pytest.raises(EncodingError, match="`w`"):
         weights["w"].allocate(dtype, shape, Q4_K)
     assert weights["w"].allocate(DType.float32, (2, 256), Q4_K).shape == [2, 144]
 
 
-def test_the_root_is_no_weight(weights: Weights) -> None:
+def test_the_root_is_no_weight(weights: Checkpoint) -> None:
     with pytest.raises(GraphError, match="the root of a tree is no weight"):
         weights.allocate(DType.float32, (1,))
 
 
 def test_the_same_declaration_gives_the_same_weight_and_another_is_refused(
-    weights: Weights,
+    weights: Checkpoint,
 ) -> None:
     weight = weights.a.b.allocate(DType.float32, (2, "n"))
     assert weights.a.b.allocate(DType.float32, [2, Dim("n")]) is weight
@@ -89,18 +89,18 @@ def test_the_same_declaration_gives_the_same_weight_and_another_is_refused(
         weights.a.b.allocate(DType.float32, (2, 3))
 
 
-def test_what_is_declared_is_not_there(weights: Weights) -> None:
+def test_what_is_declared_is_not_there(weights: Checkpoint) -> None:
     weights.a.b.allocate(DType.float32, (2,))
     assert not weights.a.b.exists()
     assert dict(weights.items()) == {}
     assert weights.allocated_weights == {}
     assert list(weights) == []
-    assert repr(weights.a.b) == "<Weights a.b: 0 tensors>"
+    assert repr(weights.a.b) == "<Checkpoint a.b: 0 tensors>"
 
 
-@pytest.mark.parametrize("ask", [Weights.data, Weights.taken, lambda node: node.info])
+@pytest.mark.parametrize("ask", [Checkpoint.data, lambda node: node.info, lambda node: node.shape])
 def test_data_of_what_is_declared_is_a_key_error_that_says_so(
-    ask: Callable[[Weights], object], weights: Weights
+    ask: Callable[[Checkpoint], object], weights: Checkpoint
 ) -> None:
     weights.a.b.allocate(DType.float32, (2,))
     with pytest.raises(KeyError, match=r"`a\.b` is declared only: nothing is loaded") as caught:
@@ -112,7 +112,7 @@ def test_data_of_what_is_declared_is_a_key_error_that_says_so(
     "duplicate", [copy.copy, copy.deepcopy, lambda weights: pickle.loads(pickle.dumps(weights))]
 )
 def test_the_copy_of_a_declaring_tree_declares(
-    duplicate: Callable[[Any], Any], weights: Weights
+    duplicate: Callable[[Any], Any], weights: Checkpoint
 ) -> None:
     weights.a.b.allocate(DType.float32, (2,))
     twin = duplicate(weights.a)
