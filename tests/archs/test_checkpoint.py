@@ -17,10 +17,11 @@ from weightctl.archs.recognition import recognize
 from weightctl.errors import ArchitectureError
 from weightctl.weights import as_checkpoint
 from weightctl.weights.metadata import Value
-from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from weightctl.weights.tree import Checkpoint
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip

@@ -15,9 +15,9 @@ from weightctl.verify.comparing.distance import MOST_KEPT, Measured
 from weightctl.verify.comparing.measuring import measured, sampled
 from weightctl.verify.comparing.pairs import Pair
 from weightctl.verify.comparing.tolerance import is_within, run_limit
+from weightctl.weights import as_checkpoint
 from weightctl.weights.data import WeightData
 from weightctl.weights.derived import Tensor, tensor_of
-from weightctl.weights.tree import Checkpoint
 
 RANDOM = np.random.default_rng(8)
 NUMBERS = RANDOM.normal(0, 0.02, (64, 256)).astype(np.float32)
@@ -35,7 +35,7 @@ def held(numbers: Any, encoding: str = "F32") -> Tensor:
         ).raw
         info = data.info._replace(encoding=ENCODINGS[encoding])
         data = WeightData.stored(info, memoryview(raw.tobytes()))
-    return tensor_of(Checkpoint.from_data({"w": data}).source, "w")
+    return tensor_of(as_checkpoint({"w": data}).source, "w")
 
 
 def pair_of(tensor: Tensor, reference: Tensor) -> Pair:
@@ -111,7 +111,7 @@ def flipped(encoding: str, bit: int) -> Tensor:
     tensor.read_into(0, memoryview(raw))
     raw[3 * tensor.info.encoding.size + bit // 8] ^= 1 << bit % 8
     data = WeightData.stored(tensor.info, memoryview(bytes(raw)))
-    return tensor_of(Checkpoint.from_data({"w": data}).source, "w")
+    return tensor_of(as_checkpoint({"w": data}).source, "w")
 
 
 def test_another_rounding_of_the_same_numbers_is_no_fault() -> None:
@@ -155,7 +155,7 @@ def test_a_factor_that_no_bit_of_a_scale_makes_is_an_encoders_choice(
     scale = np.frombuffer(raw, np.float16, 1, 180)
     scale *= np.float16(factor)
     data = WeightData.stored(rounded.info, memoryview(raw))
-    _, is_fine = found(tensor_of(Checkpoint.from_data({"w": data}).source, "w"), held(NUMBERS))
+    _, is_fine = found(tensor_of(as_checkpoint({"w": data}).source, "w"), held(NUMBERS))
     assert is_fine is not is_damage
 
 
