@@ -25,9 +25,9 @@ os.environ.pop("COLUMNS", None)
 
 pytest_plugins = ["crossing_fixtures", "full_disks", "healthy_models"]
 
-# Examples follow from the test's own text, so that a commit passes or fails on every machine alike.
-# `HYPOTHESIS_PROFILE=search` draws ten times as many at random, to look for what they miss. There is
-# no deadline: how long an example takes depends on what else runs on the machine.
+# Examples follow from the text of a test: a commit passes on every machine or fails on every one.
+# `HYPOTHESIS_PROFILE=search` draws ten times as many at random, to look for what they miss.
+# There is no deadline: how long an example takes depends on what else runs on the machine.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

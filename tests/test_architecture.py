@@ -57,7 +57,7 @@ LAYERS = (
     ("claims", "replacing"),
     ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
     ("shards",),
-    ("verify",),
+    ("verify", "conversion"),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

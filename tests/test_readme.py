@@ -80,7 +80,7 @@ def test_the_session_is_what_the_commands_print(tmp_path: Path) -> None:
 
 def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
     examples = PYTHON.findall(README.read_text())
-    assert len(examples) == 8
+    assert len(examples) == 9
     for program, output in examples:
         assert printed(program, tmp_path) == output
 

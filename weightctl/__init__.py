@@ -9,6 +9,7 @@ from weightctl.registry import loaded_on_use
 if TYPE_CHECKING:
     from weightctl import engine, graph, nn
     from weightctl.archs.recognition import recognize
+    from weightctl.conversion import convert
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.engine.session import InferenceSession
@@ -43,6 +44,7 @@ __all__ = [
     "WeightData",
     "WeightctlError",
     "Weights",
+    "convert",
     "engine",
     "graph",
     "nn",
@@ -72,6 +74,8 @@ _NAMES = {
     "WeightctlError": "weightctl.errors:WeightctlError",
     "Checkpoint": "weightctl.weights.tree:Checkpoint",
     "Weights": "weightctl.weights.protocol:Weights",
+    "convert": "weightctl.conversion:convert",
+    "driver": "weightctl.driver",
     "engine": "weightctl.engine",
     "graph": "weightctl.graph",
     "nn": "weightctl.nn",

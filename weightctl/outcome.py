@@ -37,7 +37,8 @@ class Outcome:
 
     `index` is the name and content of the file that lists the others, where there is one; `carried`
     are the paths, by name, of what stands beside the source and goes along, and `documents` the
-    contents of what is made to stand beside the output. `inputs` are never written.
+    contents of what is made to stand beside the output. `inputs` are never written, nor are the
+    files that the plan has `consulted`, by path what they are.
     """
 
     where: Target
@@ -46,6 +47,7 @@ class Outcome:
     carried: Mapping[str, str]
     documents: Mapping[str, bytes]
     inputs: tuple[str, ...]
+    consulted: Mapping[str, str]
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +87,7 @@ class Outcome:
         if self.where.is_stream or self.where.file_name or not os.path.isdir(directory):
             return []
         own = self.where.pattern()
-        known = {*map(os.path.realpath, self.inputs), *self.files}
+        known = {*map(os.path.realpath, (*self.inputs, *self.consulted)), *self.files}
         there = (os.path.join(directory, name) for name in sorted(os.listdir(directory))
                  if own.fullmatch(name))  # fmt: skip
         return [path for path in there if os.path.realpath(path) not in known]
@@ -112,7 +114,7 @@ class Outcome:
         real = os.path.realpath(self.where.path)
         new = self.files if self.where.file_name is None else [real]
         for path in new:
-            refuse_inputs(path, self.inputs)
+            refuse_inputs(path, self.inputs, self.consulted)
         refuse_what_is_there(new, force=force, is_ours=self.has_name)
         if not force and (rivals := self.replaced):
             raise OutputError(
@@ -150,7 +152,8 @@ def describe(plan: Plan, where: Target) -> Outcome:
         for name, path in beside.items()
         if name not in made and (not plan.translation or is_licence(name))
     }
-    return Outcome(where, parts, index, carried, documents, tuple(input_files(plan)))
+    inputs = tuple(input_files(plan))
+    return Outcome(where, parts, index, carried, documents, inputs, plan.consulted)
 
 
 def stored_tensors(plan: Plan) -> list[TensorInfo]:
@@ -159,10 +162,10 @@ def stored_tensors(plan: Plan) -> list[TensorInfo]:
 
 
 def input_files(plan: Plan) -> list[str]:
-    """Return the paths of everything that a plan reads or that belongs to it: never an output."""
+    """Return the paths of the checkpoint that a plan reads, and of what belongs to it."""
     header = plan.source.header
     index = [header.listing] if header.listing else []
     read = [*header.files, *index]
     # Files that are to get their names, see `weightctl.replacing`, have them or will have them.
     named = [path for path in map(without_temporary, read) if path not in read]
-    return [*read, *named, *companions(header.files).values(), *plan.consulted]
+    return [*read, *named, *companions(header.files).values()]

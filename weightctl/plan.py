@@ -13,7 +13,7 @@ from weightctl.formats.base import Part
 from weightctl.logical import parts
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
-from weightctl.weights.tree import header_of, source_of
+from weightctl.weights.tree import header_of, source_of, stored_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -99,9 +99,10 @@ class Plan:
 
     A transform is a function from plan to plan. `tied` are further names of output tensors.
     `unkept` is what the output will not have, since nothing can be made of it; a plan with tensors
-    among that is refused. `consulted` are the paths of files beside the source that the plan was
-    made with, which are no output either. `notes` are what a person should know of how it was made.
-    With `zero_nonfinite` a block encoding holds 0 for what is not finite; else that is an error.
+    among that is refused. `consulted` are the files beside the source that the plan was made
+    with, by path what each is; they are not an output either. `notes` are what a person should know
+    of how it was made. With `zero_nonfinite` a block encoding holds 0 for what is not finite; else
+    that is an error.
     `recipe` is the name of the one that chose the encodings. `documents` are files that are written
     beside the tensors into a model's directory, by name, in place of those beside the source; where
     the plan is for another dialect, as `translation` tells people, only licences go along.
@@ -114,7 +115,7 @@ class Plan:
     metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
     tied: Mapping[str, str] = field(default_factory=dict[str, str])
     unkept: Mapping[str, Leaf] = field(default_factory=dict[str, "Leaf"])
-    consulted: tuple[str, ...] = ()
+    consulted: Mapping[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
     zero_nonfinite: bool = False
     recipe: str = ""
@@ -133,9 +134,12 @@ class Plan:
     def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
         """Plan to store every tensor of a tree, or array by name, as it is in a container format.
 
-        Raises `ConversionError` for what is neither.
+        Raises `ConversionError` for what is neither, and `MissingTensorError` for a node of a tree
+        where nothing exists.
         """
         weights = as_checkpoint(weights)
+        if weights.name and not weights:
+            stored_name(weights)  # raises, with near names
         header = header_of(weights)
         items = tuple(
             Item(info, info, origin=header.origins.get(name))

@@ -79,7 +79,8 @@ class SizedShape(Shape):
     def __new__(cls, sizes: Iterable[int]) -> Self:
         """Make a shape from sizes, which are kept as they are."""
         # The elements of a Shape are Dims; integers compare, print and calculate as these do.
-        return tuple.__new__(cls, cast("Iterable[Dim]", sizes))
+        dims = cast("tuple[Dim, ...]", tuple(sizes))
+        return tuple[Dim, ...].__new__(cls, dims)
 
     @property
     def is_static(self) -> bool:
@@ -91,10 +92,10 @@ class SizedShape(Shape):
         """The sizes."""
         return cast("tuple[int, ...]", tuple(self))
 
-    def at(self, _: Mapping[str, int]) -> tuple[int, ...]:
+    def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002  # as in Shape
         """Return the sizes: there are no names."""
         return self.sizes
 
-    def substitute(self, _: Mapping[str, Dim]) -> Shape:
+    def substitute(self, dims: Mapping[str, Dim]) -> Shape:  # noqa: ARG002  # as in Shape
         """Return the shape itself: there are no names."""
         return self

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, OutputError
@@ -21,7 +22,7 @@ from weightctl.formats.sets import split_suffix
 from weightctl.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
     "STDOUT",
@@ -179,8 +180,16 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
         )
 
 
-def refuse_inputs(path: str, inputs: Iterable[str]) -> None:
-    """Refuse a target that is an input, or a directory that holds one; raises `OutputError`."""
+def refuse_inputs(
+    path: str, inputs: Iterable[str], consulted: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse a target that is an input, or a directory that holds one; raises `OutputError`.
+
+    `consulted` says of further files what they are: "the recipe".
+    """
+    for name, what in consulted.items():
+        if os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
+            raise OutputError(f"{path} is {what}", hint="choose another name for the output")
     for name in filter(os.path.exists, inputs):
         same = os.path.exists(path) and os.path.samefile(name, path)
         inside = os.path.isdir(path) and os.path.samefile(os.path.dirname(name) or ".", path)

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from terminal import on_a_terminal, without_colour
 
-from weightctl import Plan, WeightData, Weights
+from weightctl import Plan, WeightData
 from weightctl.cli.outline import outline
 from weightctl.store import save
 from weightctl.targets import target
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
+from weightctl.weights.tree import Checkpoint, header_of, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Completed]
 
 
-def tree_of(shapes: dict[str, tuple[int, ...]]) -> Weights:
+def tree_of(shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
     return as_checkpoint(
         {
             name: WeightData.from_numpy(np.zeros(shape, np.float32), name)
@@ -44,7 +45,9 @@ def labels(
 ) -> list[str]:
     shapes = names if isinstance(names, dict) else dict.fromkeys(names, (2, 2))
     weights = tree_of(shapes)
-    lines = outline(weights.tree, weights.header.tensors, lambda i: (i.shape, 1, i.nbytes), limit)
+    lines = outline(
+        root_of(weights), header_of(weights).tensors, lambda i: (i.shape, 1, i.nbytes), limit
+    )
     return [f"{'  ' * line.depth}{line.label} x{line.times}" for line in lines]
 
 

@@ -57,7 +57,9 @@ def test_without_a_base_or_a_default_the_rest_stays(tmp_path: Path) -> None:
 
 
 def test_the_file_is_no_output(tmp_path: Path) -> None:
-    assert made(tmp_path, "default = 'Q8_0'").consulted == (str(tmp_path / "mine.toml"),)
+    assert made(tmp_path, "default = 'Q8_0'").consulted == {
+        str(tmp_path / "mine.toml"): "the recipe"
+    }
 
 
 def test_a_pattern_that_names_no_matrix_is_told_of(tmp_path: Path) -> None:

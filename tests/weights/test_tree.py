@@ -178,9 +178,9 @@ def test_names_that_tools_probe_for_are_no_attributes(weights: Weights, name: st
 
 
 def test_a_node_says_what_it_stands_for(weights: Weights) -> None:
-    assert repr(weights) == "<Weights root: 12 tensors>"
-    assert repr(weights.mdoel) == "<Weights mdoel: 0 tensors>"
-    assert repr(weights.model.norm) == "<Weights model.norm: F32 [2]>"
+    assert repr(weights) == "<Checkpoint root: 12 tensors>"
+    assert repr(weights.mdoel) == "<Checkpoint mdoel: 0 tensors>"
+    assert repr(weights.model.norm) == "<Checkpoint model.norm: F32 [2]>"
 
 
 def test_completion_offers_the_children(weights: Weights) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +15,6 @@ from weightctl.cli.options import (
     From,
     Include,
     Json,
-    NonFinite,
     Path,
     Quiet,
     Threads,
@@ -38,37 +35,23 @@ from weightctl.cli.report import (
     summary,
     write_report,
 )
-from weightctl.cli.types import default_type, parse_rule
+from weightctl.conversion import NonFinite
+from weightctl.conversion import convert as plan_conversion
 from weightctl.errors import ConversionError, OutputError
 from weightctl.execute import DEFAULT_MEMORY
-from weightctl.formats.importance import read_importance
-from weightctl.outcome import describe
-from weightctl.shards.digests import refuse_altered
-from weightctl.sizes import parse_size
-from weightctl.store import open_weights, save
-from weightctl.targets import STDOUT, target
-from weightctl.transforms.align import align
-from weightctl.transforms.cast import cast
-from weightctl.transforms.metadata import Setting, change_metadata
-from weightctl.transforms.recipes import Recipe
-from weightctl.transforms.rename import read_renamings, rename
-from weightctl.transforms.split import split
-from weightctl.transforms.weigh import weigh
-from weightctl.translation.plans import Names, plan_of
+from weightctl.targets import STDOUT
+from weightctl.transforms.cast import Rule
+from weightctl.transforms.metadata import Setting
+from weightctl.translation.plans import Names
 from weightctl.weights.nodes import planted
-from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from weightctl.cli.render import Cell
-    from weightctl.dtype import Encoding
     from weightctl.plan import Plan
     from weightctl.targets import Target
 
 __all__ = ["app"]
 
-_LEAST_MEMORY = 4_000_000
 _TYPES = "Types"
 _CONTENT = "Content"
 _FILES = "Files"
@@ -229,50 +212,44 @@ def convert(
     names that tensors have in the output.
     The output is written under a temporary name and gets its own when it is complete.
     """
-    where = target(out, to)
-    stored = open_weights(path, source)
-    plan = plan_of(
-        stored if renamings is None else rename(stored, read_renamings(renamings)),
-        where.format,
+    conversion = plan_conversion(
+        path,
+        out,
+        dtype=dtype,
+        quant=quant,
+        tensor_types=[Rule.parse(each) for each in tensor_types or ()],
+        imatrix=imatrix,
+        nonfinite=nonfinite,
+        allow_requantize=allow_requantize,
+        fallback=not no_fallback,
         names=names,
-        is_model=where.file_name is not None,
-        is_cast=bool(dtype or quant or tensor_types),
+        rename=renamings,
         include=include or (),
         exclude=exclude or (),
+        metadata=[Setting.parse(each) for each in settings or ()],
+        unset=unset or (),
+        max_shard_size=max_shard_size,
+        align=alignment,
+        to=to,
+        source_format=source,
+        memory=memory,
+        dry_run=True,
     )
-    changed = [Setting.parse(each) for each in settings or ()]
-    # What is said of the model decides on types, and what types say of themselves gives way.
-    plan = change_metadata(plan, changed, unset or ())
-    chosen = default_type(dtype, quant)
-    _refuse_guides([where.path, report], imatrix, chosen, renamings)
-    importance = None if imatrix is None else read_importance(imatrix)
-    plan = cast(
-        plan,
-        chosen,
-        [parse_rule(each) for each in tensor_types or ()],
-        fallback=not no_fallback,
-        requantize=allow_requantize,
-        weighted=importance is not None,
-    )
-    if importance is not None:
-        plan = weigh(plan, importance)
-    plan = replace(plan, zero_nonfinite=nonfinite is NonFinite.ZERO)
-    plan = change_metadata(plan, changed)
-    plan, told = _laid_out(plan, alignment, max_shard_size)
-    budget = _budget(memory)
+    plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force)
-    for text in () if quiet else (*notes(plan, where), *told):
+    for text in () if quiet else notes(plan, where):
         note(text)
     if dry_run:
-        outcome, saved = describe(plan, where), None
+        outcome, saved = conversion.outcome, None
     else:
         _require_stdout(where, as_json=as_json)
         total = sum(item.info.nbytes for item in plan.items)
-        refuse_altered(source_of(stored), threads=threads)
         with progress_bar(total, quiet=quiet) as advance:
-            saved = save(plan, where, force=force, threads=threads, memory=budget, progress=advance)
-        outcome = saved.outcome
+            conversion = conversion.save(
+                force=force, threads=threads, memory=memory, progress=advance
+            )
+        outcome, saved = conversion.outcome, conversion.saved
     made = document(path, plan, where, outcome, saved=saved)
     if report is not None:
         write_report(report, made, force=force)
@@ -287,41 +264,6 @@ def convert(
     # Numbers that were lost are told of whatever else was asked to be quiet.
     for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
         note(text)
-
-
-def _refuse_guides(
-    targets: Iterable[str | None],
-    imatrix: str | None,
-    chosen: Encoding | Recipe | None,
-    renamings: str | None,
-) -> None:
-    """Refuse a target that is one of the files beside the input which say how to convert it."""
-    recipe = chosen.path if isinstance(chosen, Recipe) else None
-    guides = (
-        (imatrix, "the importance matrix"),
-        (recipe, "the recipe"),
-        (renamings, "the rules of names"),
-    )
-    for guide, what in guides:
-        for path in filter(os.path.exists, filter(None, targets)):
-            if guide and os.path.exists(guide) and os.path.samefile(path, guide):
-                raise OutputError(f"{path} is {what}", hint="choose another name")
-
-
-def _laid_out(plan: Plan, alignment: str | None, most: str | None) -> tuple[Plan, list[str]]:
-    """Align and split as it was asked; return what should be told of it too."""
-    if alignment is not None:
-        plan = align(plan, parse_size(alignment, unit="B"))
-    if most is None:
-        return plan, []
-    limit = parse_size(most)
-    if limit == 0:
-        raise ConversionError(f"--max-shard-size {most} holds nothing", hint="write it like 5GB")
-    plan = split(plan, limit)
-    layouts = plan.layouts()
-    larger = sum(layout.nbytes > limit for layout in layouts)
-    told = f"{larger} of {len(layouts)} files are larger than {most}: no tensor is split"
-    return plan, [told] if larger else []
 
 
 def _tell(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
@@ -348,13 +290,3 @@ def _require_stdout(where: Target, *, as_json: bool) -> None:
         raise ConversionError(
             "stdout takes the output itself", hint="--report FILE keeps what --json shows"
         )
-
-
-def _budget(text: str) -> int:
-    budget = parse_size(text)
-    if budget < _LEAST_MEMORY:
-        raise ConversionError(
-            f"--mem {text} is too little to work in",
-            hint="4MB is the least",
-        )
-    return budget

@@ -22,7 +22,6 @@ __all__ = [
     "Include",
     "Json",
     "MetaCommand",
-    "NonFinite",
     "Path",
     "Paths",
     "Quiet",
@@ -95,13 +94,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and 
 def examples(lines: Sequence[str]) -> str:
     """Return the end of a help page: commands that work as they stand."""
     return "\n".join(["Examples:", *(f"$ {line}" for line in lines)])
-
-
-class NonFinite(Enum):
-    """What becomes of numbers that are not finite where a block type cannot hold them."""
-
-    ERROR = "error"
-    ZERO = "zero"
 
 
 class Sort(Enum):

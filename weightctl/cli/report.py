@@ -366,7 +366,7 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
     place = os.path.dirname(os.path.realpath(where.file))
     if directory == place and (where.file_name or where.pattern().fullmatch(base)):
         raise OutputError(f"{path} is the output itself", hint="name another file for the report")
-    refuse_inputs(real, input_files(plan))
+    refuse_inputs(real, input_files(plan), plan.consulted)
     if os.path.isdir(real):
         raise OutputError(f"{path} is a directory", hint="name a file for the report")
     refuse_what_is_there([real], force=force)

@@ -1,4 +1,4 @@
-"""Checkpoint that are stored in parts, packed numbers and scales, as ordinary tensors."""
+"""Weights that are stored in parts, packed numbers and scales, as ordinary tensors."""
 
 from __future__ import annotations
 

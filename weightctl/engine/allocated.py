@@ -1,4 +1,4 @@
-"""Checkpoint as `Checkpoint.allocate` was asked for them, where that is not how they are stored."""
+"""Weights as `Checkpoint.allocate` was asked for them, where that is not how they are stored."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class InferenceSession:
         """Return the graph with its weights, ready to run.
 
         `weights_registry` is a checkpoint's tree, or a mapping from names to nodes of trees,
-        `WeightData` or arrays. Checkpoint are read when their operation comes and dropped after it,
+        `WeightData` or arrays. Weights are read when their operation comes and dropped after it,
         so that a model may be larger than memory; of an embedding's table only the rows that are
         asked for. `resident` ones are read once, now, and kept: numbers on their device, blocks as
         they are stored. Raises `EngineError` that names all weights which are missing or do not

@@ -189,7 +189,7 @@ class Module(Layer):
     def shard(self, devices: Iterable[DeviceRef]) -> list[Self]:
         """Return a copy of this module for each device, with its shard of every weight.
 
-        Checkpoint are cut by their own `sharding_strategy`, else by that of the innermost module
+        Weights are cut by their own `sharding_strategy`, else by that of the innermost module
         around them. What several shards give is for the caller to put together: a `Parallel` does.
         Raises `GraphError`, a `ValueError`, for a weight without a
         strategy or with one for another number of devices, and `ShardingError`, a `ValueError`

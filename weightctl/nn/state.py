@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
-from weightctl.nn.values import address, are_equal, describe
+from weightctl.nn.values import address, are_equal, describe, to_held
 from weightctl.weights.protocol import Weights
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
@@ -123,7 +123,7 @@ def _take(
     configuration = _configuration(weight, info, override=override)
     if configuration is not None:
         fitted.configurations[name] = configuration
-    held = value.data() if isinstance(value, Checkpoint) else value
+    held = to_held(value)
     boundary = alignment or weight.align or _size(info.encoding)
     start = address(held)
     if start is not None and start % boundary:

@@ -29,6 +29,7 @@ __all__ = [
     "keep",
     "keep_zeros",
     "kept",
+    "to_held",
 ]
 
 HeldValue: TypeAlias = "DLPackArray | WeightData"
@@ -45,6 +46,15 @@ class _Kept(NamedTuple):
 def keep(weight: Weight, value: HeldValue) -> None:
     """Note the value of a weight, which has it wherever it goes."""
     weight.held = _Kept(value, None)
+
+
+def to_held(value: StateValue) -> HeldValue:
+    """Return a value as a weight keeps it: the same memory, without a gradient."""
+    given: Any = value
+    if isinstance(value, Checkpoint):
+        return value.data()
+    # As torch's own `state_dict()` does: NumPy and DLPack refuse a tensor with a gradient.
+    return cast("HeldValue", given.detach() if getattr(given, "requires_grad", False) else value)
 
 
 def kept(weight: Weight) -> HeldValue | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,17 +12,21 @@ from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS
 from weightctl.logical import is_buffer, parts
+from weightctl.patterns import regular_expression
 from weightctl.plan import Described
 from weightctl.transforms.file_types import file_type
 from weightctl.transforms.recipes import Recipe, choose, goes_by_role, unmatched
+from weightctl.transforms.types import encoding_of, type_or_recipe
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
+    import os
     import re
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from weightctl.plan import Item, Plan
     from weightctl.transforms.recipes import Chosen
+    from weightctl.transforms.types import TypeLike
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["BY_RULE", "Rule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
@@ -53,14 +58,25 @@ class Rule(NamedTuple):
     pattern: re.Pattern[str]
     encoding: Encoding | None
 
+    @classmethod
+    def parse(cls, written: str) -> Rule:
+        """Read `REGEX=TYPE`; raises `ConversionError` for anything else."""
+        expression, equals, name = written.rpartition("=")
+        if not equals or not expression:
+            raise ConversionError(
+                f"`--tensor-type {written}` says no type",
+                hint="write REGEX=TYPE: 'ffn_down=Q8_0'",
+            )
+        return cls(regular_expression(expression), encoding_of(name))
+
     def __str__(self) -> str:
         return f"{BY_RULE}{self.pattern.pattern}"
 
 
 def cast(
     plan: Plan,
-    target: Encoding | Recipe | None,
-    rules: Sequence[Rule] = (),
+    target: TypeLike | Recipe | os.PathLike[str] | None,
+    rules: Sequence[Rule] | Mapping[str, TypeLike | None] = (),
     *,
     fallback: bool = True,
     requantize: bool = False,
@@ -68,6 +84,8 @@ def cast(
 ) -> Plan:
     """Store what holds fractions in other encodings; all other numbers stay.
 
+    `target` is a dtype of weightctl, NumPy or torch, a `QuantizationEncoding`, an `Encoding`, a
+    recipe, its file, or the name of any of them; `rules` may be types by pattern.
     A tensor gets the encoding of the first rule whose pattern is found in its name, else what
     `target` says, else keeps its own. A rule is obeyed but for blocks where there are no rows to
     cut into them; `target`'s blocks are only for the matrices that llama.cpp would quantize, and of
@@ -82,6 +100,11 @@ def cast(
     substitute is taken; with `fallback=False` that is a `ConversionError`. So is a rule that
     matches nothing and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
     """
+    target = None if target is None else type_or_recipe(target)
+    if isinstance(rules, Mapping):
+        rules = [
+            Rule(regular_expression(pattern), encoding_of(kind)) for pattern, kind in rules.items()
+        ]
     for rule in rules:
         if not any(rule.pattern.search(item.info.name) for item in plan.items):
             tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
@@ -117,8 +140,13 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
         told = list(unmatched(recipe, infos))
         if recipe.wants_importance and not weighted:
             told.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
-        consulted = (*plan.consulted, recipe.path) if recipe.path else plan.consulted
-        plan = replace(plan, recipe=recipe.name, consulted=consulted, notes=(*plan.notes, *told))
+        consulted = {recipe.path: "the recipe"} if recipe.path else {}
+        plan = replace(
+            plan,
+            recipe=recipe.name,
+            consulted={**plan.consulted, **consulted},
+            notes=(*plan.notes, *told),
+        )
         return plan, recipe
     encoding = ENCODINGS[recipe.name]
     if any(other != encoding for other in recipe.encodings):

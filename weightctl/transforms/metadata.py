@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.formats.base import (
@@ -14,7 +15,8 @@ from weightctl.formats.base import (
     is_alignment,
     is_text,
 )
-from weightctl.weights.metadata import TEXT, Value, is_type, parse_value
+from weightctl.untyped import is_list
+from weightctl.weights.metadata import INTEGERS, TEXT, Value, as_json, is_type, parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,11 +35,33 @@ _SPELLINGS = {
 
 
 class Setting(NamedTuple):
-    """A metadata value as a person writes it; without a `type` it keeps the one that it has."""
+    """A metadata value as a person writes it; without a `type` it keeps the one that it has.
+
+    `otherwise` is the type of a new value in GGUF where no `type` is stated.
+    """
 
     key: str
     type: str | None
     text: str
+    otherwise: str = "string"
+
+    @classmethod
+    def of(cls, key: str, value: object) -> Setting:
+        """Return what sets a key to a Python value, or to a `Value`, whose type is stated.
+
+        A new integer is a u32 where it fits, else an i64; a new float is an f32; a new list has
+        elements of such a type. Raises `ConversionError` for any other value.
+        """
+        if isinstance(value, Value):
+            return cls(key, value.type, _written(value.content))
+        kind = _type_for(value)
+        if kind is None:
+            raise ConversionError(
+                f"the metadata `{key}` cannot be set to {value!r:.80}",
+                hint="values are text, numbers, booleans and lists of one of them; "
+                "`Value('array[u8]', [1])` states a type",
+            )
+        return cls(key, None, _written(value), kind)
 
     @classmethod
     def parse(cls, written: str) -> Setting:
@@ -61,6 +85,28 @@ class Setting(NamedTuple):
         return cls(key, kind, content)
 
 
+def _written(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return json.dumps(as_json(content)) if not isinstance(content, float) else repr(content)
+
+
+def _type_for(value: object) -> str | None:
+    """Return the type of a new value in GGUF; None for what it has no type for."""
+    if isinstance(value, bool):  # before int, of which it is one
+        return "bool"
+    if isinstance(value, int):
+        low, high = INTEGERS["u32"]
+        return "u32" if low <= value <= high else "i64"
+    if isinstance(value, float):
+        return "f32"
+    if isinstance(value, str):
+        return "string"
+    kinds: set[str | None] = {*map(_type_for, value)} if is_list(value) else set()
+    kind = "i64" if kinds == {"u32", "i64"} else kinds.pop() if len(kinds) == 1 else None
+    return None if kind is None else f"array[{kind}]"
+
+
 def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:
     """Set metadata values and remove others; a value keeps its type unless another is stated.
 
@@ -80,7 +126,7 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
         del metadata[key]
     for setting in settings:
         _refuse_kept(plan, setting.key)
-        kind = setting.type or _type_of(plan, setting.key)
+        kind = setting.type or _type_of(plan, setting)
         try:
             content = parse_value(kind, setting.text)
         except (ValueError, OverflowError, RecursionError) as error:
@@ -97,10 +143,10 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
     return replace(plan, metadata=metadata)
 
 
-def _type_of(plan: Plan, key: str) -> str:
-    if key in plan.metadata:
-        return plan.metadata[key].type
-    return TEXT if plan.format == "safetensors" else "string"
+def _type_of(plan: Plan, setting: Setting) -> str:
+    if setting.key in plan.metadata:
+        return plan.metadata[setting.key].type
+    return TEXT if plan.format == "safetensors" else setting.otherwise
 
 
 def _refuse_kept(plan: Plan, key: str) -> None:

@@ -77,7 +77,7 @@ def weigh(plan: Plan, importance: Importance) -> Plan:
         plan,
         items=items,
         metadata=metadata | _recorded(importance),
-        consulted=(*plan.consulted, path),
+        consulted={**plan.consulted, path: "the importance matrix"},
         notes=(*plan.notes, *notes),
     )
 

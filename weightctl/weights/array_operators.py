@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
 __all__ = ["ArrayOperators"]
-
-
-def _forward(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def apply(self: ArrayOperators, other: Any) -> Any:
-        return function(self.operand(), _operand_of(other))
-
-    return apply
-
-
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def apply(self: ArrayOperators, other: Any) -> Any:
-        return function(_operand_of(other), self.operand())
-
-    return apply
 
 
 def _operand_of(other: Any) -> Any:
@@ -58,11 +43,50 @@ class ArrayOperators:
     def __abs__(self) -> Any:
         return abs(self.operand())
 
-    __add__, __radd__ = _forward(operator.add), _reflected(operator.add)
-    __sub__, __rsub__ = _forward(operator.sub), _reflected(operator.sub)
-    __mul__, __rmul__ = _forward(operator.mul), _reflected(operator.mul)
-    __truediv__, __rtruediv__ = _forward(operator.truediv), _reflected(operator.truediv)
-    __floordiv__, __rfloordiv__ = _forward(operator.floordiv), _reflected(operator.floordiv)
-    __mod__, __rmod__ = _forward(operator.mod), _reflected(operator.mod)
-    __pow__, __rpow__ = _forward(operator.pow), _reflected(operator.pow)
-    __matmul__, __rmatmul__ = _forward(operator.matmul), _reflected(operator.matmul)
+    def __add__(self, other: Any) -> Any:
+        return self.operand() + _operand_of(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _operand_of(other) + self.operand()
+
+    def __sub__(self, other: Any) -> Any:
+        return self.operand() - _operand_of(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _operand_of(other) - self.operand()
+
+    def __mul__(self, other: Any) -> Any:
+        return self.operand() * _operand_of(other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _operand_of(other) * self.operand()
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.operand() / _operand_of(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _operand_of(other) / self.operand()
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self.operand() // _operand_of(other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _operand_of(other) // self.operand()
+
+    def __mod__(self, other: Any) -> Any:
+        return self.operand() % _operand_of(other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _operand_of(other) % self.operand()
+
+    def __pow__(self, other: Any) -> Any:
+        return self.operand() ** _operand_of(other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _operand_of(other) ** self.operand()
+
+    def __matmul__(self, other: Any) -> Any:
+        return self.operand() @ _operand_of(other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _operand_of(other) @ self.operand()

@@ -327,20 +327,20 @@ class Checkpoint(Weights):
     def __repr__(self) -> str:
         if self.exists():
             info = info_of(self)
-            return f"<Weights {self._prefix}: {info.encoding} {list(info.shape)}>"
+            return f"<Checkpoint {self._prefix}: {info.encoding} {list(info.shape)}>"
         node = self._tree.find(self._prefix)
         tensors = sum(1 for _ in walk(node)) if node is not None else 0
-        return f"<Weights {self._prefix or 'root'}: {tensors} tensors>"
+        return f"<Checkpoint {self._prefix or 'root'}: {tensors} tensors>"
 
 
 def source_of(weights: Checkpoint) -> Source:
     """Return where the bytes of a whole tree come from, whatever its tensors are called."""
-    return weights._tree.source  # noqa: SLF001  # of this module
+    return weights._tree.source  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def header_of(weights: Checkpoint) -> Header:
     """Return what a checkpoint says about itself, whatever its tensors are called."""
-    return weights._tree.source.header  # noqa: SLF001  # of this module
+    return weights._tree.source.header  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def info_of(node: Checkpoint) -> TensorInfo:
@@ -350,12 +350,12 @@ def info_of(node: Checkpoint) -> TensorInfo:
 
 def root_of(weights: Checkpoint) -> Node:
     """Return the names of a whole tree as nodes."""
-    return weights._tree.root  # noqa: SLF001  # of this module
+    return weights._tree.root  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def allocations_of(weights: Checkpoint) -> Allocations:
     """Return which tensors of a whole tree were allocated, and as what."""
-    return weights._tree.allocations  # noqa: SLF001  # of this module
+    return weights._tree.allocations  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def _is_declaring(weights: Checkpoint) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
 from weightctl.graph.ops.rules import require_float, same_dtype
@@ -30,9 +30,10 @@ def einsum(equation: str, *operands: ValueLike) -> Value:
     operands, for `...`, and for integers.
     """
     with refusing("einsum", *operands):
-        if not isinstance(equation, str):
+        given: Any = equation  # a caller's types are not checked
+        if not isinstance(given, str):
             raise GraphError(
-                f"the equation is a string, not {equation!r}",
+                f"the equation is a string, not {given!r}",
                 hint='`einsum("ij,jk->ik", a, b)`: it comes first',
             )
     return apply("einsum", *operands, equation=equation.replace(" ", ""))
