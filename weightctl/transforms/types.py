@@ -65,9 +65,9 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
 
     Text is the name of a recipe where there is one, as `Q4_K_M` and `Q4_K` are, else of a type; a
     path that ends in `.toml` is a recipe's file. Raises `ConversionError` for what is none of them
-    and for a type that weightctl cannot make.
+    and for a type that weightctl cannot make, but for an `Encoding`, which the plan refuses.
     """
-    if isinstance(given, Recipe):
+    if isinstance(given, Recipe | Encoding):
         return given
     if isinstance(given, os.PathLike):
         return read_recipe(os.fspath(given))
