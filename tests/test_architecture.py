@@ -56,14 +56,14 @@ LAYERS = (
     ("output_file", "pieces"),
     ("claims", "replacing"),
     ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
-    ("shards",),
+    ("shards", "advice"),
     ("verify", "conversion"),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Inside a layer these modules know each other; all others there do not.
 NEIGHBOURS = {
-    ("device", "errors"), ("dtype", "errors"), ("split", "errors"), ("split", "wording"),
+    ("device", "errors"), ("dtype", "errors"), ("split", "errors"), ("threads", "errors"), ("split", "wording"),
     ("dtype", "dim"),
     ("shape", "dim"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
     ("transforms", "plan"),

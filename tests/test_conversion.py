@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights
+from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, MissingTensorError, OutputError
 from weightctl.transforms.cast import cast
@@ -194,6 +195,64 @@ def test_a_node_where_nothing_is_and_a_renamed_node_are_refused(tmp_path: Path) 
         convert(weights.model.layer, tmp_path / "out.gguf")
     with pytest.raises(ConversionError, match="a part of one"):
         convert(weights.model, tmp_path / "out.gguf", rename={"a": "b"})
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "2", True])
+def test_what_is_not_a_number_of_threads_is_refused(threads: Any, tmp_path: Path) -> None:
+    for write in (convert, save):
+        with pytest.raises(ConversionError, match=re.escape(f"threads is {threads!r}")):
+            write(ARRAYS, tmp_path / "out.gguf", threads=threads)
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_takes_memory_as_text_too(tmp_path: Path) -> None:
+    save(ARRAYS, tmp_path / "out.gguf", memory="10MB")
+    with pytest.raises(ConversionError, match="1kB of memory is too little"):
+        save(ARRAYS, tmp_path / "other.gguf", memory="1kB")
+
+
+def test_what_is_printed_of_a_conversion_is_a_line(tiny_llama: Path, tmp_path: Path) -> None:
+    planned = convert(tiny_llama, tmp_path / "out.gguf", quant="Q4_K_M", dry_run=True)
+    done = planned.save()
+    for each in (planned, done, planned.plan, planned.outcome, done.saved):
+        assert len(repr(each)) < 300
+    assert repr(planned.plan) == "<Plan for gguf: 30 tensors, 1.17 MB>"
+
+
+def test_a_conversion_says_what_a_person_should_know(tiny_llama: Path, tmp_path: Path) -> None:
+    arrays = {"w": np.zeros((2, 256), np.float32)}
+    planned = convert(arrays, tmp_path / "out.gguf", quant="Q4_K", dry_run=True)
+    assert any(note.startswith("no tensor is quantized: only matrices") for note in planned.notes)
+    assert any("llama.cpp does not load the output" in note for note in planned.notes)
+    assert not convert(tiny_llama, tmp_path / "out.gguf", quant="Q4_K", dry_run=True).notes
+
+
+def test_one_pattern_may_be_given_as_text(tiny_llama: Path, tmp_path: Path) -> None:
+    one: dict[str, Any] = {"include": "*norm*", "exclude": "output_norm*", "unset": "general.type"}
+    done = convert(tiny_llama, tmp_path / "out.gguf", **one, dry_run=True)
+    assert all("norm" in item.info.name for item in done.plan.items)
+    assert "general.type" not in done.plan.metadata
+
+
+WRONG: dict[str, Any] = {"tree": open_weights("fixtures/tiny-llama"), "arrays": ARRAYS}
+
+
+@pytest.mark.parametrize(("given", "kind"), [("tree", "Checkpoint"), ("arrays", "dict")])
+def test_cast_takes_a_plan(given: str, kind: str) -> None:
+    with pytest.raises(ConversionError, match=f"a Plan, not {kind}"):
+        cast(WRONG[given], "f16")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_types": "a=Q8_0"}, "are a mapping, not `a=Q8_0`"),
+        ({"metadata": [("a", "b")]}, "metadata is values by key"),
+    ],
+)
+def test_options_of_other_types_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConversionError, match=says):
+        convert(ARRAYS, "a.gguf", **options)
 
 
 def test_what_is_there_stays_without_force(tmp_path: Path) -> None:

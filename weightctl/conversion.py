@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from weightctl.advice import notes_on
 from weightctl.errors import ConversionError
+from weightctl.execute import memory_budget
 from weightctl.formats.importance import read_importance
 from weightctl.outcome import describe
 from weightctl.patterns import regular_expression
@@ -17,6 +19,7 @@ from weightctl.shards.digests import refuse_altered
 from weightctl.sizes import parse_size
 from weightctl.store import open_weights, save
 from weightctl.targets import Target, target
+from weightctl.threads import thread_count
 from weightctl.transforms.align import align as aligned
 from weightctl.transforms.cast import Rule, cast
 from weightctl.transforms.metadata import Setting, change_metadata
@@ -30,7 +33,7 @@ from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.tree import Checkpoint, source_of, stored_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from weightctl.codecs.loss import Loss
     from weightctl.dtype import DTypeLike, Encoding
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "NonFinite", "convert"]
 
-_LEAST_MEMORY = 4_000_000
-
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -56,7 +57,7 @@ class NonFinite(Enum):
     ZERO = "zero"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
     """A conversion that is planned, or done: `saved` is None before.
 
@@ -67,6 +68,15 @@ class Conversion:
     target: Target
     opened: Source
     saved: Saved | None = None
+
+    def __repr__(self) -> str:
+        state = "planned" if self.saved is None else "done"
+        return f"<Conversion to {self.target.path} by {self.plan!r}, {state}>"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of it: what is not kept, and what does not load the output."""
+        return notes_on(self.plan, self.target)
 
     @property
     def outcome(self) -> Outcome:
@@ -96,13 +106,11 @@ class Conversion:
     ) -> Conversion:
         """Write the output; the arguments and errors are those of `save`.
 
-        `memory` may be text such as "512MiB". Files of a sharded checkpoint that were altered since
-        they were written are a `FormatError`.
+        Files of a sharded checkpoint that were altered since they were written are a `FormatError`.
         """
-        budget = None if memory is None else _budget(memory)
         refuse_altered(self.opened, threads=threads)
         saved = save(
-            self.plan, self.target, force=force, threads=threads, memory=budget, progress=progress
+            self.plan, self.target, force=force, threads=threads, memory=memory, progress=progress
         )
         return replace(self, saved=saved)
 
@@ -120,10 +128,10 @@ def convert(
     fallback: bool = True,
     names: Names | str = Names.AUTO,
     rename: str | os.PathLike[str] | Mapping[str, str] | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     metadata: Mapping[str, object] | Sequence[Setting] = (),
-    unset: Iterable[str] = (),
+    unset: str | Sequence[str] = (),
     max_shard_size: int | str | None = None,
     align: int | str | None = None,
     to: str | None = None,
@@ -146,12 +154,15 @@ def convert(
     `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys.
     Sizes are bytes, or text such as "5GB".
 
-    With `dry_run` nothing is written: the plan is returned, `outcome` is what it would write, and
-    `save` carries it out. Raises `ConversionError`, `FormatError` and `OutputError`, all of them
-    `WeightctlError`s with a hint; the target is the complete new one or what it was before.
+    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
+    returned say what would be, `notes` what to know of it, and its `save` carries it out. Raises
+    `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint;
+    the target is the complete new one or what it was before.
     """
-    budget = None if memory is None else _budget(memory)
+    # What a dry run is given is checked too.
+    budget, count = memory_budget(memory), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
+    include, exclude, unset = map(_as_list, (include, exclude, unset))
     where = out if isinstance(out, Target) else target(os.fspath(out), to)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     if isinstance(source, Plan):
@@ -185,6 +196,8 @@ def convert(
         requantize=allow_requantize,
         weighted=importance is not None,
     )
+    if quant is not None:
+        plan = _note_where_nothing_is_quantized(plan)
     if importance is not None:
         plan = weigh(plan, importance)
     plan = replace(plan, zero_nonfinite=is_zero)
@@ -196,13 +209,34 @@ def convert(
     conversion = Conversion(plan, where, opened)
     if dry_run:
         return conversion
-    return conversion.save(force=force, threads=threads, memory=budget, progress=progress)
+    return conversion.save(force=force, threads=count, memory=budget, progress=progress)
+
+
+def _as_list(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
 
 
 def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Setting]:
     if isinstance(metadata, Mapping):
         return [Setting.of(key, value) for key, value in metadata.items()]
+    for each in metadata:
+        given: Any = each  # a caller's types are not checked
+        if not isinstance(given, Setting):
+            raise ConversionError(
+                f"metadata is values by key, not {given!r:.80}",
+                hint='for example `metadata={"general.name": "mine"}`',
+            )
     return metadata
+
+
+def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
+    if not plan.items or any(item.info.encoding.quantization for item in plan.items):
+        return plan
+    note = (
+        "no tensor is quantized: only matrices whose names end in `.weight` are, and not norms or "
+        "routers; --tensor-type gives others a type"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _weights_of(
@@ -288,15 +322,6 @@ def _split(plan: Plan, most: int | str) -> Plan:
         return plan
     note = f"{larger} of {len(layouts)} files are larger than {most}: no tensor is split"
     return replace(plan, notes=(*plan.notes, note))
-
-
-def _budget(given: int | str) -> int:
-    budget = _nbytes(given)
-    if budget < _LEAST_MEMORY:
-        raise ConversionError(
-            f"memory of {given} is too little to work in", hint="4MB is the least"
-        )
-    return budget
 
 
 def _nbytes(given: int | str, *, unit: str = "") -> int:

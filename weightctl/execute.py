@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.interrupts import uninterrupted
-from weightctl.threads import cores
+from weightctl.sizes import parse_size
+from weightctl.threads import thread_count
 from weightctl.weights.source import Span
 from weightctl.worker import FEWER, Made, Making, Work, Workers, is_small
 
@@ -19,15 +20,31 @@ if TYPE_CHECKING:
     from weightctl.plan import Plan
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["DEFAULT_MEMORY", "execute"]
+__all__ = ["DEFAULT_MEMORY", "execute", "memory_budget"]
 
 DEFAULT_MEMORY = 256 << 20
+_LEAST_MEMORY = 4_000_000
 # Pieces for each core that may wait to be written, so that none idles while a disk does not take
 # them; and those that cost no memory, since they stay in their files or are small.
 _AHEAD = 6
 _MOST_LIGHT = 64
 # Pieces so small that the interpreter's share is most of it are no gain.
 _LEAST_ROOM = 1 << 20
+
+
+def memory_budget(memory: int | str | None) -> int:
+    """Return how many bytes to work in, of a number of bytes or text such as "512MiB".
+
+    None is `DEFAULT_MEMORY`. Raises `ConversionError` for too little.
+    """
+    if memory is None:
+        return DEFAULT_MEMORY
+    nbytes = parse_size(memory) if isinstance(memory, str) else memory
+    if nbytes < _LEAST_MEMORY:
+        raise ConversionError(
+            f"{memory} of memory is too little to work in", hint="4MB is the least"
+        )
+    return nbytes
 
 
 def execute(
@@ -48,7 +65,7 @@ def execute(
     and the element where a block encoding would have to hold a NaN or an infinity, and where there
     is no thread or no memory for the work.
     """
-    workers = min(threads or cores(), max(1, memory // 2 // _LEAST_ROOM))
+    workers = min(thread_count(threads), max(1, memory // 2 // _LEAST_ROOM))
     # One half is for the work on pieces, the other for what waits to be written.
     work = Work(plan, memory // 2 // workers, measure=losses is not None)
     waiting = _Waiting(work, order, workers, memory // 2, spans=spans)

@@ -11,6 +11,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, file_name, is_licence
 from weightctl.formats.index import index_of
+from weightctl.sizes import format_size
 from weightctl.targets import (
     Target,
     check_place,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "describe", "input_files"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Outcome:
     """The files that a plan makes at a target, by name and known to the byte.
 
@@ -48,6 +49,10 @@ class Outcome:
     documents: Mapping[str, bytes]
     inputs: tuple[str, ...]
     consulted: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        size = format_size(self.nbytes)
+        return f"<Outcome at {self.where.path}: {len(self.parts)} files, {size}>"
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ from weightctl.errors import ConversionError
 from weightctl.formats import format_module
 from weightctl.formats.base import Part
 from weightctl.logical import parts
+from weightctl.sizes import format_size
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import header_of, source_of, stored_name
@@ -93,7 +94,7 @@ class Described(NamedTuple):
     metadata: Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """The rows of a conversion and the metadata around them.
 
@@ -122,6 +123,10 @@ class Plan:
     documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     translation: str = ""
     described: Described | None = None
+
+    def __repr__(self) -> str:
+        size = format_size(sum(item.info.nbytes for item in self.items))
+        return f"<Plan for {self.format}: {len(self.items)} tensors, {size}>"
 
     @property
     def names_hint(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.formats import format_module
 from weightctl.formats.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
+from weightctl.sizes import format_size
 from weightctl.weights.source import Files
 from weightctl.weights.tree import Checkpoint
 
@@ -56,6 +57,10 @@ class Saved(NamedTuple):
     seconds: float
     losses: Mapping[str, Loss]
 
+    def __repr__(self) -> str:
+        path, size = self.outcome.where.path, format_size(self.nbytes)
+        return f"<Saved {path}: {size} in {self.seconds:.1f} s>"
+
     @property
     def paths(self) -> list[str]:
         """Where the checkpoint's files are, that which leads to the others first."""
@@ -73,7 +78,7 @@ def save(
     *,
     force: bool = False,
     threads: int | None = None,
-    memory: int | None = None,
+    memory: int | str | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Saved:
     """Carry out a plan; the target is the complete new one, or what it was before.
@@ -81,19 +86,22 @@ def save(
     A tree of weights, or arrays by name such as a module's or torch's `state_dict()`, are stored
     as they are, in the format that the target means. `where` is a `Target`, or a path, which must
     mean a plan's format. `threads` work side by side, as many as there are cores unless said
-    otherwise, within `memory` bytes; neither changes what is written. `progress` is called with the
-    bytes of each piece written. Raises as `describe` and `Outcome.refuse` do, before anything is
-    written, and `FormatError` where the source cannot be read, or has changed meanwhile.
+    otherwise, within `memory` bytes, which may be text such as "512MiB"; neither changes what is
+    written. `progress` is called with the bytes of each piece written. Raises as `describe` and
+    `Outcome.refuse` do, before anything is written, and `FormatError` where the source cannot be
+    read, or has changed meanwhile.
     """
     # Imported here, so that opening stays quick.
-    from weightctl.execute import DEFAULT_MEMORY, execute
+    from weightctl.execute import execute, memory_budget
     from weightctl.formats.base import write_in_order
     from weightctl.outcome import describe
     from weightctl.output import beginning
     from weightctl.plan import Plan
     from weightctl.targets import Target, target
+    from weightctl.threads import thread_count
 
     started = time.monotonic()
+    budget, count = memory_budget(memory), thread_count(threads)
     if not isinstance(where, Target):
         where = target(os.fspath(where), plan.format if isinstance(plan, Plan) else None)
     if not isinstance(plan, Plan):
@@ -102,7 +110,6 @@ def save(
     names = where.pattern() if where.file_name is None else None
     path = os.path.realpath(where.path)
     losses: dict[str, Loss] = {}
-    budget = DEFAULT_MEMORY if memory is None else memory
     # Where a checksum of the bytes is written too, they must be seen.
     are_seen = any(layout.between is not None for layout in outcome.parts.values())
     with ExitStack() as stack:
@@ -114,7 +121,7 @@ def save(
         if where.file_name is not None:
             _put_beside(plan, outcome, os.path.dirname(leading.path))
         pieces = execute(
-            plan, outcome.tensors, threads=threads, memory=budget, losses=losses, spans=not are_seen
+            plan, outcome.tensors, threads=count, memory=budget, losses=losses, spans=not are_seen
         )
         pull = _Pull(stack.enter_context(closing(pieces)), progress)
         if outcome.index:

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from threading import Event, local
 from typing import TYPE_CHECKING, TypeVar
 
+from weightctl.errors import ConversionError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["Memory", "cores", "shared_out"]
+__all__ = ["Memory", "cores", "shared_out", "thread_count"]
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -29,6 +31,21 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def thread_count(threads: int | None) -> int:
+    """Return how many threads work side by side: `threads`, or as many as there are cores.
+
+    Raises `ConversionError` for anything but a number from 1 on.
+    """
+    given: object = threads  # a caller's types are not checked
+    if given is None:
+        return cores()
+    if type(given) is not int or given < 1:
+        raise ConversionError(
+            f"threads is {given!r}", hint="give a number from 1 on, or None for one per core"
+        )
+    return given
 
 
 class Memory(local):

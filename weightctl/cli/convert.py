@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weightctl.advice import notes_on
 from weightctl.cli.options import (
     DryRun,
     Exclude,
@@ -28,7 +29,6 @@ from weightctl.cli.report import (
     check_report,
     document,
     nonfinite_notes,
-    notes,
     overflow_notes,
     plan_kind,
     plan_row,
@@ -238,7 +238,7 @@ def convert(
     plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force)
-    for text in () if quiet else notes(plan, where):
+    for text in () if quiet else notes_on(plan, where):
         note(text)
     if dry_run:
         outcome, saved = conversion.outcome, None

@@ -7,10 +7,10 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from weightctl.advice import notes_on
 from weightctl.cli.outline import counted
 from weightctl.cli.render import Cell, described
 from weightctl.errors import OutputError
-from weightctl.formats.huggingface import companions
 from weightctl.outcome import input_files
 from weightctl.sizes import format_size
 from weightctl.targets import (
@@ -20,7 +20,7 @@ from weightctl.targets import (
     refuse_what_is_there,
     stream_name,
 )
-from weightctl.transforms.cast import BY_RULE, is_unfit_for_llama_cpp
+from weightctl.transforms.cast import BY_RULE
 from weightctl.transforms.recipes import OTHERWISE
 from weightctl.wording import listed, printable
 
@@ -39,7 +39,6 @@ __all__ = [
     "check_report",
     "document",
     "nonfinite_notes",
-    "notes",
     "overflow_notes",
     "pace",
     "plan_kind",
@@ -88,49 +87,6 @@ def _reason(item: Item) -> Cell:
         return Cell(line, "yellow", short="")
     by = f" ({line})" if line else ""
     return Cell(f"instead of {item.asked}{by}", "yellow", short=f"not {item.asked}")
-
-
-def notes(plan: Plan, where: Target) -> list[str]:
-    """Return what a person should know before a plan is carried out."""
-    return [*plan.source.header.notes, *plan.notes, *_advice(plan, where)]
-
-
-def _advice(plan: Plan, where: Target) -> Iterator[str]:
-    # Of tensors that cannot be read the refusal speaks.
-    known = {*plan.metadata, *plan.unread}
-    lost = [(name, leaf.kind) for name, leaf in plan.unkept.items() if name not in known]
-    if lost:
-        named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost[:_WORST]]
-        rest = f" and {len(lost) - _WORST} more" if len(lost) > _WORST else ""
-        yield f"not kept: {', '.join(named)}{rest}"
-    if plan.zero_nonfinite and not any(_holds_no_nan(item) for item in plan.items):
-        yield "--nonfinite zero is for block types, and no tensor becomes one: NaN stays NaN"
-    count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
-    if count:
-        yield (
-            f"{count} vectors are not F32, and llama.cpp computes with no other; --dtype or "
-            "--quant makes them so"
-        )
-    if plan.format == "gguf" and "general.architecture" not in plan.metadata:
-        yield (
-            "names and metadata stay as they are: without GGUF's own (`general.architecture` and "
-            "more) llama.cpp does not load the output; a config.json of a known family beside the "
-            "input gives them, unless --names keep"
-        )
-    files = plan.source.header.files
-    if where.file_name is not None and not plan.documents and not companions(files):
-        why = "no config.json stands beside the input"
-        if "general.architecture" in plan.metadata:
-            why = "with GGUF's names and metadata kept there is no config.json"
-        yield f"{why}, so transformers does not load the output"
-
-
-def _holds_no_nan(item: Item) -> bool:
-    return item.info.encoding.quantization is not None and not item.is_copy
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def summary(
@@ -324,7 +280,7 @@ def document(
         "written": saved is not None,
         "seconds": saved.seconds if saved else None,
         "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
-        "notes": notes(plan, where),
+        "notes": notes_on(plan, where),
         "recipe": plan.recipe or None,
         "tied": dict(plan.tied),
         "tensors": [_entry(item, saved) for item in plan.items],

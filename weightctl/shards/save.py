@@ -19,7 +19,7 @@ from weightctl.shards.syncing import Syncing
 from weightctl.shards.together import do_together
 from weightctl.shards.work import passes
 from weightctl.shards.writing import Writing
-from weightctl.threads import cores
+from weightctl.threads import thread_count
 
 if TYPE_CHECKING:
     import os
@@ -77,6 +77,7 @@ def save_shards(
     cannot be read, has changed meanwhile, or is itself a set of which parts are altered.
     """
     started = time.monotonic()
+    count = thread_count(threads)
     outcome = describe_shards(plan, out)
     refuse_other_runs(outcome.path)
     outcome.refuse(force=force)
@@ -97,7 +98,7 @@ def save_shards(
         )
         if kept and progress is not None:
             progress(kept)
-        _write(outcome, manifest, begun, force=force, threads=threads, progress=progress)
+        _write(outcome, manifest, begun, force=force, threads=count, progress=progress)
     return SavedShards(
         outcome, time.monotonic() - started, outcome.tensor_bytes - kept, kept, begun.lost
     )
@@ -109,14 +110,14 @@ def _write(
     begun: Begun,
     *,
     force: bool,
-    threads: int | None,
+    threads: int,
     progress: Callable[[int], object] | None,
 ) -> None:
     count = len(begun.records)
     try:
         with opened(outcome, manifest, begun) as (journal, files):
             try:
-                _make(outcome, journal, files, threads=threads or cores(), progress=progress)
+                _make(outcome, journal, files, threads=threads, progress=progress)
             finally:
                 count = len(journal.records)
             manifest = _with_digests(manifest, journal.records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.archs.model import ARCHITECTURE
 from weightctl.archs.names import is_matrix_weight
@@ -13,7 +13,7 @@ from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS
 from weightctl.logical import is_buffer, parts
 from weightctl.patterns import regular_expression
-from weightctl.plan import Described
+from weightctl.plan import Described, Plan
 from weightctl.transforms.file_types import file_type
 from weightctl.transforms.recipes import Recipe, choose, goes_by_role, unmatched
 from weightctl.transforms.types import encoding_of, type_or_recipe
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Sequence
 
-    from weightctl.plan import Item, Plan
+    from weightctl.plan import Item
     from weightctl.transforms.recipes import Chosen
     from weightctl.transforms.types import TypeLike
     from weightctl.weights.info import TensorInfo
@@ -100,6 +100,16 @@ def cast(
     substitute is taken; with `fallback=False` that is a `ConversionError`. So is a rule that
     matches nothing and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
     """
+    given: Any = plan  # a caller's types are not checked
+    if not isinstance(given, Plan):
+        raise ConversionError(
+            f"cast takes a Plan, not {type(given).__name__}",
+            hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does it all',
+        )
+    if isinstance(rules, str):
+        raise ConversionError(
+            f"types by pattern are a mapping, not `{rules}`", hint='for example {"attn_v": "Q8_0"}'
+        )
     target = None if target is None else type_or_recipe(target)
     if isinstance(rules, Mapping):
         rules = [
