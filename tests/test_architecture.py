@@ -63,8 +63,8 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Inside a layer these modules know each other; all others there do not.
 NEIGHBOURS = {
-    ("device", "errors"), ("dtype", "errors"), ("split", "errors"), ("threads", "errors"), ("split", "wording"),
-    ("dtype", "dim"),
+    ("device", "errors"), ("dtype", "errors"), ("split", "errors"), ("split", "wording"),
+    ("dtype", "dim"), ("threads", "errors"),
     ("shape", "dim"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
     ("transforms", "plan"),
     ("outcome", "targets"), ("output", "targets"), ("store", "outcome"), ("store", "targets"),
