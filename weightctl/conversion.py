@@ -29,7 +29,7 @@ from weightctl.transforms.split import split
 from weightctl.transforms.types import type_of
 from weightctl.transforms.weigh import weigh
 from weightctl.translation.plans import Names, plan_of
-from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, source_of, stored_name
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _weights_of(
             "source_format is for a path, and the source is open already",
             hint="leave source_format out",
         )
-    return as_checkpoint(source)
+    return loaded_checkpoint(source)
 
 
 def _planned(

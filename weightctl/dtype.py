@@ -21,6 +21,7 @@ __all__ = [
     "Encoding",
     "QuantizationEncoding",
     "as_dtype",
+    "as_quantization",
     "encoding_by_id",
     "parse_encoding",
     "unknown_encoding",
@@ -70,11 +71,15 @@ class DType(Enum):
     def _missing_(cls, value: object) -> DType | None:
         """Find the dtype that NumPy or torch, or a person, calls so."""
         if isinstance(value, str):
-            encoding = _spellings().get(_normalized(value))
-            return None if encoding is None else encoding.dtype
-        # `np.dtype` has a name, the classes of NumPy's scalars are types, torch prints its name.
-        name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
-        return cls.__members__.get(str(name).removeprefix("torch.").removesuffix("_x2"))
+            encoding = None if value in _AMBIGUOUS else _spellings().get(_normalized(value))
+            found = None if encoding is None else encoding.dtype
+        else:
+            # `np.dtype` has a name, NumPy's scalars are of types, and torch prints its name.
+            name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+            found = cls.__members__.get(str(name).removeprefix("torch.").removesuffix("_x2"))
+        if found is None:
+            raise EncodingError(f"a dtype is a DType, not {value!r}", hint=_hint_for(value))
+        return found
 
     def __repr__(self) -> str:
         return f"DType.{self.name}"
@@ -102,8 +107,9 @@ class DType(Enum):
         return self.value.startswith("complex")
 
 
-# Inside the class body above, `bool` is a member, so the type needs another name there.
-_bool = bool
+_bool = bool  # inside the class body above, `bool` is a member
+# What NumPy means by these: it counts bytes, and safetensors bits; `float` is float32 in torch.
+_AMBIGUOUS = {"f4": "float32", "i8": "int64", "u8": "uint64", "float": "float64"}
 
 # What is taken where a dtype is: ours, its name, or that of NumPy or torch.
 DTypeLike: TypeAlias = "DType | str | type[Any] | _LibraryDType"
@@ -115,11 +121,24 @@ def as_dtype(given: DTypeLike) -> DType:
         return given
     try:
         return DType(given)
-    except ValueError as error:
-        raise ArgumentTypeError(
-            f"a dtype is a DType, not {given!r}",
-            hint="`DType.float32`; the names of NumPy and torch are taken too: `np.float32`",
-        ) from error
+    except EncodingError as error:
+        raise ArgumentTypeError(error.message, hint=error.hint) from None
+
+
+def _hint_for(value: object) -> str:
+    """Return what may have been meant by what is not a dtype."""
+    said: object = getattr(value, "__name__", value)
+    if isinstance(said, str):
+        import difflib  # only on an error
+
+        if said in _AMBIGUOUS:
+            return f"NumPy means {_AMBIGUOUS[said]} by `{said}`, and others do not; say which"
+        wanted = _normalized(said)
+        if (found := _spellings().get(wanted)) is not None and found.quantization is not None:
+            return f"{found.name} is a QuantizationEncoding, of blocks of numbers"
+        if near := difflib.get_close_matches(wanted, DType.__members__, n=3):
+            return f"did you mean {' or '.join(near)}?"
+    return "`DType.float32`; the names of NumPy and torch are taken too: `np.float32`"
 
 
 class QuantizationEncoding(Enum):
@@ -162,6 +181,19 @@ class QuantizationEncoding(Enum):
     def encoding(self) -> Encoding:
         """The line of the table for this encoding."""
         return ENCODINGS[self.name]
+
+
+def as_quantization(given: QuantizationEncoding | str) -> QuantizationEncoding:
+    """Return an encoding of blocks, or its name; `ArgumentTypeError` for what is not one."""
+    if isinstance(given, QuantizationEncoding):
+        return given
+    found = _spellings().get(_normalized(str(given)))
+    if found is None or found.quantization is None:
+        raise ArgumentTypeError(
+            f"an encoding of blocks is a QuantizationEncoding, not {given!r}",
+            hint="`QuantizationEncoding.Q8_0`; its name is taken too: `Q8_0`",
+        )
+    return found.quantization
 
 
 class Encoding(NamedTuple):
@@ -326,10 +358,9 @@ def unknown_encoding(format_name: str, identifier: int | str, count: int, nbytes
 
     A tensor without elements tells nothing of a block; it is taken to be one byte.
     """
+    name = f"{format_name} type {identifier}"
     if isinstance(identifier, str):
         name = f'unknown dtype "{identifier}"'
-    else:
-        name = f"{format_name} type {identifier}"
     size = max(nbytes, 1)
     return Encoding(name, max(count, 1), size, f"{size}B")
 
@@ -351,7 +382,7 @@ def parse_encoding(text: str) -> Encoding:
 
 
 def _normalized(text: str) -> str:
-    return text.strip().lower().replace("-", "_")
+    return text.strip().lower().replace("-", "_").removeprefix("torch.")
 
 
 @cache

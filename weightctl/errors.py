@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "ArchitectureError",
     "ArgumentTypeError",
@@ -10,7 +12,9 @@ __all__ = [
     "EngineError",
     "FormatError",
     "GraphError",
+    "MissingAttributeError",
     "MissingFileError",
+    "MissingIndexError",
     "MissingTensorError",
     "NonFiniteError",
     "OutputError",
@@ -61,7 +65,13 @@ def _format_error(path: str, offset: int | None, message: str, hint: str) -> For
 
 
 class MissingFileError(FormatError, FileNotFoundError):
-    """There is no file or directory at a path."""
+    """There is no file or directory at a path; `filename` and `errno` are those of an `OSError`."""
+
+    def __init__(self, path: str, offset: int | None, message: str, *, hint: str = "") -> None:
+        super().__init__(path, offset, message, hint=hint)
+        self.errno = errno.ENOENT
+        self.strerror = message
+        self.filename = path
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_missing_file_error, (self.path, self.offset, self.reason, self.hint))
@@ -73,6 +83,14 @@ def _missing_file_error(path: str, offset: int | None, message: str, hint: str) 
 
 class MissingTensorError(WeightctlError, KeyError):
     """No tensor has this name."""
+
+
+class MissingAttributeError(MissingTensorError, AttributeError):
+    """A node of a tree has no tensor, and so nothing that only tensors have, such as a shape."""
+
+
+class MissingIndexError(MissingTensorError, IndexError):
+    """A node of a tree has not so many layers that an index below 0 counts back to one."""
 
 
 class EncodingError(WeightctlError, ValueError):

@@ -12,7 +12,7 @@ from weightctl.formats import format_module
 from weightctl.formats.base import Part
 from weightctl.logical import parts
 from weightctl.sizes import format_size
-from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import header_of, source_of, stored_name
 
@@ -139,10 +139,10 @@ class Plan:
     def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
         """Plan to store every tensor of a tree, or array by name, as it is in a container format.
 
-        Raises `ConversionError` for what is neither, and `MissingTensorError` for a node of a tree
-        where nothing exists.
+        Raises `ConversionError` for what is neither and for weights that are only declared, and
+        `MissingTensorError` for a node of a tree where nothing exists.
         """
-        weights = as_checkpoint(weights)
+        weights = loaded_checkpoint(weights)
         if weights.name and not weights:
             stored_name(weights)  # raises, with near names
         header = header_of(weights)

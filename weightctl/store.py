@@ -6,8 +6,9 @@ import os
 import time
 from collections import Counter
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from weightctl.errors import ArgumentTypeError
 from weightctl.formats import format_module
 from weightctl.formats.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
@@ -41,13 +42,23 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
     """
     if format_name is not None:
         format_module(format_name)
-    listing = manifest_at(os.fspath(path))
+    where = _path(path)
+    listing = manifest_at(where)
     if listing is not None:
         return Checkpoint(open_sharded(listing, format_name))
-    header, files = open_files(os.fspath(path), format_name)
+    header, files = open_files(where, format_name)
     if note := note_of_part(header.files):
         header = header._replace(notes=(*header.notes, note))
     return Checkpoint(Files(header, files))
+
+
+def _path(given: object) -> str:
+    if not isinstance(given, str | bytes | os.PathLike):
+        raise ArgumentTypeError(
+            f"a checkpoint is opened by its path, not by a {type(given).__name__}",
+            hint="give the path of a file or a directory",
+        )
+    return os.fsdecode(cast("str | bytes | os.PathLike[str]", given))
 
 
 class Saved(NamedTuple):

@@ -175,7 +175,7 @@ def test_integers_that_fit_stay_what_they_are() -> None:
     [(128, "i2", "int8"), (-1, "i1", "uint64"), (1 << 63, "u8", "int64"), (256, "u4", "uint8")],
 )
 def test_integers_that_do_not_fit_are_refused(number: int, kind: str, target: str) -> None:
-    with pytest.raises(EncodingError, match=f"{number} does not fit into {target}"):
+    with pytest.raises(EncodingError, match=f"element 1 is {number}, which {target} cannot hold"):
         convert(np.array([0, number], kind), DType(target))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weightctl import DType, nn
+from weightctl import DType, WeightData, nn
 from weightctl.engine import InferenceSession
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, Value, Weight, ops
@@ -79,6 +79,32 @@ def test_a_dtype_is_taken_in_any_spelling(spelling: Any) -> None:
 @pytest.mark.parametrize("spelling", [torch.bfloat16, "bf16", "bfloat16"])
 def test_the_dtypes_of_torch_that_numpy_lacks_are_found(spelling: Any) -> None:
     assert DType(spelling) is DType.bfloat16
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int64", "float8_e5m2"])
+def test_a_dtype_is_found_by_how_torch_prints_it(name: str) -> None:
+    assert DType(f"torch.{name}") is DType(name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("float17", "did you mean float16"),
+        ("Q8_0", "Q8_0 is a QuantizationEncoding"),
+        ("f4", "NumPy means float32"),
+        ("i8", "NumPy means int64"),
+        ("u8", "NumPy means uint64"),
+        ("float", "NumPy means float64"),
+        (float, "NumPy means float64"),
+        ([1], "`DType.float32`"),
+    ],
+)
+def test_what_is_not_a_dtype_is_refused_with_what_it_may_mean(wrong: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        DType(wrong)
+    data: Any = WeightData.from_numpy(X, "w")
+    with pytest.raises(TypeError, match=says):
+        data.astype(wrong)
 
 
 @pytest.mark.parametrize("wrong", ["q8_0", "int", int, object(), None, 16, np.str_])

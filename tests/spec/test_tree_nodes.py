@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from weightctl import (
     save,
 )
 from weightctl.errors import FormatError, WeightctlError
+from weightctl.graph import Graph
 from weightctl.weights import as_checkpoint
 from weightctl.weights.conversion import converted
 
@@ -38,6 +41,12 @@ def tree_of(*names: str) -> Checkpoint:
     return as_checkpoint({name: np.arange(3, dtype=np.float32) for name in names})
 
 
+def quantized_or_not(numbers: np.ndarray[Any, Any], kind: str, folder: Path) -> Checkpoint:
+    path = folder / "model.gguf"
+    weightctl.convert({"w": numbers}, path, tensor_types={"w": kind})
+    return open_weights(path)
+
+
 def test_what_open_weights_returns_satisfies_the_protocol(tiny_llama: Path) -> None:
     weights = open_weights(tiny_llama)
     assert isinstance(weights, Weights)
@@ -46,7 +55,8 @@ def test_what_open_weights_returns_satisfies_the_protocol(tiny_llama: Path) -> N
 
 
 def test_the_additions_are_the_ones_that_are_tried_here() -> None:
-    assert {"info", "header", "metadata", "source", "shape", "dtype"} == set(ADDITIONS)
+    expected = {"info", "header", "metadata", "source", "shape", "dtype", "ndim", "size"}
+    assert expected == set(ADDITIONS)
 
 
 @pytest.mark.parametrize("name", [*ADDITIONS, "tree", "taken", "gave", "declared", "from_data"])
@@ -104,7 +114,80 @@ def test_an_index_below_0_counts_from_the_last_layer() -> None:
     layers = tree_of("layers.0.w", "layers.2.w", "layers.10.w", "layers.norm").layers
     assert layers[-1].name == "layers.10"
     assert layers[-3].name == "layers.0"
-    assert not layers[-4]
+    with pytest.raises(
+        IndexError, match="`layers` has 3 numbered children, and -4 is before"
+    ) as caught:
+        layers[-4]
+    assert isinstance(caught.value, KeyError)
+    assert layers.get(-4, "none") == "none"
+    assert -4 not in layers
+
+
+def test_no_weight_is_declared_under_an_index_below_0() -> None:
+    with pytest.raises(IndexError, match="named by its number"):
+        Graph("g").weights().layers[-1]
+
+
+@pytest.mark.parametrize("name", ["shape", "dtype", "ndim", "size", "info"])
+def test_a_node_without_a_tensor_lacks_what_only_tensors_have(name: str) -> None:
+    weights = tree_of("layers.0.w")
+    for node in (weights, weights.layers, weights.nowhere, Graph("g").weights().w):
+        assert not hasattr(node, name)
+        assert getattr(node, name, None) is None
+        with pytest.raises(AttributeError) as caught:
+            getattr(node, name)
+        assert isinstance(caught.value, KeyError)
+    for node in (weights, weights.layers):
+        with pytest.raises(KeyError):
+            np.array([node])
+        with pytest.raises(KeyError):
+            np.shape(node)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [np.sum, np.mean, np.max, np.min, np.std, np.any, np.all, np.prod, np.squeeze, np.ndim, np.size,
+     np.shape, np.abs, np.transpose, np.linalg.norm, np.argmax],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_function_of_numpy_takes_the_node_of_a_tensor(
+    function: Any, kind: str, tmp_path: Path
+) -> None:
+    numbers = np.random.default_rng(3).standard_normal((4, 64), np.float32)
+    node = quantized_or_not(numbers, kind, tmp_path).w
+    np.testing.assert_array_equal(function(node), function(np.asarray(node)))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_the_node_of_a_tensor_calculates_with_arrays_and_tensors(kind: str, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(3).standard_normal((4, 64), np.float32)
+    node = quantized_or_not(numbers, kind, tmp_path).w
+    held, ones = np.asarray(node), np.ones((4, 64), np.float32)
+    for made in (node + 1, 1 + node, node + ones, ones + node, node - -ones):
+        assert np.array_equal(made, held + 1)
+    for made in (node + torch.ones(4, 64), torch.ones(4, 64) + node, node + node - held + 1):
+        np.testing.assert_allclose(made, held + 1, rtol=1e-6)
+    assert np.array_equal(node > 0, held > 0)
+    np.testing.assert_allclose(node @ ones.T, held @ ones.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sum", "to_numpy", "numpy", "close"])
+def test_a_method_that_a_node_lacks_is_named_with_what_does_it(name: str) -> None:
+    node = tree_of("norm.weight").norm.weight
+    with pytest.raises(TypeError, match=f"`{name}` is not a method of a node") as caught:
+        getattr(node, name)()
+    assert ("np.asarray" in str(caught.value)) == (name != "close")
+    assert ("with open_weights" in str(caught.value)) == (name == "close")
+    with pytest.raises(TypeError, match=r"`norm\.weight` is a node of the tree, not a function"):
+        node()
+
+
+def test_the_child_of_a_tensor_wins_over_a_method_of_arrays() -> None:
+    weights = tree_of("w", "w.sum", "w.ndim")
+    assert weights.w.sum.exists()
+    assert weights.w.ndim.name == "w.ndim"
+    assert np.ndim(weights.w) == 1
+    assert np.sum(weights.w) == 3
 
 
 def test_the_node_of_a_tensor_is_an_array(tiny_llama: Path) -> None:
@@ -146,6 +229,19 @@ def test_a_path_without_a_file_is_a_file_not_found_error(tmp_path: Path) -> None
             open_weights(path)
         assert isinstance(caught.value, WeightctlError)
         assert "missing" in str(caught.value) or "such" in str(caught.value)
+        assert caught.value.filename in str(caught.value)
+        assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("given", [None, 3, {}, Graph("g").weights()], ids=repr)
+def test_what_is_not_a_path_is_not_opened(given: Any) -> None:
+    with pytest.raises(TypeError, match="a checkpoint is opened by its path, not by a"):
+        open_weights(given)
+
+
+def test_a_path_may_be_bytes(tiny_llama: Path) -> None:
+    given: Any = os.fsencode(tiny_llama)
+    assert open_weights(given)
 
 
 def test_the_properties_are_documented() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,15 +11,30 @@ import torch
 from safetensors.torch import load_file as torch_load
 from safetensors.torch import save_file as torch_save
 
-from weightctl import Plan, WeightData, Weights, nn, open_weights, save
+from weightctl import (
+    DeviceRef,
+    DType,
+    Plan,
+    QuantizationEncoding,
+    WeightData,
+    Weights,
+    convert,
+    nn,
+    open_weights,
+    save,
+)
 from weightctl.engine import InferenceSession
 from weightctl.errors import ConversionError, StateDictError
-from weightctl.graph import Graph, TensorType, Weight
+from weightctl.graph import Dim, Graph, TensorType, Weight
+from weightctl.weights import as_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from weightctl.driver import DLPackArray
+
+CPU = DeviceRef.CPU()
 RANDOM = np.random.default_rng(3)
 VALUES = {
     "up.weight": RANDOM.standard_normal((4, 3), dtype=np.float32),
@@ -66,6 +82,75 @@ class Own:
         return self[segment]
 
 
+class Documented:
+    """A tree with the annotations of the documents, which type checkers hold against `Weights`."""
+
+    def __init__(self, values: Mapping[str, WeightData], name: str = "") -> None:
+        self._values, self._name = values, name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def allocated_weights(self) -> Mapping[str, DLPackArray]:
+        return {}
+
+    def exists(self) -> bool:
+        return self._name in self._values
+
+    def data(self) -> WeightData:
+        return self._values[self._name]
+
+    def items(self) -> Iterator[tuple[str, Weights]]:
+        return ((name, Documented(self._values, name)) for name in self._values)
+
+    def allocate(
+        self,
+        dtype: DType | None = None,
+        shape: Iterable[int | str | Dim | np.integer[Any]] | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+        device: DeviceRef = CPU,
+    ) -> Weight:
+        raise NotImplementedError
+
+    def __getattr__(self, segment: str) -> Weights:
+        if segment.startswith("_"):
+            raise AttributeError(segment)
+        return self[segment]
+
+    def __getitem__(self, key: str | int) -> Weights:
+        return Documented(self._values, f"{self._name}.{key}" if self._name else str(key))
+
+
+class Arrays(Own):
+    """A tree whose `data()` gives arrays, as type checkers would not let it."""
+
+    def data(self) -> Any:
+        return self._values[self._name]
+
+
+class Pairs(Arrays):
+    """A tree whose `items()` gives arrays, or data, in place of nodes."""
+
+    def __init__(
+        self, values: Mapping[str, Any], name: str = "", *, has_data: bool = False
+    ) -> None:
+        super().__init__(values, name)
+        self._has_data = has_data
+
+    def items(self) -> Any:
+        for name, value in self._values.items():
+            yield name, WeightData.from_numpy(value, name) if self._has_data else value
+
+
+class Unindexed:
+    """What the documents name of `Weights`, but for the ways to nodes."""
+
+    name = ""
+    allocated_weights = exists = data = items = allocate = None
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         self.up = nn.Linear(3, 4)
@@ -83,6 +168,74 @@ def graph_of(model: nn.Module) -> Graph:
 
 def test_it_satisfies_the_protocol() -> None:
     assert isinstance(Own(VALUES), Weights)
+
+
+def test_a_class_with_the_documented_annotations_satisfies_it(tmp_path: Path) -> None:
+    values = {name: WeightData.from_numpy(value, name) for name, value in VALUES.items()}
+    # Each line is read by the type checkers too.
+    given: Weights = Documented(values)
+    save(Documented(values), tmp_path / "out.gguf")
+    Model().load_state_dict(Documented(values))
+    assert InferenceSession().load(graph_of(Model()), Documented(values))(X)
+    assert isinstance(given, Weights)
+    assert {name for name, _ in open_weights(tmp_path / "out.gguf").items()} == set(VALUES)
+
+
+def test_every_spelling_of_a_dtype_is_taken_where_a_tree_is_only_known_as_weights() -> None:
+    given: Weights = as_checkpoint(VALUES)
+    # Each line is read by the type checkers too.
+    assert given["up.weight"].allocate("float16").dtype is DType.float16
+    assert given["down.weight"].allocate(np.float16, quantization_encoding=None).shape == (3, 4)
+    assert as_checkpoint(VALUES)["up.weight"].allocate("f16").dtype is DType.float16
+
+
+@pytest.mark.parametrize(
+    "given", [Arrays(VALUES), Pairs(VALUES), Pairs(VALUES, has_data=True)], ids=str
+)
+def test_arrays_in_place_of_data_or_nodes_are_taken_everywhere(given: Any, tmp_path: Path) -> None:
+    save(given, tmp_path / "out.safetensors")
+    convert(given, tmp_path / "out.gguf")
+    for name in ("out.safetensors", "out.gguf"):
+        found = {key: np.asarray(node) for key, node in open_weights(tmp_path / name).items()}
+        assert all(np.array_equal(found[key], VALUES[key]) for key in VALUES)
+    (made,) = InferenceSession().load(graph_of(Model()), given)(X)
+    np.testing.assert_allclose(made, EXPECTED, rtol=1e-5)
+
+
+def test_a_class_that_lacks_members_is_told_which(tmp_path: Path) -> None:
+    given: Any = Unindexed()
+    with pytest.raises(ConversionError, match="has `__getattr__` and `__getitem__` too"):
+        save(given, tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (torch.nn.Linear(2, 2), r"\.state_dict\(\)"),
+        (nn.Linear(2, 2), r"\.state_dict\(\)"),
+        ({"a": {"weight": X}}, "names have dots"),
+        ({"step": 3}, "`np.asarray`"),
+        ({"steps": [1, 2]}, "`np.asarray`"),
+    ],
+)
+def test_what_is_given_for_weights_by_habit_is_told_what_to_give(
+    given: Any, says: str, tmp_path: Path
+) -> None:
+    for act in (save, convert):
+        with pytest.raises(ConversionError) as caught:
+            act(given, tmp_path / "out.gguf")
+        assert re.search(says, caught.value.hint)
+
+
+def test_weights_that_are_only_declared_are_not_saved_as_an_empty_model(tmp_path: Path) -> None:
+    weights = Graph("declaring").weights()
+    weights.w.allocate("float32", (2,))
+    for given in (weights, weights.w):
+        for act in (save, convert):
+            with pytest.raises(ConversionError, match="only declared"):
+                act(given, tmp_path / "out.gguf")
+    assert not list(tmp_path.iterdir())
+    save({}, tmp_path / "empty.safetensors")
 
 
 def test_it_loads_into_a_module_and_runs() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from arrays import weights_of
-from weightctl import DType, WeightData, Weights
+from weightctl import DType, QuantizationEncoding, WeightData, Weights
 from weightctl.errors import GraphError
 from weightctl.weights.from_arrays import as_checkpoint
 
@@ -53,17 +53,24 @@ def test_nodes_of_one_tree_know_what_was_allocated_by_any(weights: Weights) -> N
 
 @pytest.mark.parametrize(
     "asked",
-    [{"quantization_encoding": "Q8_0"}, {"device": "cpu"}, {"device": None}],
+    [{"quantization_encoding": 8}, {"device": "cpu"}, {"device": None}],
     ids=str,
 )
-def test_a_name_of_an_encoding_or_device_is_refused(
+def test_what_is_not_an_encoding_or_device_is_refused(
     asked: dict[str, Any], weights: Weights
 ) -> None:
     ((word, given),) = asked.items()
     with pytest.raises(GraphError, match="for example") as error:
         weights.embed.weight.allocate(**asked)
-    assert f"{word} is {given!r}, which is no " in str(error.value)
+    assert f"{word} is {given!r}, which is not a " in str(error.value)
     assert not weights.allocated_weights
+
+
+def test_an_encoding_is_taken_by_its_name(weights: Weights) -> None:
+    weight = weights.embed.weight.allocate(quantization_encoding="q8_0")
+    assert weight.quantization_encoding is QuantizationEncoding.Q8_0
+    with pytest.raises(TypeError, match="is a QuantizationEncoding, not 'Q9_0'"):
+        weights.embed.weight.allocate(quantization_encoding="Q9_0")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "f16", np.float16, np.dtype("f2"), torch.float16])

@@ -246,9 +246,11 @@ def test_complex_numbers_stay_complex(dtype: DType) -> None:
 def test_an_integer_that_does_not_fit_is_an_error() -> None:
     data = data_of([-1, 300], DType.int64)
     assert values(data.astype(DType.int16)) == [-1, 300]
-    with pytest.raises(EncodingError, match="300 does not fit into int8"):
+    with pytest.raises(
+        EncodingError, match=r"`layer\.weight`: element 1 is 300, which int8 .*\n.*clip"
+    ):
         data.astype(DType.int8)
-    with pytest.raises(EncodingError, match="-1 does not fit into uint16"):
+    with pytest.raises(EncodingError, match="element 0 is -1, which uint16 cannot hold"):
         data.astype(DType.uint16)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from build import safetensors_of
 from weightctl import DType, WeightData, Weights, open_weights
-from weightctl.errors import MissingTensorError
+from weightctl.errors import MissingTensorError, WeightctlError
 from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
@@ -80,17 +80,20 @@ def test_a_name_exists_only_where_it_is_whole(weights: Weights) -> None:
     assert not weights.model.layers[3].w.bias.exists()
 
 
-def test_going_somewhere_never_fails(weights: Weights) -> None:
-    nowhere = weights.not_there[7]["x.y"][-1].z
+def test_going_somewhere_by_name_never_fails(weights: Weights) -> None:
+    nowhere = weights.not_there[7]["x.y"]["-1"].z
     assert nowhere.name == "not_there.7.x.y.-1.z"
     assert not nowhere.exists()
     assert list(nowhere) == []
     assert dict(nowhere.items()) == {}
 
 
-def test_a_slice_is_no_place(weights: Weights) -> None:
-    with pytest.raises(TypeError):
-        weights.model.layers[0:2]
+@pytest.mark.parametrize("index", [slice(0, 2), None, 1.0, ["a", "b"], True], ids=repr)
+def test_what_is_not_a_name_or_a_whole_number_is_not_an_index(index: Any, weights: Weights) -> None:
+    with pytest.raises(TypeError, match="a name or a whole number, not") as caught:
+        weights.model.layers[index]
+    assert isinstance(caught.value, WeightctlError)
+    assert index not in weights.model.layers
 
 
 def test_items_of_a_layer_are_those_of_whole_segments(weights: Weights) -> None:

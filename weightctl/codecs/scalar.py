@@ -40,6 +40,7 @@ _ML_DTYPES = {
 }
 HAS_INFINITY = {DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.float8_e5m2}
 _PACKED = ml_dtypes.float4_e2m1fn
+_CLIP = "clip the values first, or choose a wider dtype"
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -124,7 +125,7 @@ def truncate(numbers: Numbers, dtype: DType) -> Numbers:
         index = int((~fits).argmax())
         raise EncodingError(
             f"element {index} is {numbers.reshape(-1)[index]:g}, which {dtype.value} cannot hold",
-            hint="clip the values first, or choose a wider dtype",
+            hint=_CLIP,
         )
     return whole.astype(target)
 
@@ -140,17 +141,23 @@ def _make_quiet(numbers: Numbers, made: Numbers) -> None:
 
 def _require_convertible(numbers: Numbers, dtype: DType) -> None:
     is_whole = numbers.dtype.kind in "iub"
-    if "c" in {numbers.dtype.kind, numpy_dtype(dtype).kind} or not (is_whole or dtype.is_float):
+    is_complex = "c" in {numbers.dtype.kind, numpy_dtype(dtype).kind}
+    if is_complex or not (is_whole or dtype.is_float):
         raise EncodingError(
             f"{numbers.dtype} cannot become {dtype.value}",
-            hint="only numbers without fractions become integers",
+            hint="complex numbers stay as they are"
+            if is_complex
+            else "only numbers without fractions become integers",
         )
     if dtype.is_integer and numbers.size:
         limits = np.iinfo(dtype.value)
         low, high = int(numbers.min()), int(numbers.max())
         if low < limits.min or high > limits.max:
             beyond = low if low < limits.min else high
-            raise EncodingError(f"{beyond} does not fit into {dtype.value}")
+            index = int((numbers.reshape(-1) == beyond).argmax())
+            raise EncodingError(
+                f"element {index} is {beyond}, which {dtype.value} cannot hold", hint=_CLIP
+            )
 
 
 def _require_representable(numbers: F32, dtype: DType) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from weightctl.dtype import as_dtype
+from weightctl.dtype import QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import GraphError
 from weightctl.registry import load
 from weightctl.shape import Shape
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import DTypeLike, Encoding, QuantizationEncoding
+    from weightctl.dtype import DTypeLike, Encoding
     from weightctl.graph.weight import Weight
     from weightctl.shape import ShapeLike
     from weightctl.weights.request import Request
@@ -50,7 +50,7 @@ class Allocations:
         *,
         dtype: DTypeLike | None,
         shape: ShapeLike | None,
-        quantization: QuantizationEncoding | None,
+        quantization: QuantizationEncoding | str | None,
         device: DeviceRef,
     ) -> Weight:
         """Return the weight of a name, for the tensor stored as `stored`, or declared for None.
@@ -58,6 +58,8 @@ class Allocations:
         Raises what `Weights.allocate` does; then nothing is allocated.
         """
         dtype = None if dtype is None else as_dtype(dtype)
+        if isinstance(quantization, str):
+            quantization = as_quantization(quantization)
         require_words(dtype, quantization, device)
         asked = None if shape is None else Shape(shape)
         if stored is None:

@@ -2,91 +2,297 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from weightctl.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["ArrayOperators"]
+    from weightctl.weights.buffer import Buffer
 
+__all__ = ["ArrayMethods", "ArrayOperators"]
 
-def _operand_of(other: Any) -> Any:
-    return other.operand() if isinstance(other, ArrayOperators) else other
+_Leaf: TypeAlias = "Callable[[Any], Any]"
+
+# What NumPy writes into: an array that is made of data only for it would keep what is written.
+_WRITING = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
+# What asks for no number.
+_OUTLINES = {"ndim", "shape", "size"}
 
 
 class ArrayOperators:
-    """Operators, indexing, length and iteration by those of `operand()`, a NumPy array."""
+    """Operators, and what NumPy's functions make of it, by those of an array of the elements.
+
+    NumPy does not ask for the array itself there, as `np.asarray` does: so numbers that are packed
+    in blocks are refused, where their bytes would be taken for numbers.
+    """
 
     __slots__ = ()
 
-    def operand(self) -> NDArray[Any]:
+    def _buffer(self) -> Buffer:
         """Return the elements; raises where they cannot be calculated with."""
         raise NotImplementedError
 
-    def __len__(self) -> int:
-        return len(self.operand())
+    def _sizes(self) -> tuple[int, ...]:
+        """Return the shape of what `np.asarray` gives; no element is read."""
+        raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.operand()[index]
+    def _array(self) -> NDArray[Any]:
+        return self._buffer().to_numpy()
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.operand())
+    def _with(self, other: Any) -> tuple[Any, Any]:
+        """Return the elements, and another operand, as two that know each other."""
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(other, torch.Tensor):
+            # Torch mixes with no array, and has types that NumPy lacks.
+            return torch.from_dlpack(self._buffer()), other
+        return self._array(), _numbers(other)
 
-    def __bool__(self) -> bool:
-        return bool(self.operand())
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        outputs = options.get("out", ())
+        if _is_ours((*outputs, inputs[0]) if method == "at" else outputs):
+            raise _unwritable(f"np.{ufunc.__name__}")
+        given = {word: _numbers(value) for word, value in options.items()}
+        return getattr(ufunc, method)(*map(_numbers, inputs), **given)
+
+    def __array_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        name = function.__name__
+        written: Any = args[0] if name in _WRITING and args else kwargs.get("out")
+        if _is_ours(written if type(written) is tuple else (written,)):
+            raise _unwritable(f"np.{name}")
+        leaf = _outline if name in _OUTLINES else _numbers
+        given = {word: _each(value, leaf) for word, value in kwargs.items()}
+        return function(*_each(tuple(args), leaf), **given)
 
     def __neg__(self) -> Any:
-        return -self.operand()
+        return -self._array()
+
+    def __pos__(self) -> Any:
+        return +self._array()
+
+    def __invert__(self) -> Any:
+        return ~self._array()
 
     def __abs__(self) -> Any:
-        return abs(self.operand())
+        return abs(self._array())
+
+    def __lt__(self, other: Any) -> Any:
+        own, given = self._with(other)
+        return own < given
+
+    def __le__(self, other: Any) -> Any:
+        own, given = self._with(other)
+        return own <= given
+
+    def __gt__(self, other: Any) -> Any:
+        own, given = self._with(other)
+        return own > given
+
+    def __ge__(self, other: Any) -> Any:
+        own, given = self._with(other)
+        return own >= given
 
     def __add__(self, other: Any) -> Any:
-        return self.operand() + _operand_of(other)
+        own, given = self._with(other)
+        return own + given
 
     def __radd__(self, other: Any) -> Any:
-        return _operand_of(other) + self.operand()
+        own, given = self._with(other)
+        return given + own
 
     def __sub__(self, other: Any) -> Any:
-        return self.operand() - _operand_of(other)
+        own, given = self._with(other)
+        return own - given
 
     def __rsub__(self, other: Any) -> Any:
-        return _operand_of(other) - self.operand()
+        own, given = self._with(other)
+        return given - own
 
     def __mul__(self, other: Any) -> Any:
-        return self.operand() * _operand_of(other)
+        own, given = self._with(other)
+        return own * given
 
     def __rmul__(self, other: Any) -> Any:
-        return _operand_of(other) * self.operand()
+        own, given = self._with(other)
+        return given * own
 
     def __truediv__(self, other: Any) -> Any:
-        return self.operand() / _operand_of(other)
+        own, given = self._with(other)
+        return own / given
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _operand_of(other) / self.operand()
+        own, given = self._with(other)
+        return given / own
 
     def __floordiv__(self, other: Any) -> Any:
-        return self.operand() // _operand_of(other)
+        own, given = self._with(other)
+        return own // given
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _operand_of(other) // self.operand()
+        own, given = self._with(other)
+        return given // own
 
     def __mod__(self, other: Any) -> Any:
-        return self.operand() % _operand_of(other)
+        own, given = self._with(other)
+        return own % given
 
     def __rmod__(self, other: Any) -> Any:
-        return _operand_of(other) % self.operand()
+        own, given = self._with(other)
+        return given % own
 
     def __pow__(self, other: Any) -> Any:
-        return self.operand() ** _operand_of(other)
+        own, given = self._with(other)
+        return own**given
 
     def __rpow__(self, other: Any) -> Any:
-        return _operand_of(other) ** self.operand()
+        own, given = self._with(other)
+        return given**own
 
     def __matmul__(self, other: Any) -> Any:
-        return self.operand() @ _operand_of(other)
+        own, given = self._with(other)
+        return own @ given
 
     def __rmatmul__(self, other: Any) -> Any:
-        return _operand_of(other) @ self.operand()
+        own, given = self._with(other)
+        return given @ own
+
+
+def _numbers(given: Any) -> Any:
+    """Return an array of the elements of what is ours; anything else as it is."""
+    if isinstance(given, ArrayOperators):
+        return given._array()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
+    return given
+
+
+def _outline(given: Any) -> Any:
+    """Return an array of the same shape, which takes no memory, of what is ours."""
+    if isinstance(given, ArrayOperators):
+        import numpy as np
+
+        return np.broadcast_to(np.uint8(0), given._sizes())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
+    return given
+
+
+def _each(given: Any, leaf: _Leaf) -> Any:
+    """Return an argument of NumPy's functions, which may be a list of arrays, through `leaf`."""
+    if type(given) in {list, tuple}:
+        return type(given)(_each(value, leaf) for value in given)
+    return leaf(given)
+
+
+def _is_ours(given: Sequence[Any]) -> bool:
+    return any(isinstance(value, ArrayOperators) for value in given)
+
+
+def _unwritable(function: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{function} writes into arrays only",
+        hint="`data.to_numpy()` is an array of the same memory, where the type has one",
+    )
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def method(self: ArrayMethods, *args: Any, **options: Any) -> Any:
+        return getattr(_numbers(self), name)(*map(_numbers, args), **options)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"As `numpy.ndarray.{name}`, of the elements."
+    return method
+
+
+class ArrayMethods(ArrayOperators):
+    """Indexing, length, iteration, equality and methods too, as arrays have them.
+
+    It is hashed by what it is, as torch's tensors are.
+    """
+
+    __slots__ = ()
+
+    all = _delegated("all")
+    any = _delegated("any")
+    argmax = _delegated("argmax")
+    argmin = _delegated("argmin")
+    clip = _delegated("clip")
+    copy = _delegated("copy")
+    flatten = _delegated("flatten")
+    item = _delegated("item")
+    max = _delegated("max")
+    mean = _delegated("mean")
+    min = _delegated("min")
+    prod = _delegated("prod")
+    ravel = _delegated("ravel")
+    reshape = _delegated("reshape")
+    round = _delegated("round")
+    squeeze = _delegated("squeeze")
+    std = _delegated("std")
+    sum = _delegated("sum")
+    tolist = _delegated("tolist")
+    transpose = _delegated("transpose")
+    var = _delegated("var")
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._sizes())
+
+    @property
+    def size(self) -> int:
+        """The number of elements, bytes of blocks."""
+        return prod(self._sizes())
+
+    @property
+    def T(self) -> NDArray[Any]:  # noqa: N802  # as NumPy calls it
+        """The elements with their axes in the opposite order."""
+        return self._array().T
+
+    def __len__(self) -> int:
+        return len(self._array())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array()[_each(index, _numbers)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._array())
+
+    def __bool__(self) -> bool:
+        return bool(self._array())
+
+    def __int__(self) -> int:
+        return int(self._array().item())
+
+    def __float__(self) -> float:
+        return float(self._array().item())
+
+    def __complex__(self) -> complex:
+        return complex(self._array().item())
+
+    def __eq__(self, other: object) -> Any:
+        own, given = self._with(other)
+        return own == given
+
+    def __ne__(self, other: object) -> Any:
+        own, given = self._with(other)
+        return own != given
+
+    __hash__ = object.__hash__
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "" if name.startswith("_") else _ELSEWHERE
+            message = f"a {type(self).__name__} has no attribute `{name}`{hint}"
+            raise AttributeError(message, name=name, obj=self)
+
+
+_ELSEWHERE = ": `.to_numpy()` is a NumPy array of it, and `torch.from_dlpack` makes a tensor"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.errors import EncodingError
+from weightctl.errors import ArgumentTypeError, EncodingError
+from weightctl.weights.array_operators import ArrayMethods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Buffer"]
 
 
-class Buffer:
+class Buffer(ArrayMethods):
     """Contiguous bytes in native order with a dtype and a shape.
 
-    Prints as `Buffer([5, 10])`. Raises `EncodingError` where the bytes do not fit the shape.
+    It is an array: operators, indices, `len` and NumPy's functions take its numbers. Prints as
+    `Buffer([5, 10])`. Raises `EncodingError` where the bytes do not fit the shape.
     """
 
     __slots__ = ("_device", "_memory", "dtype", "shape")
@@ -46,7 +47,8 @@ class Buffer:
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
         """Wrap a NumPy array: without a copy where it is contiguous, writable and native.
 
-        Raises `EncodingError` for an array of what is no `DType`, and for one with a mask.
+        Raises `EncodingError` for what is no such array, for one of what is no `DType`, and for one
+        with a mask.
         """
         import numpy as np  # `ls` loads no numpy
 
@@ -55,6 +57,16 @@ class Buffer:
         if isinstance(array, np.ma.MaskedArray):
             raise EncodingError(
                 "the mask of a masked array would be lost", hint="`filled()` gives plain arrays"
+            )
+        # A caller's types are not checked.
+        unchecked = cast("object", array)
+        if not isinstance(unchecked, np.ndarray | np.generic):
+            is_other = hasattr(unchecked, "__dlpack__")
+            raise ArgumentTypeError(
+                f"a {type(unchecked).__name__} is not a NumPy array",
+                hint="`from_dlpack` takes arrays of other libraries"
+                if is_other
+                else "`np.asarray` makes an array of a list or a number",
             )
         if array.dtype.name not in DType.__members__:
             raise EncodingError(f"an array of {array.dtype} has no DType")
@@ -139,10 +151,11 @@ class Buffer:
     def __reduce__(self) -> tuple[Any, ...]:
         return (_restore, (bytes(self._memory), self.dtype, self.shape))
 
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
+    def _buffer(self) -> Buffer:
+        return self
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.shape
 
 
 def _restore(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:

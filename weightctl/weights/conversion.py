@@ -5,13 +5,26 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from weightctl.errors import EncodingError, NonFiniteError
+from weightctl.dtype import DType
+from weightctl.errors import EncodingError
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["converted", "require_convertible"]
+__all__ = ["converted", "drops_fractions", "require_astype", "require_convertible"]
+
+
+def drops_fractions(source: Encoding, target: Encoding) -> bool:
+    """Whether numbers would become integers or truth values without their fractions."""
+    after = target.dtype
+    return after is not None and (after.is_integer or after is DType.bool) and source.is_real
+
+
+def require_astype(info: TensorInfo, target: Encoding) -> None:
+    """Raise `EncodingError` where `astype` cannot convert: that may drop fractions too."""
+    wide = DType.float64.encoding
+    require_convertible(info, wide if drops_fractions(info.encoding, target) else target)
 
 
 def require_convertible(info: TensorInfo, target: Encoding) -> None:
@@ -29,7 +42,9 @@ def require_convertible(info: TensorInfo, target: Encoding) -> None:
     if is_complex or (has_fractions and becomes_whole):
         raise EncodingError(
             f"`{info.name}` cannot go from {source} to {target.called}",
-            hint="only numbers without fractions become integers",
+            hint="complex numbers stay as they are; take `.real` of their array first"
+            if is_complex
+            else "only numbers without fractions become integers",
         )
     if not target.fits(info.shape):
         raise EncodingError(
@@ -73,7 +88,7 @@ def converted(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview
     table = table.reshape(rows, -1) if table.size else table.reshape(1, 0)
     try:
         made = transcode(table, source, target).raw
-    except NonFiniteError as error:
+    except EncodingError as error:
         # Whoever asks for one tensor of many is told which it was.
         raise EncodingError(f"`{info.name}`: {error.message}", hint=error.hint) from error
     return np.ascontiguousarray(made).reshape(-1).data

@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from weightctl.dtype import DType, QuantizationEncoding, as_dtype
-from weightctl.errors import EncodingError, MissingTensorError
+from weightctl.dtype import DType, QuantizationEncoding, as_dtype, as_quantization
+from weightctl.errors import ArgumentTypeError, EncodingError, MissingTensorError
 from weightctl.shape import Shape, SizedShape
-from weightctl.weights.array_operators import ArrayOperators
+from weightctl.weights.array_operators import ArrayMethods
 from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.buffer import Buffer
-from weightctl.weights.conversion import converted, require_convertible
+from weightctl.weights.conversion import converted, drops_fractions, require_astype
 from weightctl.weights.deferred import Absent, Deferred
 from weightctl.weights.dlpack import CPU
 from weightctl.weights.file_buffer import FileBuffer
@@ -31,13 +31,18 @@ if TYPE_CHECKING:
 __all__ = ["WeightData", "dtype_of_stored"]
 
 
-class WeightData(ArrayOperators):
+class WeightData(ArrayMethods):
     """The data of a tensor with its name, dtype and shape.
 
+    It is an array: DLPack takes the elements without a copy, and `np.asarray`, indices, `len`,
+    operators and functions are NumPy's.
+
     A block-quantized tensor is bytes: dtype uint8, shape (rows, bytes per row), and
-    `quantization_encoding` says of which blocks; `info` holds the logical side. It is an array:
-    DLPack takes the elements without a copy, and `np.asarray`, indices, `len` and operators are
-    NumPy's.
+    `quantization_encoding` says of which blocks; `info` holds the logical side. DLPack and
+    `np.asarray` give the bytes; what calculates with numbers is an `EncodingError`.
+
+    Raises `ArgumentTypeError` for what is not an array or a name, and `EncodingError` for an array
+    of another dtype or shape.
     """
 
     __slots__ = ("_dtype", "_quantization_encoding", "_shape", "data", "info")
@@ -48,8 +53,11 @@ class WeightData(ArrayOperators):
         name: str,
         dtype: DTypeLike,
         shape: ShapeLike,
-        quantization_encoding: QuantizationEncoding | None = None,
+        quantization_encoding: QuantizationEncoding | str | None = None,
     ) -> None:
+        _require_array(data, name)
+        if quantization_encoding is not None:
+            quantization_encoding = as_quantization(quantization_encoding)
         self.data = data
         self._dtype = as_dtype(dtype)
         self._shape = SizedShape(Shape(shape).sizes)
@@ -59,6 +67,7 @@ class WeightData(ArrayOperators):
         else:
             encoding = quantization_encoding.encoding
             self.info = TensorInfo(name, in_elements(name, self._shape, encoding).sizes, encoding)
+        self._require_fit()
 
     @property
     def name(self) -> str:
@@ -67,6 +76,7 @@ class WeightData(ArrayOperators):
 
     @name.setter
     def name(self, name: str) -> None:
+        _require_name(name)
         self.info = self.info._replace(name=name)
 
     @property
@@ -114,14 +124,17 @@ class WeightData(ArrayOperators):
         name: str,
         dtype: DTypeLike,
         shape: ShapeLike,
-        quantization_encoding: QuantizationEncoding | None = None,
+        quantization_encoding: QuantizationEncoding | str | None = None,
     ) -> WeightData:
         """Describe a tensor that has no data yet; touching it raises `MissingTensorError`."""
         return cls(Absent(), name, dtype, shape, quantization_encoding)
 
     @classmethod
     def from_numpy(cls, arr: NDArray[Any], name: str) -> WeightData:
-        """Wrap a NumPy array; dtype and shape are the array's."""
+        """Wrap a NumPy array; dtype and shape are the array's.
+
+        Raises `ArgumentTypeError` for what is none: `from_dlpack` takes other arrays.
+        """
         buffer = Buffer.from_numpy(arr)
         return cls(buffer, name, buffer.dtype, buffer.shape)
 
@@ -162,10 +175,7 @@ class WeightData(ArrayOperators):
         data = self.data
         buffer = data.to_buffer() if isinstance(data, Deferred) else Buffer.from_dlpack(data)
         if buffer.dtype is not self.dtype or buffer.shape != self.shape.sizes:
-            raise EncodingError(
-                f"`{self.name}` is said to be {self.dtype.value} {list(self.shape.sizes)}; its "
-                f"data is {buffer.dtype.value} {list(buffer.shape)}"
-            )
+            raise self._unfit(buffer.dtype, buffer.shape)
         self.data = buffer
         return buffer
 
@@ -187,17 +197,14 @@ class WeightData(ArrayOperators):
         if dtype is self.dtype:
             return self
         info = self.info._replace(encoding=dtype.encoding)
-        becomes_whole = dtype.is_integer or dtype is DType.bool
-        if becomes_whole and self.info.encoding.is_real:
-            return self._as_whole(dtype)
         if self.is_declared:
-            require_convertible(self.info, dtype.encoding)
+            require_astype(self.info, dtype.encoding)
             return WeightData.of(info, self.data)
+        if drops_fractions(self.info.encoding, dtype.encoding):
+            return self._as_whole(dtype)
         return WeightData.stored(info, converted(self.info, self.view(), dtype.encoding))
 
     def _as_whole(self, dtype: DType) -> WeightData:
-        if self.is_declared:
-            return WeightData.of(self.info._replace(encoding=dtype.encoding), self.data)
         from weightctl.codecs.scalar import truncate
 
         # float64 holds every float and all that blocks are decoded to.
@@ -208,14 +215,33 @@ class WeightData(ArrayOperators):
             raise EncodingError(f"`{self.name}`: {error.message}", hint=error.hint) from error
         return WeightData.from_numpy(numbers, self.name)
 
-    def operand(self) -> NDArray[Any]:
-        """Return the elements to calculate with; `EncodingError` for quantized data."""
+    def _require_fit(self) -> None:
+        """Raise `EncodingError` where the data says that it is of another dtype or shape."""
+        data: Any = self.data
+        try:
+            dtype, shape = DType(data.dtype), tuple(data.shape)
+        except (AttributeError, TypeError, ValueError):
+            return  # it does not say so in words that are known; `to_buffer` finds out
+        if dtype is not self.dtype or shape != self.shape.sizes:
+            raise self._unfit(dtype, shape)
+
+    def _unfit(self, dtype: DType, shape: Sequence[int]) -> EncodingError:
+        return EncodingError(
+            f"`{self.name}` is said to be {self.dtype.value} {list(self.shape.sizes)}; its data is "
+            f"{dtype.value} {list(shape)}",
+            hint="say what the data is; `astype` converts it then",
+        )
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.shape.sizes
+
+    def _buffer(self) -> Buffer:
         if self.quantization_encoding is not None:
             raise EncodingError(
                 f"`{self.name}` is {self.quantization_encoding.name} blocks, which are not numbers",
                 hint="`.astype(DType.float32)` dequantizes it; `.to_numpy()` has the bytes",
             )
-        return self.to_numpy()
+        return self.to_buffer()
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the numbers, or the bytes of a quantized tensor, as an array."""
@@ -239,6 +265,21 @@ class WeightData(ArrayOperators):
         kind = self.quantization_encoding or self.dtype
         sizes: Sequence[int] = self.info.shape
         return f"WeightData({self.name!r}, {kind}, {list(sizes)})"
+
+
+def _require_array(data: object, name: object) -> None:
+    """Raise `ArgumentTypeError` for what is no array, and no name of one."""
+    _require_name(name)
+    if not hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
+        raise ArgumentTypeError(
+            f"the data of `{name}` is a {type(data).__name__}, which is not an array",
+            hint="`np.asarray` makes an array of a list or a number",
+        )
+
+
+def _require_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"the name of a tensor is a string, not {name!r}")
 
 
 def dtype_of_stored(info: TensorInfo) -> DType | QuantizationEncoding:

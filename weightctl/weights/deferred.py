@@ -36,12 +36,15 @@ class Deferred:
         return self._buffer
 
     def _made(self) -> Buffer:
-        from weightctl.weights.conversion import converted
+        from weightctl.weights.conversion import converted, drops_fractions
         from weightctl.weights.data import WeightData  # which knows this module
 
         data = self._source.data(self._name)
         if data.info.encoding == self._encoding:
             return data.to_buffer()
+        whole = self._encoding.dtype
+        if whole is not None and drops_fractions(data.info.encoding, self._encoding):
+            return data.astype(whole).to_buffer()
         memory = converted(data.info, data.view(), self._encoding)
         info = data.info._replace(encoding=self._encoding)
         return WeightData.stored(info, memory).to_buffer()

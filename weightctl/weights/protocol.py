@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weightctl.device import CPU
 
@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.graph.weight import Weight
-    from weightctl.shape import ShapeLike
     from weightctl.weights.data import WeightData
     from weightctl.weights.dlpack import DLPackArray
 
@@ -54,12 +52,18 @@ class Weights(Protocol):
 
     def allocate(
         self,
-        dtype: DType | None = None,
-        shape: ShapeLike | None = None,
-        quantization_encoding: QuantizationEncoding | None = None,
+        # A class of the documents takes a `DType` and their shapes, and one of ours every spelling:
+        # both satisfy this only where it does not say which of these it takes.
+        dtype: Any = None,
+        shape: Any = None,
+        quantization_encoding: Any = None,
         device: DeviceRef = CPU,
     ) -> Weight:
-        """Return a graph's `Weight` for the tensor of this name."""
+        """Return a graph's `Weight` for the tensor of this name.
+
+        `dtype` is a `DType`, `shape` a sequence of sizes and names, `quantization_encoding` a
+        `QuantizationEncoding`. What is None is as it is stored.
+        """
         ...
 
     def __getattr__(self, segment: str, /) -> Weights: ...

@@ -10,7 +10,7 @@ from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EncodingError, GraphError
 from weightctl.shape import Shape
 from weightctl.weights.block_shapes import in_elements
-from weightctl.weights.conversion import require_convertible
+from weightctl.weights.conversion import require_astype
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
@@ -49,7 +49,8 @@ def require_words(dtype: object, quantization: object, device: object) -> None:
     ):
         if not isinstance(given, kind) and (given is not None or kind is DeviceRef):
             raise GraphError(
-                f"{word} is {given!r}, which is no {kind.__name__}", hint=f"for example `{example}`"
+                f"{word} is {given!r}, which is not a {kind.__name__}",
+                hint=f"for example `{example}`",
             )
 
 
@@ -122,7 +123,7 @@ def of_stored(
     if shape is not None:
         _require_match(info, shape)
     request = Request(dtype, Shape(info.shape), quantization, device)
-    require_convertible(info, request.encoding)
+    require_astype(info, request.encoding)
     return request
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import chain
 from operator import index
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, cast
 
 from weightctl.device import CPU
-from weightctl.errors import MissingTensorError
+from weightctl.errors import MissingIndexError
+from weightctl.weights.additions import Addition, missing, refuse_call, wrong_index
+from weightctl.weights.array_operators import ArrayOperators
 from weightctl.weights.nodes import find, is_number, planted, walk
 from weightctl.weights.protocol import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
     from weightctl.device import DeviceRef
-    from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.dtype import DType, DTypeLike, QuantizationEncoding
     from weightctl.graph.weight import Weight
     from weightctl.shape import ShapeLike
     from weightctl.weights.allocation import Allocations
+    from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
     from weightctl.weights.dlpack import DLPackArray
     from weightctl.weights.info import Header, TensorInfo
@@ -38,11 +41,6 @@ __all__ = [
     "source_of",
     "stored_name",
 ]
-
-# Among how many names a missing one is looked for.
-_CANDIDATES = 1000
-
-ResultT = TypeVar("ResultT")
 
 
 class _Tree:
@@ -79,41 +77,18 @@ class _Tree:
         return (_Tree, (self.source,))
 
 
-class _Addition(Generic[ResultT]):
-    """A property of `Checkpoint` that the documents do not name: a child of its name wins.
-
-    So `weights.header.weight` leads to the tensor of that name in a checkpoint that has one. Code
-    of this package calls `header_of` and its siblings instead, which no name of a tensor changes.
-    """
-
-    def __init__(self, function: Callable[[Checkpoint], ResultT]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, node: Checkpoint | None, owner: type) -> ResultT:
-        if node is None:
-            # The documented text of the property, as `help` asks for it.
-            return cast("ResultT", self)
-        if self._name in node:
-            # The caller of a checkpoint that has such a tensor means the tensor.
-            return cast("ResultT", node[self._name])
-        return self._function(node)
-
-
-class Checkpoint(Weights):
+class Checkpoint(ArrayOperators, Weights):
     """A node in a checkpoint's tree of names; a tensor where one has exactly this name.
 
     `weights.model.layers[0].weight`, `weights["model.layers.0.weight"]` and
     `weights.model["layers"][0].weight` are the same node, and `weights.model.layers[-1]` is the
-    last layer. Going somewhere never fails; asking a place for what is not there does.
+    last layer. Going somewhere by name never fails; asking a place for what is not there does.
 
     Every node is a mapping of its children: iteration, `keys`, `values`, `get`, `len` and `in` are
     of the next segments, numbers in order; only `items` is of the tensors at and below the node, by
-    full name. A node is true where something exists at or below it. A tensor's node is an array
-    too: `shape`, `dtype`, `np.asarray`, DLPack.
+    full name. A node is true where something exists at or below it, and equal to the same place in
+    the same tree. A tensor's node is an array too: `shape`, `dtype`, `np.asarray`, DLPack,
+    operators and NumPy's functions; blocks are dequantized.
 
     A child wins over a property that the documents of `Weights` do not name (`info`, `shape`,
     `header`, ...); an index reaches a child that a method hides: `weights["layer.keys"]`.
@@ -132,32 +107,42 @@ class Checkpoint(Weights):
         """The name, or prefix of names, of this node."""
         return self._prefix
 
-    @_Addition
+    @Addition
     def source(self) -> Source:
         """Where the bytes of the whole tree come from."""
         return self._tree.source
 
-    @_Addition
+    @Addition
     def header(self) -> Header:
         """What the checkpoint says about itself."""
         return header_of(self)
 
-    @_Addition
+    @Addition
     def metadata(self) -> Mapping[str, Value]:
         """The checkpoint's metadata, each value with its type."""
         return header_of(self).metadata
 
-    @_Addition
+    @Addition
     def info(self) -> TensorInfo:
         """Shape and encoding of the tensor of this name; `MissingTensorError` where none is."""
         return info_of(self)
 
-    @_Addition
+    @Addition
     def shape(self) -> tuple[int, ...]:
         """The sizes of the tensor of this name, in elements, also where it is quantized."""
         return info_of(self).shape
 
-    @_Addition
+    @Addition
+    def ndim(self) -> int:
+        """The number of dimensions of the tensor of this name."""
+        return len(info_of(self).shape)
+
+    @Addition
+    def size(self) -> int:
+        """The number of elements of the tensor of this name."""
+        return info_of(self).size
+
+    @Addition
     def dtype(self) -> DType | QuantizationEncoding:
         """The type of the tensor's elements, or the encoding of its blocks.
 
@@ -185,18 +170,18 @@ class Checkpoint(Weights):
 
     def allocate(
         self,
-        dtype: DType | None = None,
+        dtype: DTypeLike | None = None,
         shape: ShapeLike | None = None,
-        quantization_encoding: QuantizationEncoding | None = None,
+        quantization_encoding: QuantizationEncoding | str | None = None,
         device: DeviceRef = CPU,
     ) -> Weight:
         """Return a graph's `Weight` for the tensor of this name; nothing is read.
 
-        What is not given is as it is stored. Another dtype converts the numbers, and dequantizes
-        blocks; an encoding packs them into blocks, and `dtype` is then what they become where they
-        are used, or uint8, with which `shape` too is that of the bytes. A name in `shape` stands
-        for any size, the same wherever it stands, and the weight has the sizes themselves. The same
-        request for the same name gives the same weight.
+        What is not given is as it is stored. Another dtype converts the numbers as
+        `WeightData.astype` does; an encoding packs them into blocks, and `dtype` is then what they
+        become where they are used, or uint8, with which `shape` too is that of the bytes. A name in
+        `shape` stands for any size, the same wherever it stands, and the weight has the sizes
+        themselves. The same request for the same name gives the same weight.
 
         In the tree of `Graph.weights` the weight is what is asked for, of a dtype and shape that
         must be given. Raises `MissingTensorError` where the checkpoint has no such tensor,
@@ -239,8 +224,10 @@ class Checkpoint(Weights):
 
     def get(self, key: str | int, default: Any = None) -> Any:
         """Return the node of a name below this one; `default` where nothing exists there."""
-        node = self[key]
-        return node or default
+        try:
+            return self[key] or default
+        except MissingIndexError:
+            return default
 
     def _at(self, name: str) -> Checkpoint:
         node = object.__new__(Checkpoint)
@@ -251,19 +238,40 @@ class Checkpoint(Weights):
         # What Python and its tools probe for is not a tensor; saying that it were would break them.
         if segment.startswith(("__", "_repr_", "_ipython_")):
             raise AttributeError(segment)
+        addition = vars(Checkpoint).get(segment)
+        if isinstance(addition, Addition):
+            # It raised an AttributeError, and Python asks here before it says so.
+            return cast("Addition[Checkpoint]", addition).of(self)
         return self[segment]
 
+    if not TYPE_CHECKING:
+        # Checkers know that a node is not callable; everybody else is told what to do instead.
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            """Raise `ArgumentTypeError`."""
+            parent = self._prefix.rpartition(".")[0]
+            refuse_call(self, is_of_tensor=self._at(parent).exists())
+
     def __getitem__(self, key: str | int) -> Checkpoint:
-        segment = key if isinstance(key, str) else self._segment(index(key))
+        segment = key if isinstance(key, str) else self._segment(key)
         return self._at(f"{self._prefix}.{segment}" if self._prefix else segment)
 
-    def _segment(self, place: int) -> str:
+    def _segment(self, key: object) -> str:
         """Return the segment of a number; one below 0 counts from the last numbered child."""
-        if place < 0:
-            numbers = [segment for segment in self if is_number(segment)]
-            if -place <= len(numbers):
-                return numbers[place]
-        return str(place)
+        if isinstance(key, bool) or not hasattr(key, "__index__"):
+            raise wrong_index(key)
+        place = index(cast("SupportsIndex", key))
+        if place >= 0:
+            return str(place)
+        numbers = [segment for segment in self if is_number(segment)]
+        if -place > len(numbers):
+            where = f"`{self._prefix}`" if self._prefix else "the tree"
+            raise MissingIndexError(
+                f"{where} has {len(numbers)} numbered children, and {place} is before the first",
+                hint="a layer that is only declared is named by its number, such as 0"
+                if _is_declaring(self)
+                else "`keys()` lists them",
+            )
+        return numbers[place]
 
     def __iter__(self) -> Iterator[str]:
         node = self._tree.find(self._prefix)
@@ -278,9 +286,12 @@ class Checkpoint(Weights):
         return node is not None and (node.tensor is not None or bool(node.below))
 
     def __contains__(self, key: object) -> bool:
-        if not isinstance(key, str | int):
+        if not isinstance(key, str | int) or isinstance(key, bool):
             return False
-        return self._tree.find(self[key].name) is not None
+        try:
+            return self._tree.find(self[key].name) is not None
+        except MissingIndexError:
+            return False
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
@@ -299,6 +310,12 @@ class Checkpoint(Weights):
 
         data = self.data()
         return data if data.quantization_encoding is None else data.astype(DType.float32)
+
+    def _buffer(self) -> Buffer:
+        return self._elements().to_buffer()
+
+    def _sizes(self) -> tuple[int, ...]:
+        return info_of(self).shape
 
     def __enter__(self) -> Self:
         return self
@@ -374,21 +391,5 @@ def stored_name(node: Checkpoint) -> str:
             from weightctl.weights.source import nothing_loaded
 
             raise nothing_loaded(name)
-        raise MissingTensorError(f"no tensor is called `{name}`", hint=_suggestion(node, name))
+        raise missing(name, root_of(node), len(header.tensors))
     return name
-
-
-def _suggestion(node: Checkpoint, name: str) -> str:
-    import difflib  # only on an error
-
-    # What is below the part of the name that is right; among all names of a large tree the
-    # search would take a second.
-    root, known = root_of(node), name
-    while known and find(root, known) is None:
-        known = known.rpartition(".")[0]
-    below = find(root, known)
-    names = islice(walk(below), _CANDIDATES) if below is not None else ()
-    near = difflib.get_close_matches(name, names, n=3)
-    if near:
-        return f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
-    return f"the checkpoint has {len(header_of(node).tensors)} tensors; `items()` yields them"

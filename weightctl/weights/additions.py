@@ -1,0 +1,100 @@
+"""What nodes of a tree have beyond the documents, and what they say of what they lack."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+from weightctl.errors import ArgumentTypeError, MissingAttributeError, MissingTensorError
+from weightctl.weights.nodes import find, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.weights.nodes import Node
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["Addition", "missing", "refuse_call", "wrong_index"]
+
+ResultT = TypeVar("ResultT")
+
+# Among how many names a missing one is looked for.
+_CANDIDATES = 1000
+
+# What people call on arrays and files, and what does it here.
+_INSTEAD = {"close": "`with open_weights(path) as weights:` closes the files at its end"}
+_ARRAY = "`np.asarray(node)` is its array, which NumPy's functions take as well: `np.sum(node)`"
+
+
+class Addition(Generic[ResultT]):
+    """A property of `Checkpoint` that the documents do not name: a child of its name wins.
+
+    So `weights.header.weight` leads to the tensor of that name in a checkpoint that has one. Code
+    of this package calls `header_of` and its siblings instead, which no name of a tensor changes.
+
+    A node that has no tensor lacks what only tensors have: `hasattr` is false then.
+    """
+
+    def __init__(self, function: Callable[[Any], ResultT]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, node: Checkpoint | None, owner: type) -> ResultT:
+        if node is None:
+            # The documented text of the property, as `help` asks for it.
+            return cast("ResultT", self)
+        if self._name in node:
+            # The caller of a checkpoint that has such a tensor means the tensor.
+            return cast("ResultT", node[self._name])
+        return self.of(node)
+
+    def of(self, node: Checkpoint) -> ResultT:
+        """Return the property of a node; `MissingAttributeError` where it has no tensor."""
+        try:
+            return self._function(node)
+        except MissingTensorError as error:
+            raise MissingAttributeError(error.message, hint=error.hint) from None
+
+
+def refuse_call(node: Checkpoint, *, is_of_tensor: bool) -> NoReturn:
+    """Raise `ArgumentTypeError` for a call of what is a node, of a tensor or not, and no method."""
+    parent, _, segment = node.name.rpartition(".")
+    if node:
+        raise ArgumentTypeError(f"`{node.name}` is a node of the tree, not a function", hint=_ARRAY)
+    where = f"`{parent}`" if parent else "the tree"
+    raise ArgumentTypeError(
+        f"`{segment}` is not a method of a node, and {where} has no tensor called so",
+        hint=_INSTEAD.get(segment, _ARRAY if is_of_tensor else "`dir(node)` lists what a node has"),
+    )
+
+
+def wrong_index(key: object) -> ArgumentTypeError:
+    """Return the error for what is no index of a tree."""
+    is_slice = isinstance(key, slice)
+    return ArgumentTypeError(
+        f"an index of a tree is a name or a whole number, not {key!r}",
+        hint="`node.values()` is the list of its children, of which slices are taken"
+        if is_slice
+        else "`node[0]`, `node[-1]` and `node['mlp.weight']` are some",
+    )
+
+
+def missing(name: str, root: Node, count: int) -> MissingTensorError:
+    """Return the error for a name that none of a tree's tensors has, with near names."""
+    import difflib  # only on an error
+
+    # What is below the part of the name that is right; among all names of a large tree the
+    # search would take a second.
+    known = name
+    while known and find(root, known) is None:
+        known = known.rpartition(".")[0]
+    below = find(root, known)
+    names = islice(walk(below), _CANDIDATES) if below is not None else ()
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"the checkpoint has {count} tensors; `items()` yields them"
+    if near:
+        hint = f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
+    return MissingTensorError(f"no tensor is called `{name}`", hint=hint)
