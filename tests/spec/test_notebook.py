@@ -98,6 +98,35 @@ with Graph("g", [TensorType("float32", (2, 8))]) as graph:
 made = weightctl.convert({"w": np.zeros(2, np.float32)}, "out.gguf", dtype="f16", align=64)
 paths: list[str] = made.paths
 wrong: int = made.paths
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from weightctl.driver import DLPackArray
+from weightctl.graph import DeviceRef, Dim, Weight
+
+
+class Documented:
+    @property
+    def name(self) -> str: return ""
+    @property
+    def allocated_weights(self) -> Mapping[str, DLPackArray]: return {}
+    def __getattr__(self, name: str) -> weightctl.Weights: return self
+    def __getitem__(self, name: str | int) -> weightctl.Weights: return self
+    def exists(self) -> bool: return False
+    def data(self) -> weightctl.WeightData: raise KeyError
+    def items(self) -> Iterator[tuple[str, weightctl.Weights]]: return iter(())
+    def allocate(
+        self,
+        dtype: weightctl.DType | None = None,
+        shape: Iterable[int | str | Dim | np.integer[Any]] | None = None,
+        quantization_encoding: weightctl.QuantizationEncoding | None = None,
+        device: DeviceRef = DeviceRef.CPU(),
+    ) -> Weight: raise NotImplementedError
+
+
+given: weightctl.Weights = Documented()
+weightctl.save(Documented(), "out.gguf")
+given.allocate("float16")
 """
 
 

@@ -69,7 +69,7 @@ class ArrayOperators:
     ) -> Any:
         name = function.__name__
         written: Any = args[0] if name in _WRITING and args else kwargs.get("out")
-        if _is_ours(written if type(written) is tuple else (written,)):
+        if _is_ours([*written] if type(written) is tuple else [written]):
             raise _unwritable(f"np.{name}")
         leaf = _outline if name in _OUTLINES else _numbers
         given = {word: _each(value, leaf) for word, value in kwargs.items()}
