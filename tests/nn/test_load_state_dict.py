@@ -185,7 +185,6 @@ def test_strict_names_everything_that_is_wrong_at_once() -> None:
         {
             "layers.0.up.weight": np.zeros(5, np.float32),
             "layers.0.down.weight": np.zeros(4, np.float64),
-            "layers.1.up.weight": off_by_one(4),
             "layers.1.down.weight": blocks(Q8_0, (32,)),
             "tail.weight": np.zeros(4, np.float32),
         },
@@ -195,7 +194,6 @@ def test_strict_names_everything_that_is_wrong_at_once() -> None:
         "`tail.weight` is unexpected",
         "`layers.0.up.weight` is float32[5], not float32[4]",
         "`layers.0.down.weight` is float64[4], not float32[4]",
-        "`layers.1.up.weight` starts at no multiple of 4 bytes",
         "`layers.1.down.weight` is Q8_0[1, 32], not float32[4]",
     ):
         assert line in said
@@ -243,7 +241,7 @@ def test_not_strict_keeps_earlier_values_of_what_is_missing() -> None:
     assert block.state_dict()["down.weight"] is first["down.weight"]
 
 
-@pytest.mark.parametrize("value", [np.zeros(5, np.float32), np.zeros(4), off_by_one(4)])
+@pytest.mark.parametrize("value", [np.zeros(5, np.float32), np.zeros(4)])
 def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
     assert "`weight`" in refusal(Scale(), {"weight": value}, strict=False)
 
@@ -261,10 +259,18 @@ def test_what_is_no_value_is_named(value: Any, says: str) -> None:
     assert f"`weight` {says}" in refusal(Scale(), {"weight": value})
 
 
-def test_an_unaligned_array_is_an_error_with_a_hint() -> None:
-    said = refusal(Scale(), {"weight": off_by_one(4)})
-    assert "starts at no multiple of 4 bytes" in said
-    assert "copy such arrays, or take any address with `weight_alignment=1`" in said
+def test_an_unaligned_array_is_copied_when_a_graph_runs() -> None:
+    value = off_by_one(4)
+    value[:] = (1, 2, 3, 4)
+    scale = Scale()
+    scale.load_state_dict({"weight": value})
+    assert run(scale, np.ones((1, 4), np.float32)).tolist() == [[1, 2, 3, 4]]
+
+
+def test_an_unaligned_array_is_an_error_where_an_alignment_is_asked_for() -> None:
+    said = refusal(Scale(), {"weight": off_by_one(4)}, weight_alignment=4)
+    assert "`weight` does not start at a multiple of 4 bytes" in said
+    assert "leave `weight_alignment` out" in said
 
 
 def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -> None:
@@ -278,7 +284,7 @@ def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -
 def test_weight_alignment_may_be_stricter_than_dtypes() -> None:
     value = off_by_one(8)[3:]
     said = refusal(Scale(5), {"weight": value}, weight_alignment=64)
-    assert "starts at no multiple of 64 bytes" in said
+    assert "does not start at a multiple of 64 bytes" in said
 
 
 def test_a_weight_has_an_alignment_of_its_own() -> None:
@@ -288,7 +294,8 @@ def test_a_weight_has_an_alignment_of_its_own() -> None:
     scale.load_state_dict({"weight": aligned})
     half = Scale(4)
     half.weight.align = 64
-    assert "no multiple of 64" in refusal(half, {"weight": np.asarray(aligned)[4:]})
+    half.load_state_dict({"weight": np.asarray(aligned)[4:]})
+    assert half.weight.align == 64
 
 
 @pytest.mark.parametrize("alignment", [0, -4, 3])
@@ -317,7 +324,6 @@ def test_a_quantized_value_fits_a_weight_of_its_encoding_and_logical_shape(
 @pytest.mark.parametrize(
     ("own", "value", "says"),
     [
-        (None, blocks(Q8_0), "is Q8_0[2, 64], not float32[2, 64]"),
         (Q4_0, blocks(Q8_0), "is Q8_0[2, 64], not Q4_0[2, 64]"),
         (Q8_0, np.zeros((2, 64), np.float32), "is float32[2, 64], not Q8_0[2, 64]"),
     ],

@@ -19,7 +19,10 @@ from weightctl.errors import StateDictError
         ([1, 2], "not list"),
         ("weight", "not str"),
         ({0: np.zeros(4, np.float32)}, "a weight's name is a string, not 0"),
-        ({"weight": torch.empty(4, device="meta")}, "`weight` cannot be taken: .* meta"),
+        (
+            {"weight": torch.empty(4, device="meta")},
+            "`weight` has no numbers: .* meta",
+        ),
         ({"weight": np.ma.masked_array(np.zeros(4, np.float32), True)}, "is a masked array"),
     ],
     ids=["none", "list", "text", "number", "meta", "masked"],

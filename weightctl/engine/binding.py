@@ -5,14 +5,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weightctl.engine.allocated import allocated
-from weightctl.engine.forms import Form, is_kept_as_stored, made, meant, mismatch
+from weightctl.engine.forms import (
+    NAMES,
+    Form,
+    Problem,
+    is_kept_as_stored,
+    made,
+    meant,
+    mismatch,
+)
 from weightctl.engine.slices import sliced
 from weightctl.engine.stored import InFiles, InMemory, stored
-from weightctl.errors import EngineError, WeightctlError
+from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.steps.sliced import unfit
+from weightctl.weights.data import WeightData
+from weightctl.weights.equal import difference
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.protocol import Weights
 from weightctl.weights.tree import Checkpoint
@@ -28,6 +38,10 @@ __all__ = ["BoundWeights", "bind"]
 
 # For how many missing names near ones are looked for, and among how many: that takes a while.
 _MOST_HINTS, _MOST_NAMES = 8, 1000
+_REGISTRY = (
+    "give them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
+)
+_TIED = "give one of the two, or untie the weights in the model"
 
 
 class BoundWeights:
@@ -101,7 +115,7 @@ class BoundWeights:
                     self._found[form] = held
                     continue
                 # The numbers are all that is wanted; the bytes they came from may go.
-                kind = form._replace(name="", weight=0, whole=None)
+                kind = form._replace(name="", weight=0, whole=None, second_names=())
                 if kind not in same:
                     same[kind] = made(held, form)
                 self._ready[form] = same[kind]
@@ -118,38 +132,84 @@ def bind(
     _require_registry({} if registry is None else registry)
     given = _searchable(registry)
     forms = list(forms)
+    bound = {form: _bound(given, form) for form in forms}
+    names = {wanted.name for wanted in bound.values()}
     found: dict[Form, Stored] = {}
-    places: dict[str, Stored | None] = {}
-    problems: dict[str, str] = {}
-    for form in forms:
-        wanted = _bound(given, form)
+    entries: dict[str, _Entry | None] = {}
+    problems: dict[str, Problem] = {}
+    for form, wanted in bound.items():
         name = wanted.name
-        if name not in places:
+        if name not in entries:
             try:
-                places[name] = stored(given[name], name)
+                entries[name] = _entry(given, wanted, names)
             except KeyError:
-                places[name] = None
-                problems[name] = "missing"
+                entries[name] = None
+                problems[name] = Problem("missing", NAMES)
             except WeightctlError as error:
-                places[name] = None
-                problems[name] = error.message
-        place = places[name]
-        if place is None:
+                entries[name] = None
+                problems[name] = Problem(error.message, error.hint)
+        entry = entries[name]
+        if entry is None:
             continue
-        place = allocated(given[name], wanted) or place
+        place = allocated(entry.given, wanted) or entry.place
         if problem := mismatch(place.info, wanted):
             problems[name] = problem
         elif wanted is not form and form.whole is not None:
             info = meant(place.info, wanted)
-            if problem := unfit(info, form.whole.part):
-                problems[form.name] = f"stored as {info.encoding} {list(info.shape)}, {problem}"
+            if reason := unfit(info, form.whole.part):
+                said = f"stored as {info.encoding} {list(info.shape)}, {reason}"
+                problems[form.name] = Problem(said, "")
             else:
                 place = sliced(place, info, form.whole.part)
         found[form] = place
     if problems:
-        _add_near(problems, _spare(given, {_bound(given, form).name for form in forms}))
+        _add_near(problems, _spare(given, names))
         raise _refusal(graph_name, problems, is_empty=registry is None)
     return found
+
+
+class _Entry(NamedTuple):
+    """What a registry has for a weight, and where its bytes are."""
+
+    given: Any
+    place: Stored
+
+
+def _entry(registry: Checkpoint | Mapping[str, Any], wanted: Form, names: set[str]) -> _Entry:
+    """Return what a registry has under the name of a weight, or else under a second name of it.
+
+    Names of other weights of the graph are theirs. Raises `KeyError` where it has none, and
+    `EngineError` where it has different values under two names.
+    """
+    others = [each for each in wanted.second_names if each not in names and _has(registry, each)]
+    try:
+        entry = _Entry(registry[wanted.name], _place(registry[wanted.name], wanted.name))
+    except KeyError:
+        if not others:
+            raise
+        first = others.pop(0)
+        entry = _Entry(registry[first], _place(registry[first], first))
+    for second in others:
+        place = _place(registry[second], second)
+        if place.key == entry.place.key:
+            continue
+        if problem := difference(_data_of(entry.given), _data_of(registry[second])):
+            raise EngineError(f"`{second}` is another name of it, and {problem}", hint=_TIED)
+    return entry
+
+
+def _place(entry: Any, name: str) -> Stored:
+    try:
+        return stored(entry, name)
+    except MissingTensorError as error:
+        if isinstance(entry, WeightData):
+            # It is there, and only declared: that is not what `KeyError` says.
+            raise EngineError(error.message, hint=error.hint) from None
+        raise
+
+
+def _data_of(entry: Any) -> WeightData:
+    return entry.data() if isinstance(entry, Weights) else WeightData.from_dlpack(entry, "")
 
 
 def _bound(registry: Checkpoint | Mapping[str, Any], form: Form) -> Form:
@@ -157,7 +217,13 @@ def _bound(registry: Checkpoint | Mapping[str, Any], form: Form) -> Form:
     whole = form.whole
     if whole is None or _has(registry, form.name):
         return form
-    return form._replace(name=whole.name, shape=whole.shape, weight=whole.weight, whole=None)
+    return form._replace(
+        name=whole.name,
+        shape=whole.shape,
+        weight=whole.weight,
+        whole=None,
+        second_names=whole.second_names,
+    )
 
 
 def _has(registry: Checkpoint | Mapping[str, Any], name: str) -> bool:
@@ -192,19 +258,17 @@ def _spare(registry: Checkpoint | Mapping[str, Any], wanted: set[str]) -> list[s
     return list(islice((name for name in names if name not in wanted), _MOST_NAMES))
 
 
-def _add_near(problems: dict[str, str], names: list[str]) -> None:
-    missing = [name for name, problem in problems.items() if problem == "missing"]
+def _add_near(problems: dict[str, Problem], names: list[str]) -> None:
+    missing = [name for name, problem in problems.items() if problem.reason == "missing"]
     for name in missing[:_MOST_HINTS]:
         if near := difflib.get_close_matches(name, names, n=1):
-            problems[name] = f"missing (did you mean `{near[0]}`?)"
+            problems[name] = Problem(f"missing (did you mean `{near[0]}`?)", NAMES)
 
 
-def _refusal(graph_name: str, problems: Mapping[str, str], *, is_empty: bool) -> EngineError:
+def _refusal(graph_name: str, problems: Mapping[str, Problem], *, is_empty: bool) -> EngineError:
     count = "1 weight" if len(problems) == 1 else f"{len(problems)} weights"
-    lines = "".join(f"\n  `{name}`: {problem}" for name, problem in problems.items())
-    hint = (
-        "give them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
-        if is_empty
-        else "names and shapes must be the stored ones; `weightctl ls --flat` lists those of a file"
-    )
+    lines = "".join(f"\n  `{name}`: {problem.reason}" for name, problem in problems.items())
+    # A dictionary for its order.
+    hints = dict.fromkeys(problem.hint for problem in problems.values() if problem.hint)
+    hint = _REGISTRY if is_empty else "; ".join(hints)
     return EngineError(f"{count} of graph `{graph_name}` cannot be loaded:{lines}", hint=hint)

@@ -19,7 +19,21 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Form", "Whole", "is_kept_as_stored", "made", "meant", "mismatch"]
+__all__ = ["NAMES", "Form", "Problem", "Whole", "is_kept_as_stored", "made", "meant", "mismatch"]
+
+
+NAMES = "names and shapes must be the stored ones; `weightctl ls --flat` lists those of a file"
+_DTYPES = (
+    "convert it with `astype` (of NumPy, or `WeightData.astype`), or declare the weight in the "
+    "dtype of the value"
+)
+
+
+class Problem(NamedTuple):
+    """What keeps a weight from being loaded, and what to do about it."""
+
+    reason: str
+    hint: str
 
 
 class Whole(NamedTuple):
@@ -29,6 +43,7 @@ class Whole(NamedTuple):
     shape: tuple[int, ...]
     weight: int
     part: Part
+    second_names: tuple[str, ...] = ()
 
 
 class Form(NamedTuple):
@@ -37,7 +52,7 @@ class Form(NamedTuple):
     A `quantization` says which blocks bare bytes are. With dtype uint8 it is these that are wanted,
     not the numbers in them. `weight` is the `id` of the graph's `Weight`: a tree that gave it knows
     what was asked for. Of a shard `whole` is what it may be cut from. Its elements start on a
-    multiple of `align` bytes.
+    multiple of `align` bytes. `second_names` are others that its value may be found by.
     """
 
     name: str
@@ -48,6 +63,7 @@ class Form(NamedTuple):
     weight: int = 0
     whole: Whole | None = None
     align: int = 1
+    second_names: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> QuantizationEncoding | None:
@@ -59,8 +75,8 @@ class Form(NamedTuple):
         return f"{kind} {list(self.shape)}"
 
 
-def mismatch(info: TensorInfo, form: Form) -> str:
-    """Return what keeps a stored tensor from taking a form, empty where nothing does.
+def mismatch(info: TensorInfo, form: Form) -> Problem | None:
+    """Return what keeps a stored tensor from taking a form, None where nothing does.
 
     Numbers take another dtype where that loses none of them. Blocks become numbers of any float
     dtype; nothing becomes blocks, but bytes may be declared as such.
@@ -69,11 +85,19 @@ def mismatch(info: TensorInfo, form: Form) -> str:
     encoding, own = found.encoding, list(found.shape)
     if form.blocks is not None:
         if found.shape == form.shape and encoding == form.blocks.encoding:
-            return ""
-        return f"stored as {encoding} {own}, the graph takes it as {form}"
+            return None
+        hint = NAMES if found.shape != form.shape else _blocks_hint(form.blocks)
+        return Problem(f"stored as {encoding} {own}, the graph takes it as {form}", hint)
     if found.shape != form.shape:
-        return f"stored as {encoding} {own}, the graph has {form}"
+        return Problem(f"stored as {encoding} {own}, the graph has {form}", NAMES)
     return _lost(encoding, form.dtype)
+
+
+def _blocks_hint(blocks: QuantizationEncoding) -> str:
+    return (
+        f"`weightctl.convert(..., quant={str(blocks.name)!r})` makes such blocks; or declare the "
+        "weight without a quantization_encoding"
+    )
 
 
 def meant(info: TensorInfo, form: Form) -> TensorInfo:
@@ -85,14 +109,15 @@ def meant(info: TensorInfo, form: Form) -> TensorInfo:
     return info._replace(shape=form.shape, encoding=blocks) if is_bare else info
 
 
-def _lost(encoding: Encoding, dtype: DType) -> str:
+def _lost(encoding: Encoding, dtype: DType) -> Problem | None:
     try:
         torch_dtype(dtype)
     except EngineError as error:
-        return error.message
+        return Problem(error.message, error.hint)
     if _converts(encoding, dtype):
-        return ""
-    return f"stored as {encoding}, whose numbers {dtype.value} would not all hold"
+        return None
+    reason = f"stored as {encoding}, whose numbers {dtype.value} would not all hold"
+    return Problem(reason, _DTYPES)
 
 
 def _converts(encoding: Encoding, dtype: DType) -> bool:

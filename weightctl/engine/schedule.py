@@ -173,15 +173,19 @@ def _form(node: Node, prefix: str) -> Form:
     # Blocks stay where they were read, and go to the device as numbers.
     device = kind.device if encoding is None else CPU
     align = attributes["align"]
-    return Form(name, kind.dtype, _known(shape, name), device, encoding, weight, whole, align)
+    before = prefix if attributes["is_placeholder"] else ""
+    others = tuple(before + each for each in attributes["second_names"])
+    sizes = _known(shape, name)
+    return Form(name, kind.dtype, sizes, device, encoding, weight, whole, align, others)
 
 
 def _whole(cut: CutFrom | None, prefix: str) -> Whole | None:
     """Return what a shard is a part of, None for a weight that is no shard."""
     if cut is None:
         return None
-    name = (prefix if cut.is_placeholder else "") + cut.name
-    return Whole(name, _known(cut.shape, name), id(cut.weight), cut.part)
+    before = prefix if cut.is_placeholder else ""
+    name, others = before + cut.name, tuple(before + each for each in cut.second_names)
+    return Whole(name, _known(cut.shape, name), id(cut.weight), cut.part, others)
 
 
 def _numbers(node: Node, place: Place) -> Form:

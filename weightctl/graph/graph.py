@@ -50,6 +50,7 @@ class CutFrom(NamedTuple):
     shape: Shape
     part: Part
     weight: Weight
+    second_names: tuple[str, ...]
 
 
 class _Current:
@@ -139,6 +140,7 @@ class Graph:
             "encoding": weight.quantization_encoding,
             "cut_from": self._cut_from(weight),
             "align": weight.align or 1,
+            "second_names": _second_names(self, weight, is_open=is_open),
         }
         (value,) = self._add("weight", (), attributes, (weight.type,))
         weight.is_in_a_graph = True
@@ -153,7 +155,8 @@ class Graph:
         Its attributes are what the weight was when it was added: `name`, without the graph's
         `weight_prefix` where `is_placeholder`; the `original` type of its numbers, on the weight's
         device; the `encoding` of its blocks, or None; what a shard is `cut_from`, or None; the
-        boundary in bytes on which it starts, `align`; and the `weight` itself.
+        boundary in bytes on which it starts, `align`; its `second_names`, written as `name` is; and
+        the `weight` itself.
         """
         return self._weight_nodes.get(value.number)
 
@@ -259,7 +262,8 @@ class Graph:
             )
         is_open = is_placeholder(self, whole.name)
         name = whole.name.removeprefix(self.weight_prefix) if is_open else whole.name
-        return CutFrom(name, is_open, shape, part, whole)
+        second_names = _second_names(self, whole, is_open=is_open)
+        return CutFrom(name, is_open, shape, part, whole, second_names)
 
     def _values(self, inputs: Sequence[ValueLike], *, takes_blocks: bool) -> list[Value]:
         like = next((given for given in inputs if isinstance(given, Value)), None)
@@ -287,6 +291,15 @@ class Graph:
             self._count += 1
         self.nodes.append(Node(op, inputs, attributes, tuple(outputs), layer_path()))
         return tuple(outputs)
+
+
+def _second_names(graph: Graph, weight: Weight, *, is_open: bool) -> tuple[str, ...]:
+    """Return the other names of a weight that are placeholders where its name is one."""
+    return tuple(
+        name.removeprefix(graph.weight_prefix) if is_open else name
+        for name in weight.second_names
+        if is_placeholder(graph, name) == is_open
+    )
 
 
 def _foreign(value: Value, graph: Graph) -> GraphError:

@@ -52,6 +52,7 @@ class Weight(Value):
         "held",
         "is_in_a_graph",
         "part",
+        "second_names",
         "shard_idx",
         "shard_of",
         "whole_shape",
@@ -86,6 +87,8 @@ class Weight(Value):
         self.shard_idx: int | None = None
         # Whether a graph took it as it was, so that a change comes too late for that graph.
         self.is_in_a_graph = False
+        # The other paths by which its model reaches it: values may have any of these names.
+        self.second_names: tuple[str, ...] = ()
         # The value that a Module has loaded for it.
         self.held: object = None
         self.configure(dtype, shape, quantization_encoding)

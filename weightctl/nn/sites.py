@@ -86,12 +86,14 @@ def owned(root: Layer) -> dict[str, list[Site]]:
     return found
 
 
-def second_names(root: Layer) -> dict[str, str]:
+def second_names(root: Layer, sites: dict[str, list[Site]] | None = None) -> dict[str, str]:
     """Return the other paths of weights that a layer and all below it own: each leads to the name.
 
-    They are those of shared weights, and those below a layer that several attributes hold.
+    They are those of shared weights, and those below a layer that several attributes hold. `sites`
+    are what `owned` gives.
     """
-    names = {id(first.weight): name for name, (first, *_) in owned(root).items()}
+    sites = owned(root) if sites is None else sites
+    names = {id(first.weight): name for name, (first, *_) in sites.items()}
     found: dict[str, str] = {}
     # A stack, since models may nest deeper than Python recurses; no path goes in a circle.
     stack: list[tuple[str, Layer, frozenset[int]]] = [("", root, frozenset())]
@@ -123,8 +125,12 @@ def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
     refuse_hidden(root)
     sites = owned(root)
     _refuse_orphans(root, sites, prefix)
+    others: dict[str, list[str]] = {name: [] for name in sites}
+    for second, name in second_names(root, sites).items():
+        others[name].append(prefix + second)
     for name, (first, *_) in sites.items():
         first.weight.name = prefix + name
+        first.weight.second_names = tuple(others[name])
     for _, layer in recursive_named_layers(root):
         vars(layer)[ROOT] = _Root(root, is_own=layer is root)
     if root is module:

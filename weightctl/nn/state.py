@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
-from weightctl.nn.values import address, are_equal, describe, to_held
+from weightctl.nn.values import address, data_of, describe, to_held
+from weightctl.weights.equal import difference
 from weightctl.weights.protocol import Weights
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.dtype import DType, Encoding, QuantizationEncoding
+    from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.graph.weight import Weight
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.shape import Shape
@@ -23,7 +24,7 @@ __all__ = ["Configuration", "Fitted", "fit"]
 _OVERRIDE = "`override_quantization_encoding=True` takes the values' encodings"
 _DTYPES = "declare the weights in the values' dtypes, or convert with `WeightData.astype`"
 _SHAPES = "make the model by the checkpoint's own configuration"
-_COPY = "copy such arrays, or take any address with `weight_alignment=1`"
+_COPY = "leave `weight_alignment` out, and such values are copied when a graph runs"
 _TIED = "give one of the two, or untie the weights in the model"
 _STRICT = "`strict=False` loads what is there"
 
@@ -100,14 +101,19 @@ def _settle_second_names(
         value = given.pop(second)
         if name not in given:
             given[name] = value
-        elif not _is_same(given[name], value):
-            lines.append(f"`{second}` is another name of `{name}`, and their values differ")
+        elif problem := _difference(given[name], value):
+            lines.append(f"`{second}` is another name of `{name}`, and {problem}")
     return lines
 
 
-def _is_same(one: StateValue, other: StateValue) -> bool:
+def _difference(one: StateValue, other: StateValue) -> str:
     stored = _stored(one)
-    return (stored is not None and stored == _stored(other)) or are_equal(one, other)
+    if one is other or (stored is not None and stored == _stored(other)):
+        return ""
+    try:
+        return difference(data_of(one), data_of(other))
+    except StateDictError as error:
+        return f"one of the two {error.message}"
 
 
 def _take(
@@ -124,10 +130,10 @@ def _take(
     if configuration is not None:
         fitted.configurations[name] = configuration
     held = to_held(value)
-    boundary = alignment or weight.align or _size(info.encoding)
-    start = address(held)
-    if start is not None and start % boundary:
-        raise StateDictError(f"starts at no multiple of {boundary} bytes", hint=_COPY)
+    # What runs a graph copies a value that does not start where the weight wants it.
+    start = None if alignment is None else address(held)
+    if start is not None and alignment is not None and start % alignment:
+        raise StateDictError(f"does not start at a multiple of {alignment} bytes", hint=_COPY)
     fitted.values[name] = held
 
 
@@ -147,13 +153,16 @@ def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Confi
     numbers = info.encoding.dtype if quantization is None else dtype
     is_fraction = dtype.is_float and numbers is not None and numbers.is_float
     is_override = own is not quantization and is_fraction
-    from weightctl.codecs import holds_all  # `ls` loads no numpy
+    from weightctl.codecs import can_decode, holds_all  # `ls` loads no numpy
 
     # A float16 that is loaded into a float32 loses nothing; the engine widens it as it runs.
     widens = own is quantization is None and holds_all(info.encoding, encoding)
-    fits = info.encoding == encoding or (override and is_override) or widens
+    # Blocks that are loaded into a weight of floats are decoded as it runs.
+    decodes = own is None and quantization is not None and is_fraction and can_decode(info.encoding)
+    fits = info.encoding == encoding or (override and is_override) or widens or decodes
     if shape == list(info.shape) and fits and numbers is not None:
-        return None if own is quantization else Configuration(numbers, shape, quantization)
+        keeps = own is quantization or (decodes and not override)
+        return None if keeps else Configuration(numbers, shape, quantization)
     hints = {
         _SHAPES: shape != list(info.shape),
         _OVERRIDE: not fits and is_override,
@@ -169,11 +178,6 @@ def _asked(weight: Weight) -> str:
     dtype, shape = weight.original_dtype_and_shape
     own = weight.quantization_encoding
     return f"{(dtype.encoding if own is None else own.encoding).called}{shape.text}"
-
-
-def _size(encoding: Encoding) -> int:
-    """Return the boundary that values of an encoding start on; blocks are bytes."""
-    return 1 if encoding.dtype is None else encoding.size
 
 
 def _require_alignment(alignment: Any) -> None:

@@ -24,13 +24,15 @@ __all__ = [
     "HeldValue",
     "StateValue",
     "address",
-    "are_equal",
+    "data_of",
     "describe",
     "keep",
     "keep_zeros",
     "kept",
     "to_held",
 ]
+
+_ARRAYS = "NumPy arrays, torch tensors, Buffers and all that offer DLPack are values"
 
 HeldValue: TypeAlias = "DLPackArray | WeightData"
 StateValue: TypeAlias = "HeldValue | Checkpoint"
@@ -94,7 +96,10 @@ def describe(name: str, value: StateValue) -> TensorInfo:
             raise StateDictError(f"is not there: {error.message}", hint=error.hint) from error
     if isinstance(value, WeightData):
         if value.is_declared:
-            raise StateDictError("is only declared, and has no data")
+            raise StateDictError(
+                "is only declared, and has no data",
+                hint="open a checkpoint that has it, or give an array",
+            )
         return value.info
     if isinstance(value, Buffer):
         return TensorInfo(name, value.shape, value.dtype.encoding)
@@ -106,21 +111,9 @@ def describe(name: str, value: StateValue) -> TensorInfo:
     return TensorInfo(name, tuple(array.shape), dtype.encoding)
 
 
-def are_equal(one: StateValue, other: StateValue) -> bool:
-    """Whether two values are the same, bit by bit; both are read unless they are one."""
-    if one is other:
-        return True
-    import numpy as np
-
-    first, second = (_data_of(each) for each in (one, other))
-    if first.info._replace(name="") != second.info._replace(name=""):
-        return False
-    return np.array_equal(
-        np.frombuffer(first.view(), np.uint8), np.frombuffer(second.view(), np.uint8)
-    )
-
-
-def _data_of(value: StateValue) -> WeightData:
+def data_of(value: StateValue) -> WeightData:
+    """Return a value as data; `StateDictError` for what is not an array of numbers."""
+    describe("", value)  # raises for what is not one
     return value.data() if isinstance(value, Checkpoint) else WeightData.from_dlpack(value, "")
 
 
@@ -129,10 +122,17 @@ def _is_here(value: object) -> bool:
     device: Any = getattr(value, "__dlpack_device__", None)
     if device is None:
         return True
+    if getattr(value, "is_sparse", False):
+        raise StateDictError(
+            "is sparse, and does not lie in memory number by number",
+            hint="give a dense one: `to_dense()`",
+        )
+    if getattr(value, "is_meta", False):
+        raise StateDictError("has no numbers: it is on the device meta", hint="load them first")
     try:
         return bool(device()[0] == CPU[0])
     except (BufferError, RuntimeError, ValueError) as error:
-        raise StateDictError(f"cannot be taken: {error}") from error
+        raise StateDictError(f"cannot be taken: {error}", hint=_ARRAYS) from error
 
 
 def address(value: HeldValue) -> int | None:
@@ -165,8 +165,8 @@ def _as_numpy(value: DLPackArray) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         return cast("NDArray[Any]", value)
     if not hasattr(given, "__dlpack__"):
-        raise StateDictError(f"is no array but {type(given).__name__}")
+        raise StateDictError(f"is no array but {type(given).__name__}", hint=_ARRAYS)
     try:
         return take(on_cpu(value))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise StateDictError(f"cannot be taken: {error}") from error
+        raise StateDictError(f"cannot be taken: {error}", hint=_ARRAYS) from error
