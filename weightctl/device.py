@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from operator import index
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 from weightctl.errors import ArgumentTypeError
 
@@ -19,7 +20,8 @@ class _KindAndNumber(NamedTuple):
 class DeviceRef(_KindAndNumber):
     """A device by kind (`cpu`, `gpu`) and number; `DeviceRef.CPU()`, `DeviceRef.GPU(0)`.
 
-    Raises `ArgumentTypeError` for another kind, such as torch's names of devices.
+    Raises `ArgumentTypeError` for another kind, such as torch's names of devices, and for what is
+    not a number from 0 on.
     """
 
     __slots__ = ()
@@ -31,7 +33,13 @@ class DeviceRef(_KindAndNumber):
                 f"{kind!r} is not a kind of device",
                 hint="`DeviceRef.CPU()`, or `DeviceRef.GPU(0)` for the first graphics processor",
             )
-        return super().__new__(cls, kind, id)
+        number: Any = id
+        if isinstance(number, bool) or not isinstance(number, SupportsIndex) or index(number) < 0:
+            raise ArgumentTypeError(
+                f"the number of a device is {number!r}",
+                hint="devices are counted from 0: `DeviceRef.GPU(0)` is the first",
+            )
+        return super().__new__(cls, kind, index(number))
 
     @classmethod
     def CPU(cls, id: int = 0) -> DeviceRef:  # noqa: A002, N802  # the specified names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from math import prod
+from math import prod, sqrt
 from operator import index
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +76,11 @@ class Dim:
                 raise ValueError(f"{value!r} is no name for a dimension; `batch` is one")
             self.terms = {(value,): 1}
         else:
+            if not _is_dim(value):
+                raise TypeError(
+                    f"{value!r} is not a dimension: a size such as 4, a name such as `batch`, or a "
+                    "Dim of these"
+                )
             size = index(value)
             if size < 0:
                 raise ValueError(f"a dimension cannot be {size}")
@@ -153,23 +158,83 @@ class Dim:
 
     __int__ = __index__
 
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def sqrt(self) -> float:
+        """Return the square root of a known size, as `np.sqrt` asks for it."""
+        return sqrt(self._number("sqrt"))
+
+    # NotImplemented leaves what is not a dimension, such as a `Value`, to its own operator.
+
     def __add__(self, other: DimLike) -> Dim:
-        return _of(_sum(self.terms, _terms_of(other), 1))
+        return _of(_sum(self.terms, _terms_of(other), 1)) if _is_dim(other) else NotImplemented
 
     __radd__ = __add__
 
     def __sub__(self, other: DimLike) -> Dim:
-        return _of(_sum(self.terms, _terms_of(other), -1))
+        return _of(_sum(self.terms, _terms_of(other), -1)) if _is_dim(other) else NotImplemented
 
     def __rsub__(self, other: DimLike) -> Dim:
-        return _of(_sum(_terms_of(other), self.terms, -1))
+        return _of(_sum(_terms_of(other), self.terms, -1)) if _is_dim(other) else NotImplemented
 
     def __mul__(self, other: DimLike) -> Dim:
-        return _of(_product(self.terms, _terms_of(other)))
+        return _of(_product(self.terms, _terms_of(other))) if _is_dim(other) else NotImplemented
 
     __rmul__ = __mul__
 
+    def __truediv__(self, other: DimLike | float) -> float:
+        if not _is_number(other):
+            return NotImplemented
+        return self._number("/") / float(other)
+
+    def __rtruediv__(self, other: DimLike | float) -> float:
+        if not _is_number(other):
+            return NotImplemented
+        return float(other) / self._number("/")
+
+    def __pow__(self, other: float) -> float:
+        if not _is_number(other):
+            return NotImplemented
+        exponent: float = other if isinstance(other, float) else index(other)
+        found: float = self._number("**") ** exponent
+        return found
+
+    def _number(self, operator: str) -> int:
+        if not self.is_static:
+            raise TypeError(
+                f"dimension `{self}` has no known size yet to compute `{operator}` with; `//` "
+                "divides sizes, and `Value(dim).cast(DType.float32)` is a number of the graph"
+            )
+        return int(self)
+
+    def _order(self, other: DimLike | float, operator: str) -> float:
+        """Return the difference to another size, which must be known whatever names stand for."""
+        if isinstance(other, float):
+            return self._number(operator) - other
+        terms = _sum(self.terms, _terms_of(other), -1)
+        if any(factors and count for factors, count in terms.items()):
+            raise TypeError(
+                f"whether `{self} {operator} {other}` is not known before the sizes are; "
+                f"`Value(dim) {operator} ...` is found when the graph runs"
+            )
+        return terms.get((), 0)
+
+    def __lt__(self, other: DimLike | float) -> bool:
+        return self._order(other, "<") < 0 if _is_size(other) else NotImplemented
+
+    def __le__(self, other: DimLike | float) -> bool:
+        return self._order(other, "<=") <= 0 if _is_size(other) else NotImplemented
+
+    def __gt__(self, other: DimLike | float) -> bool:
+        return self._order(other, ">") > 0 if _is_size(other) else NotImplemented
+
+    def __ge__(self, other: DimLike | float) -> bool:
+        return self._order(other, ">=") >= 0 if _is_size(other) else NotImplemented
+
     def __floordiv__(self, other: DimLike) -> Dim:
+        if not _is_dim(other):
+            return NotImplemented
         divisor = Dim(other)
         whole = self._divided(divisor)
         if whole is not None:
@@ -180,14 +245,16 @@ class Dim:
         return _quotient(self, "//", divisor)
 
     def __rfloordiv__(self, other: DimLike) -> Dim:
-        return Dim(other) // self
+        return Dim(other) // self if _is_dim(other) else NotImplemented
 
     def __mod__(self, other: DimLike) -> Dim:
+        if not _is_dim(other):
+            return NotImplemented
         divisor = Dim(other)
         return _quotient(self, "%", divisor) if self._divided(divisor) is None else Dim(0)
 
     def __rmod__(self, other: DimLike) -> Dim:
-        return Dim(other) % self
+        return Dim(other) % self if _is_dim(other) else NotImplemented
 
     def _divided(self, divisor: Dim) -> Dim | None:
         """Return the quotient by a single product of factors, None where a remainder is left."""
@@ -257,6 +324,19 @@ class Dim:
 
 
 DimLike: TypeAlias = "Dim | str | SupportsIndex"
+
+
+def _is_dim(given: object) -> bool:
+    # An array has `__index__` too, whatever its shape.
+    return isinstance(given, Dim | str | SupportsIndex) and not getattr(given, "shape", ())
+
+
+def _is_number(given: object) -> TypeGuard[float | SupportsIndex]:
+    return isinstance(given, float | SupportsIndex) and not getattr(given, "shape", ())
+
+
+def _is_size(given: object) -> bool:
+    return isinstance(given, float) or _is_dim(given)
 
 
 def _of(terms: _Terms) -> Dim:

@@ -173,9 +173,9 @@ def test_a_graph_with_weights_asks_for_a_registry() -> None:
         loaded(stack())
 
 
-def test_what_is_only_declared_is_missing() -> None:
+def test_what_is_only_declared_is_refused_as_such() -> None:
     declared = WeightData.declared("w", DType.float32, (3,))
-    with pytest.raises(EngineError, match="`w`: missing"):
+    with pytest.raises(EngineError, match="`w`: `w` is only declared"):
         loaded(given("w", DType.float32, (3,)), {"w": declared})
 
 

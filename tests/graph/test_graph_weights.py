@@ -15,7 +15,10 @@ def test_a_weight_that_is_changed_after_its_use_stays_what_it_was_in_that_graph(
     weight = Weight("w", DType.float32, (2,))
     with Graph("before") as graph:
         graph.output(weight + 1.0)
-        weight.dtype, weight.shape = DType.float64, (3, 2)
+        with pytest.warns(UserWarning, match="keeps `w` with dtype DType.float32; DType.float64"):
+            weight.dtype = DType.float64
+        with pytest.warns(UserWarning, match=r"keeps `w` with shape \[2\]; \[3, 2\] counts"):
+            weight.shape = (3, 2)
         assert (weight + 1.0).type == TensorType(DType.float32, [2])
     weight.name = "v"
     with Graph("after") as other:
@@ -59,6 +62,7 @@ def test_what_a_weight_was_stands_in_its_node() -> None:
         "encoding": QuantizationEncoding.Q8_0,
         "cut_from": None,
         "align": 1,
+        "second_names": (),
     }
 
 

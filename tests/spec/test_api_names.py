@@ -1,4 +1,4 @@
-"""Every line of docs/api-names.md leads to something that has the signature it states."""
+"""docs/api-names.md has every name of the documents, and leads to ours, with their signatures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from documented import IMPORTS, PATHS, SIGNATURES
+
+from weightctl import DType, nn
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api-names.md"
 
@@ -38,6 +45,9 @@ def found(path: str) -> Any:
             target: Any = import_module(".".join(parts[:count]))
         except ImportError:
             continue
+        if len(parts) - count == 0 and parts[count - 2] == "ops":
+            # Each op is a function of a module that has its name.
+            return getattr(import_module("weightctl.graph.ops"), parts[-1])
         for name in parts[count:]:
             target = inspect.getattr_static(target, name) if isinstance(target, type) else getattr(
                 target, name
@@ -70,9 +80,94 @@ def _shown(default: object) -> str:
     return repr(default) if isinstance(default, str) else str(default)
 
 
-def test_the_page_has_all_names_of_the_documents() -> None:
-    assert len(LINES) == len({line.documented for line in LINES})
-    assert len(LINES) > 70
+def split(signature: str) -> list[str]:
+    """Return the parameters of a signature; a star alone is one too."""
+    return re.findall(r"[^,()\s][^,()]*", signature)
+
+
+BY_NAME = {line.documented: line for line in LINES}
+
+
+def test_a_name_has_one_line() -> None:
+    assert len(LINES) == len(BY_NAME)
+
+
+@pytest.mark.parametrize("name", [*SIGNATURES, *(f"max.{path}" for path in PATHS)])
+def test_the_page_has_a_name_of_the_documents(name: str) -> None:
+    assert name in BY_NAME
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, signature in SIGNATURES.items() if signature is not None]
+)
+def test_a_signature_on_the_page_is_that_of_the_documents(name: str) -> None:
+    assert split(BY_NAME[name].signature) == split(SIGNATURES[name] or "")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, signature in SIGNATURES.items() if signature is not None]
+)
+def test_our_signature_is_that_of_the_documents(name: str) -> None:
+    require_signature(name, SIGNATURES[name] or "")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_documented_path_is_ours_or_the_page_says_where_it_is(path: str) -> None:
+    ours = BY_NAME[f"max.{path}"].ours
+    if path.startswith("pipelines."):
+        assert ours == f"weightctl.{path.removeprefix('pipelines.')}"
+    else:
+        assert ours == f"weightctl.{path}"
+        assert found(f"weightctl.{path}") is not None
+
+
+@pytest.mark.parametrize("lines", IMPORTS)
+def test_the_imports_of_the_examples_run(lines: str) -> None:
+    names: dict[str, object] = {}
+    exec(lines, names)  # they are import lines of this folder
+    assert names["DType"] is DType
+
+
+def test_the_page_says_which_import_paths_differ() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        import_module("weightctl.pipelines.nn.layer")
+    assert "`max.pipelines.nn.layer` is `weightctl.nn.layer`" in PAGE.read_text().replace("\n", " ")
+
+
+def test_the_lines_that_export_a_state_run_as_they_are_written(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            self.embed = nn.Embedding(10, 4)
+            self.head = nn.Linear(4, 10)
+            self.head.set_shared_weight("weight", self.embed.weight)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(10, 4)
+            self.head = torch.nn.Linear(4, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    numbers = np.arange(40, dtype=np.float32).reshape(10, 4)
+    for values in (None, {"embed.weight": numbers}, {"embed.weight": torch.from_numpy(numbers)}):
+        module, theirs = Tied(), Theirs()
+        if values is not None:
+            module.load_state_dict(values)
+        names: dict[str, Any] = {"module": module, "torch": torch, "np": np}
+        exec(block, names)  # it is our own page
+        expected = numbers if values else np.zeros((10, 4))
+        safetensors.torch.save_file(names["tensors"], tmp_path / "torch.safetensors")
+        safetensors.numpy.save_file(names["arrays"], tmp_path / "numpy.safetensors")
+        for name in ("torch", "numpy"):
+            read = safetensors.numpy.load_file(tmp_path / f"{name}.safetensors")
+            assert np.array_equal(read["embed.weight"], expected)
+        theirs.load_state_dict(names["tensors"], strict=False)
+        assert np.array_equal(theirs.head.weight.detach(), expected)
+        assert all(f"    {{name: {line}" in str(nn.Module.state_dict.__doc__) for line in _EXPORTS)
+
+
+_EXPORTS = ("torch.from_dlpack(value) for", "np.asarray(value) for")
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.documented)
@@ -80,14 +175,18 @@ def test_a_name_leads_to_ours(line: Line) -> None:
     assert found(line.ours) is not None
 
 
-# Ours may have more: parameters with defaults behind those that are documented.
 @pytest.mark.parametrize(
     "line", [line for line in LINES if line.signature], ids=lambda line: line.documented
 )
-def test_a_signature_is_the_documented_one(line: Line) -> None:
-    documented = re.findall(r"[^,()\s][^,()]*", line.signature)
-    ours = parameters(line.ours)
-    if line.documented == "LayerList":
+def test_a_signature_of_the_page_is_ours(line: Line) -> None:
+    require_signature(line.documented, line.signature)
+
+
+def require_signature(name: str, signature: str) -> None:
+    """Compare ours, which may have more: parameters with defaults behind those of the documents."""
+    documented = split(signature)
+    ours = parameters(BY_NAME[name].ours)
+    if name == "LayerList":
         documented = ["layers=()"]
     assert ours[: len(documented)] == documented
     assert all("=" in extra or extra == "*" for extra in ours[len(documented) :])

@@ -46,11 +46,14 @@ class InferenceSession:
         """Return the graph with its weights, ready to run.
 
         `weights_registry` is a checkpoint's tree, or a mapping from names to nodes of trees,
-        `WeightData` or arrays. Weights are read when their operation comes and dropped after it,
-        so that a model may be larger than memory; of an embedding's table only the rows that are
-        asked for. `resident` ones are read once, now, and kept: numbers on their device, blocks as
-        they are stored. Raises `EngineError` that names all weights which are missing or do not
-        fit, and where the graph is placed on a device that the session does not have.
+        `WeightData` or arrays; it may have more than the graph uses. Values are those that
+        `Module.load_state_dict` takes: of the weights' dtypes or of such that lose nothing, at any
+        address, and under any path of a weight that a module shares. Weights are read when their
+        operation comes and dropped after it, so that a model may be larger than memory; of an
+        embedding's table only the rows that are asked for. `resident` ones are read once, now, and
+        kept: numbers on their device, blocks as they are stored. Raises `EngineError` that names
+        all weights which are missing or do not fit, and where the graph is placed on a device that
+        the session does not have.
         """
         _require_graph(graph)
         return LoadedGraph(graph, self.devices, weights_registry, resident=resident)

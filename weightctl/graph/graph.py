@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from weightctl.dtype import DType
-from weightctl.errors import GraphError
+from weightctl.errors import ArgumentTypeError, GraphError
 from weightctl.graph.nesting import (
     is_placeholder,
     refuse_fixed_name,
@@ -20,7 +20,7 @@ from weightctl.graph.weight import Weight
 from weightctl.registry import load
 from weightctl.shape import Dim, Shape
 from weightctl.split import part_shape
-from weightctl.untyped import is_tuple
+from weightctl.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -113,6 +113,13 @@ class Graph:
         """
         if self.outputs:
             raise GraphError(f"graph `{self.name}` has its outputs already")
+        # It may be anything: a caller's types are not checked.
+        given: tuple[Any, ...] = values
+        if len(given) == 1 and (is_list(given[0]) or is_tuple(given[0])) and _has_value(given[0]):
+            raise GraphError(
+                f"the outputs of graph `{self.name}` are given as a {type(given[0]).__name__}",
+                hint="give them one by one: `graph.output(*values)`",
+            )
         with self:
             self.outputs = tuple(self._numbers(self.value_of(value)) for value in values)
 
@@ -121,8 +128,10 @@ class Graph:
 
         What is changed about the weight later does not change the graph. Raises `GraphError` where
         another weight has its name, also in a subgraph, where it has another name than when it was
-        added, and where it would be the weight of one layer in a subgraph that stands for several.
+        added, and where it would be the weight of one layer in a subgraph that stands for several,
+        and `ArgumentTypeError` for what is not a weight.
         """
+        _require_weight(weight)
         before = self._weight_values.get(id(weight))
         if before is not None:
             refuse_renamed(self, weight)
@@ -291,6 +300,19 @@ class Graph:
             self._count += 1
         self.nodes.append(Node(op, inputs, attributes, tuple(outputs), layer_path()))
         return tuple(outputs)
+
+
+def _require_weight(given: Any) -> None:
+    if not isinstance(given, Weight):
+        raise ArgumentTypeError(
+            f"a weight of a graph is a Weight, not {type(given).__name__}",
+            hint="`ops.constant(numbers)` is a value of known numbers; `node.allocate()` declares "
+            "the weight of a tree's node; `Weight(name, dtype, shape)` any other",
+        )
+
+
+def _has_value(given: Iterable[object]) -> bool:
+    return any(isinstance(each, Value) for each in given)
 
 
 def _second_names(graph: Graph, weight: Weight, *, is_open: bool) -> tuple[str, ...]:

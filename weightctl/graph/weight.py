@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+import warnings
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from weightctl.device import CPU
 from weightctl.dtype import DType, QuantizationEncoding, as_dtype
@@ -16,15 +17,20 @@ from weightctl.split import part_shape
 from weightctl.weights.block_shapes import in_bytes, in_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
     from weightctl.graph.sharding import Strategy
-    from weightctl.shape import ShapeLike
+    from weightctl.shape import Dim, ShapeLike
     from weightctl.split import Part
 
-__all__ = ["Weight"]
+__all__ = ["MOST_ALIGN", "Weight", "is_alignment"]
+
+# The largest pages that processors have are of 1 GiB.
+MOST_ALIGN = 1 << 30
 
 
 class Weight(Value):
@@ -35,7 +41,9 @@ class Weight(Value):
     numbers of `original_dtype_and_shape` where it is used. Such a weight is declared by the dtype
     and shape of its numbers, or by uint8 and its bytes, which are then of float32. `align` is the
     boundary in bytes that its data starts on, a power of two, None for that of its dtype. A graph
-    takes it as it is when it is first used there; what is changed later is so for other graphs.
+    takes it as it is when it is first used there; what is changed later is so for other graphs, of
+    which a `UserWarning` warns. `Weight(value)` is that value in the current graph, as
+    `Value(value)` is.
 
     A shard is a weight too: the `part` of the one it is a `shard_of`, which then was of
     `whole_shape`, and number `shard_idx` of its parts. Until it is given a name of its own it is
@@ -58,15 +66,34 @@ class Weight(Value):
         "whole_shape",
     )
 
-    def __new__(cls, *args: Any, **_: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make a weight, which is not a value of a graph yet; `Weight(value)` is `Value(value)`."""
-        if len(args) == 1 and not isinstance(args[0], str):
+        given = kwargs["value"] if not args and kwargs.keys() == {"value"} else None
+        if len(args) == 1 and not kwargs and not isinstance(args[0], str):
+            (given,) = args
+        if given is not None:
             # The documents describe this form for the class that weights derive from, too. What it
             # returns is not a Weight, so that Python does not initialize it as one.
-            return cast("Self", current_graph().value_of(args[0]))
+            return cast("Self", current_graph().value_of(given))
         return object.__new__(cls)
 
-    def __init__(  # noqa: PLR0917  # the specified signature
+    @overload
+    def __init__(self, value: Value | Shape | Dim | float | NDArray[Any]) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        name: str,
+        dtype: DTypeLike,
+        shape: ShapeLike,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+        align: int | None = None,
+        sharding_strategy: Strategy | None = None,
+    ) -> None: ...
+
+    # `__new__` answers the first form, which never comes here.
+    def __init__(  # type: ignore[misc]  # noqa: PLR0917  # pyright: ignore[reportInconsistentOverload]
         self,
         name: str,
         dtype: DTypeLike,
@@ -77,6 +104,8 @@ class Weight(Value):
         sharding_strategy: Strategy | None = None,
     ) -> None:
         self.graph, self.number = None, -1
+        # Whether a graph took it as it was, so that a change comes too late for that graph.
+        self.is_in_a_graph = False
         self._name: str | None = name
         self.shard_of: Weight | None = None
         self.part: Part | None = None
@@ -85,8 +114,6 @@ class Weight(Value):
         self.align = align
         self.sharding_strategy = sharding_strategy
         self.shard_idx: int | None = None
-        # Whether a graph took it as it was, so that a change comes too late for that graph.
-        self.is_in_a_graph = False
         # The other paths by which its model reaches it: values may have any of these names.
         self.second_names: tuple[str, ...] = ()
         # The value that a Module has loaded for it.
@@ -115,11 +142,13 @@ class Weight(Value):
     @align.setter
     def align(self, align: int | None) -> None:
         given: Any = align
-        if given is not None and (type(given) is not int or given < 1 or given & (given - 1)):
+        if given is not None and not is_alignment(given):
             raise GraphError(
-                f"the alignment of `{self.name}` is {given!r}, which is not a power of two",
+                f"the alignment of `{self.name}` is {given!r}, which is not a power of two up to "
+                f"{MOST_ALIGN}",
                 hint="a number of bytes such as 64, or None for the alignment of the dtype",
             )
+        self._warn("align", align)
         self._align = align
 
     @property
@@ -142,7 +171,7 @@ class Weight(Value):
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
-        """Change dtype, shape and encoding together, said as when a weight is made.
+        """Change dtype, shape and encoding together, said as when a weight is made; never warns.
 
         Raises `EncodingError`, a `ValueError`, where rows are no whole blocks, and `GraphError`
         for blocks of numbers that are no floating-point numbers.
@@ -168,6 +197,12 @@ class Weight(Value):
 
     @original_dtype_and_shape.setter
     def original_dtype_and_shape(self, original: tuple[DTypeLike, ShapeLike]) -> None:
+        given: Any = original
+        if not isinstance(given, tuple | list) or len(cast("Sequence[Any]", given)) != 2:  # a pair
+            raise ArgumentTypeError(
+                f"the original dtype and shape of `{self.name}` are two, not {given!r}",
+                hint="for example `(DType.float32, (2, 64))`",
+            )
         dtype, shape = original
         kind, quantization = as_dtype(dtype), self._quantization
         if quantization is not None and kind is DType.uint8:
@@ -175,6 +210,7 @@ class Weight(Value):
                 f"the original dtype of `{self.name}` is that of its elements, not of its bytes",
                 hint="`DType.float32` is usual",
             )
+        self._warn("original_dtype_and_shape", (kind, Shape(shape)))
         self.configure(kind, shape, quantization)
 
     @property
@@ -192,6 +228,9 @@ class Weight(Value):
         kind = as_dtype(dtype)
         _require_kind(self.name, kind, self.quantization_encoding)
         if self.quantization_encoding is None or kind is not DType.uint8:
+            attribute = "dtype" if self._quantization is None else "original_dtype_and_shape"
+            after = kind if self._quantization is None else (kind, self._original[1])
+            self._warn(attribute, after)
             self._original = (kind, self._original[1])
 
     @property
@@ -207,6 +246,7 @@ class Weight(Value):
     def quantization_encoding(self, encoding: QuantizationEncoding | None) -> None:
         dtype, shape = self._original
         _require_kind(self.name, dtype, encoding)
+        self._warn("quantization_encoding", encoding)
         if encoding is not None and dtype is DType.uint8:
             self._original = (DType.float32, shape)
         self._quantization = encoding
@@ -222,6 +262,7 @@ class Weight(Value):
     @shape.setter
     def shape(self, shape: ShapeLike) -> None:
         shape = Shape(shape)
+        self._warn("shape", shape)
         if self.quantization_encoding is not None:
             shape = in_elements(self.name, shape, self.quantization_encoding.encoding)
         self._original = (self._original[0], shape)
@@ -233,6 +274,12 @@ class Weight(Value):
 
     @device.setter
     def device(self, device: DeviceRef) -> None:
+        require_device(device)
+        self._warn("device", device)
+        self._device = device
+
+    def place(self, device: DeviceRef) -> None:
+        """Set the device without a warning, for what warns of many weights at once."""
         require_device(device)
         self._device = device
 
@@ -289,6 +336,15 @@ class Weight(Value):
         made.whole_shape = shape
         return made
 
+    def _warn(self, attribute: str, after: object) -> None:
+        """Warn of an attribute that is changed after a graph took the weight as it was."""
+        if self.is_in_a_graph and (before := getattr(self, attribute)) != after:
+            warnings.warn(
+                f"a graph that was built before keeps `{self.name}` with {attribute} "
+                f"{_said(before)}; {_said(after)} counts for graphs that are built from now on",
+                stacklevel=3,
+            )
+
     def _refuse_shard(self) -> None:
         if self.shard_idx is not None:
             raise GraphError(
@@ -302,6 +358,15 @@ class Weight(Value):
         encoding = self.quantization_encoding
         quantized = "" if encoding is None else f" as {encoding.name}"
         return f"Weight({self.name!r}, {kind}{quantized})"
+
+
+def is_alignment(given: object) -> bool:
+    """Whether something is a boundary in bytes: a power of two up to `MOST_ALIGN`."""
+    return type(given) is int and 1 <= given <= MOST_ALIGN and not given & (given - 1)
+
+
+def _said(given: object) -> str:
+    return given.text if isinstance(given, Shape) else str(given)
 
 
 def _require_kind(name: str, dtype: DType, given: Any) -> None:

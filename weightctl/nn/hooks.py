@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from weightctl.errors import ArgumentTypeError
+from weightctl.graph.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +47,8 @@ def add_layer_hook(fn: Hook) -> LayerHook:
     It gets the layer, the positional arguments, the keyword arguments and the outputs, and returns
     None or new outputs, which replace those; several are called in the order they were added. They
     see the layers of all threads. `with add_layer_hook(fn):` removes it at the end. Raises
-    `TypeError` for what cannot be called.
+    `TypeError` for what cannot be called; a layer's call raises `ArgumentTypeError`, one too, where
+    a hook returns what is not a value in the place of one.
     """
     if not callable(fn):
         raise TypeError(f"a hook is a function, not {type(fn).__name__}")
@@ -63,5 +68,17 @@ def run_hooks(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     for hook in tuple(_HOOKS):
         replaced = hook.fn(layer, args, kwargs, outputs)
         if replaced is not None:
+            _require_outputs(hook.fn, layer, outputs, replaced)
             outputs = replaced
     return outputs
+
+
+def _require_outputs(fn: Any, layer: Layer, outputs: Any, replaced: Any) -> None:
+    """Raise `ArgumentTypeError` where a hook puts what no graph computes in a value's place."""
+    if isinstance(outputs, Value) and not isinstance(replaced, (Value, tuple, list)):
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        raise ArgumentTypeError(
+            f"the hook `{name}` returns {reprlib.repr(replaced)} in the place of what "
+            f"{type(layer).__name__} gives, {outputs.type}",
+            hint="a hook returns None, or values; `ops.constant(numbers)` makes a value",
+        )

@@ -9,7 +9,7 @@ from weightctl.dtype import DType
 from weightctl.graph.weight import Weight
 from weightctl.nn.cuts import Side, cut_along, replicated, unit_cuts
 from weightctl.nn.divisible import Divisible
-from weightctl.nn.precision import weight_as
+from weightctl.nn.precision import require_value, weight_as
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -26,7 +26,7 @@ class Linear(Divisible):
 
     There is no bias unless `bias=True` asks for one, as in most models of today; torch's layer has
     one by default. With `transposed` the weights are `(in_features, out_features)`, as GPT-2's
-    checkpoints store them.
+    checkpoints store them. It computes in the dtype of its inputs, to which it casts its weights.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Linear(Divisible):
 
     def __call__(self, x: Value) -> Value:
         """Return the layer's outputs, `(..., in_features)` to `(..., out_features)`."""
+        require_value(self, x)
         weight = weight_as(self.weight, x.dtype)
         y = x @ (weight if self.transposed else weight.T)
         return y if self.bias is None else y + weight_as(self.bias, x.dtype)

@@ -89,8 +89,17 @@ class Module(Layer):
     def state_dict(self, auto_initialize: bool = True) -> dict[str, HeldValue]:
         """Return the values of all weights by their paths, as they were loaded; name the weights.
 
-        A weight without a value gets zeros and keeps them. Raises `StateDictError`, a `ValueError`,
-        that names all which have no value and may get none, or have a size that is not known.
+        A weight without a value gets zeros, a `Buffer`, and keeps them. A weight that several paths
+        reach is there once, under the first. `weightctl.save(module.state_dict(), path)` writes it;
+        for other libraries a line makes their arrays of it, shared where they can be:
+
+            {name: torch.from_dlpack(value) for name, value in module.state_dict().items()}
+            {name: np.asarray(value) for name, value in module.state_dict().items()}
+
+        Values that are quantized become numbers by `value.astype("float32")` first. A torch module
+        with tied weights loads it by `load_state_dict(..., strict=False)`, as it expects each name.
+        Raises `StateDictError`, a `ValueError`, that names all which have no value and may get
+        none, or have a size that is not known.
         """
         weights = self.raw_state_dict()
         values = {name: kept(weight) for name, weight in weights.items()}
@@ -143,11 +152,14 @@ class Module(Layer):
 
         Values are NumPy arrays, any others that offer DLPack, `WeightData`, or nodes of a
         checkpoint's tree, all of which may be given as the tree itself. They are of the weights'
-        dtypes and logical shapes, and of their quantization encodings unless
-        `override_quantization_encoding` has the weights take on the values'. Each starts on a
-        multiple of `weight_alignment` bytes, which becomes the `align` of every weight, or else on
-        one of its weight's `align` or its dtype's size. Returns the names of weights that no value
-        was given for, and of values that no weight was there for, where not `strict`.
+        dtypes, or of such that lose nothing, and of their logical shapes. Blocks are decoded for a
+        weight of floats when a graph runs, unless `override_quantization_encoding` has the weights
+        take on the values' encodings. A value under a second path of a shared weight is that
+        weight's; where both are given they are equal. Each starts on a multiple of
+        `weight_alignment` bytes, which becomes the `align` of every weight; without it values may
+        start anywhere, and are copied when a graph runs where they must be. Returns the names of
+        weights that no value was given for, and of values that no weight was there for, where not
+        `strict`. `InferenceSession.load` takes the same values, but for names that no weight has.
 
         Raises `StateDictError`, a `ValueError`, that names every value which does not fit and,
         where `strict`, all that are missing or unexpected, and what `name_weights` does; nothing
@@ -234,7 +246,7 @@ class Module(Layer):
         weights = list(all_weights(self))
         _warn_of_earlier_graphs(weights, first)
         for weight in weights:
-            weight.device = first
+            weight.place(first)
             if sharding_strategy is not None:
                 weight.sharding_strategy = sharding_strategy
         if sharding_strategy is not None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
+from weightctl.errors import ArgumentTypeError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.module import Module
-from weightctl.nn.precision import weight_as
+from weightctl.nn.precision import require_value, weight_as
+from weightctl.untyped import is_sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
     from weightctl.graph.value import Value
@@ -22,24 +27,27 @@ __all__ = ["LayerNorm", "RMSNorm"]
 class RMSNorm(Module):
     """`x / sqrt(mean(x * x) + eps) * (offset + weight)` over the last axis.
 
+    `features` is its size, or a sequence of that alone, as torch takes it.
     Gemma's checkpoints store weights less 1, which `offset` gives back.
     """
 
     def __init__(
         self,
-        features: int,
+        features: int | Sequence[int],
         eps: float = 1e-6,
         *,
         offset: float = 0.0,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
+        size = _size(type(self).__name__, features)
         self.eps = eps
         self.offset = offset
-        self.weight = Weight("weight", dtype, (features,), device)
+        self.weight = Weight("weight", dtype, (size,), device)
 
     def __call__(self, x: Value) -> Value:
         """Return the activations scaled, in their own shape and dtype."""
+        require_value(self, x)
         if not self.offset:
             return ops.rms_norm(x, weight_as(self.weight, x.dtype), self.eps)
         # In float32, as gemma is trained: near 1 a narrower sum would lose what the weight says.
@@ -48,23 +56,40 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last axis."""
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last axis.
+
+    `features` is its size, or a sequence of that alone, as torch takes it.
+    """
 
     def __init__(
         self,
-        features: int,
+        features: int | Sequence[int],
         eps: float = 1e-5,
         *,
         bias: bool = True,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
+        size = _size(type(self).__name__, features)
         self.eps = eps
-        self.weight = Weight("weight", dtype, (features,), device)
-        self.bias = Weight("bias", dtype, (features,), device) if bias else None
+        self.weight = Weight("weight", dtype, (size,), device)
+        self.bias = Weight("bias", dtype, (size,), device) if bias else None
 
     def __call__(self, x: Value) -> Value:
         """Return the activations centred and scaled, in their own shape and dtype."""
+        require_value(self, x)
         weight = weight_as(self.weight, x.dtype)
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)
         return ops.layer_norm(x, weight, bias, self.eps)
+
+
+def _size(layer: str, features: Any) -> int:
+    """Return the size of the last axis; `ArgumentTypeError` for several axes."""
+    if isinstance(features, SupportsIndex):
+        return index(features)
+    if is_sequence(features) and len(features) == 1 and isinstance(features[0], SupportsIndex):
+        return index(features[0])
+    raise ArgumentTypeError(
+        f"{layer} is made for {features!r}",
+        hint="it normalizes the last axis, and is given its size: `8` or `(8,)`",
+    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import reprlib
+from typing import TYPE_CHECKING, Any
 
+from weightctl.errors import ArgumentTypeError
 from weightctl.graph.ops.dequantize import dequantize
+from weightctl.graph.value import Value
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
-    from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
 
-__all__ = ["weight_as"]
+__all__ = ["require_value", "weight_as"]
 
 
 def weight_as(weight: Weight, dtype: DType) -> Value:
@@ -19,3 +21,14 @@ def weight_as(weight: Weight, dtype: DType) -> Value:
     if weight.quantization_encoding is not None:
         return dequantize(weight, dtype)
     return weight if weight.dtype is dtype else weight.cast(dtype)
+
+
+def require_value(layer: object, given: Any) -> None:
+    """Raise `ArgumentTypeError` for what a layer is called with that is not a value of a graph."""
+    if not isinstance(given, Value):
+        raise ArgumentTypeError(
+            f"{type(layer).__name__} is called with {reprlib.repr(given)}, which is not a value "
+            "of a graph",
+            hint="call it inside `with Graph(...)` on an input or a NumPy array; "
+            "`ops.constant(numbers)` makes a value",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
+from weightctl.graph.weight import MOST_ALIGN, is_alignment
 from weightctl.nn.values import address, data_of, describe, to_held
 from weightctl.weights.equal import difference
 from weightctl.weights.protocol import Weights
@@ -183,8 +184,10 @@ def _asked(weight: Weight) -> str:
 def _require_alignment(alignment: Any) -> None:
     if alignment is None:
         return
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise StateDictError(f"weight_alignment is {alignment!r}, which is no power of two")
+    if not is_alignment(alignment):
+        raise StateDictError(
+            f"weight_alignment is {alignment!r}, which is no power of two up to {MOST_ALIGN}"
+        )
 
 
 def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateValue]:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["InputTypes", "subgraph_of"]
 
-InputTypes: TypeAlias = "Sequence[TensorType | Sequence[TensorType]]"
+InputTypes: TypeAlias = "TensorType | Sequence[TensorType | Sequence[TensorType]]"
+_Types: TypeAlias = "Sequence[TensorType | Sequence[TensorType]]"
 
 
 def subgraph_of(layer: Layer, name: str, input_types: InputTypes, weight_prefix: str) -> Graph:
     """Return a subgraph of the current graph that computes what a layer does."""
     parent = Graph.current
+    input_types = _listed(input_types)
     naming = naming_of(layer, weight_prefix)
     _name_weights(layer, weight_prefix)
     subgraph = parent.add_subgraph(name, _flat_types(input_types), weight_prefix)
@@ -59,7 +61,22 @@ def _name_weights(layer: Layer, prefix: str) -> None:
     )
 
 
-def _flat_types(input_types: InputTypes) -> Iterator[TensorType]:
+def _listed(given: Any) -> _Types:
+    """Return the types of several arguments, or that of the only one, as a list."""
+    if isinstance(given, TensorType):
+        return [given]
+    kinds: list[Any] = list(given) if hasattr(given, "__iter__") else [None]
+    flat = [each for kind in kinds for each in (kind if is_sequence(kind) else [kind])]
+    if not all(isinstance(each, TensorType) for each in flat):
+        raise GraphError(
+            f"the input types of a subgraph are {given!r}",
+            hint="a list of TensorTypes, such as `[x.type]`; a list in it is that of an argument "
+            "which is a list",
+        )
+    return kinds
+
+
+def _flat_types(input_types: _Types) -> Iterator[TensorType]:
     for given in input_types:
         if isinstance(given, TensorType):
             yield given

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from weightctl.dtype import DType
 from weightctl.errors import MissingTensorError, StateDictError
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.data import WeightData
 from weightctl.weights.deferred import Deferred
-from weightctl.weights.dlpack import CPU
+from weightctl.weights.dlpack import CPU, DLPackArray
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.tree import Checkpoint, info_of
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.graph.weight import Weight
     from weightctl.shape import Shape
-    from weightctl.weights.dlpack import DLPackArray
 
 __all__ = [
     "HeldValue",
@@ -34,8 +33,21 @@ __all__ = [
 
 _ARRAYS = "NumPy arrays, torch tensors, Buffers and all that offer DLPack are values"
 
-HeldValue: TypeAlias = "DLPackArray | WeightData"
-StateValue: TypeAlias = "HeldValue | Checkpoint"
+StateValue: TypeAlias = "DLPackArray | WeightData | Checkpoint"
+
+
+class HeldValue(DLPackArray, Protocol):
+    """The value of a weight: a NumPy array, a tensor of torch, a `Buffer`, `WeightData` or such."""
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Its sizes; of quantized `WeightData` those of its bytes."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype, as the value's own library says it."""
+        ...
 
 
 class _Kept(NamedTuple):
@@ -135,7 +147,7 @@ def _is_here(value: object) -> bool:
         raise StateDictError(f"cannot be taken: {error}", hint=_ARRAYS) from error
 
 
-def address(value: HeldValue) -> int | None:
+def address(value: DLPackArray) -> int | None:
     """Return where in memory a value starts, without reading a byte of it.
 
     None for one that is empty, made when it is read, or on another device.

@@ -24,9 +24,10 @@ def cast(x: ValueLike, dtype: DTypeLike) -> Value:
     """Return the numbers rounded to another dtype, once, to nearest even.
 
     Floating-point numbers that become integers lose their fractions; those that become bool are
-    true where they are not 0. What is too large becomes an infinity; of the dtypes without one,
-    which torch rounds to, float8_e4m3fn takes its largest number, 448, and the others NaN. Raises
-    `GraphError` for complex numbers and for float4, which is stored in pairs.
+    true where they are not 0. What no integer of the dtype is, NaN too, becomes what torch makes of
+    it; `WeightData.astype` refuses it. What is too large becomes an infinity; of the dtypes without
+    one, which torch rounds to, float8_e4m3fn takes its largest number, 448, and the others NaN.
+    Raises `GraphError` for complex numbers and for float4, which is stored in pairs.
     """
     with refusing("cast", x):
         wanted = as_dtype(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 from operator import index
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 
 from weightctl.device import CPU
 from weightctl.dtype import DType, as_dtype
@@ -59,7 +59,7 @@ def range(  # noqa: A001  # as Python calls it
     """
     first, last = (0, start) if stop is None else (start, stop)
     with sizing("range"):
-        begin, end, distance = _bound(first), _bound(last), index(step)
+        begin, end, distance = _bound(first), _bound(last), _whole(step)
         kind = as_dtype(dtype)
     return apply("range", start=begin, stop=end, step=distance, dtype=kind, device=device)
 
@@ -69,11 +69,17 @@ def arange(
     stop: DimLike | None = None,
     step: int = 1,
     *,
+    end: DimLike | None = None,
     dtype: DTypeLike = DType.int64,
     device: DeviceRef = CPU,
 ) -> Value:
-    """Return what `range` does, by the name that NumPy and torch have for it."""
-    return range(start, stop, step, dtype=dtype, device=device)
+    """Return what `range` does, by the name that NumPy and torch have for it.
+
+    `end` is torch's word for `stop`.
+    """
+    if end is not None and stop is not None:
+        raise GraphError("`stop` and `end` are the same, and both are given", hint="give one")
+    return range(start, end if stop is None else stop, step, dtype=dtype, device=device)
 
 
 def infer(*, start: _Bound, stop: _Bound, step: int, dtype: DType, device: DeviceRef) -> TensorType:
@@ -111,6 +117,16 @@ def _bound(value: DimLike) -> _Bound:
     if isinstance(value, Dim | str):
         dim = Dim(value)
         return int(dim) if dim.is_static else dim
+    return _whole(value)
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, SupportsIndex):
+        raise GraphError(
+            f"{value!r} is not a whole number",
+            hint="whole steps become fractions by arithmetic: "
+            "`ops.arange(4).cast(DType.float32) * 0.25`",
+        )
     return index(value)
 
 

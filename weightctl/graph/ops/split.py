@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from weightctl.errors import GraphError
 from weightctl.graph.ops.dequantize import numbers_of
@@ -52,8 +52,10 @@ def chunk(
                 f"dimension {place} is {value.shape[place]}, whose parts have no known sizes",
                 hint="`ops.split` takes sizes with names",
             )
-        if index(chunks) < 1:
-            raise GraphError(f"{chunks} chunks cannot be made", hint="1 at least")
+        # It may be anything: a caller's types are not checked.
+        count: Any = chunks
+        if not isinstance(count, SupportsIndex) or index(count) < 1:
+            raise GraphError(f"{chunks!r} chunks cannot be made", hint="a whole number from 1 on")
         size = int(value.shape[place])
         length = max(-(-size // index(chunks)), 1)
         sizes = [min(length, size - start) for start in range(0, size, length)] or [0]

@@ -1,0 +1,8 @@
+"""The documented path of arrays: `driver.tensor`."""
+
+from __future__ import annotations
+
+from weightctl.driver import Tensor
+from weightctl.weights.dlpack import DLPackArray
+
+__all__ = ["DLPackArray", "Tensor"]
