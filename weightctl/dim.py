@@ -16,6 +16,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 # The most characters of a quotient that are spelled out: one that has itself twice in it, as the
 # halves and thirds of a dimension put together have, doubles with every step.
 _LONGEST = 10_000
+_KINDS = "a size such as 4, a name such as `batch`, or a Dim of these"
 
 
 class _Quotient:
@@ -77,10 +78,7 @@ class Dim:
             self.terms = {(value,): 1}
         else:
             if not _is_dim(value):
-                raise TypeError(
-                    f"{value!r} is not a dimension: a size such as 4, a name such as `batch`, or a "
-                    "Dim of these"
-                )
+                raise TypeError(f"{value!r} is not a dimension: {_KINDS}")
             size = index(value)
             if size < 0:
                 raise ValueError(f"a dimension cannot be {size}")

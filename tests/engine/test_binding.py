@@ -262,7 +262,9 @@ def test_a_weight_that_is_changed_later_stays_what_it_was_in_the_graph(resident:
     weight = Weight("w", F32, (4,))
     with Graph("sum") as graph:
         graph.output(weight + 1.0)
-    weight.name, weight.device = "other", DeviceRef.GPU(3)
+    weight.name = "other"
+    with pytest.warns(UserWarning, match="keeps `other` with device cpu:0; gpu:3 counts"):
+        weight.device = DeviceRef.GPU(3)
     weight.configure(DType.float64, (2, 32), Q8_0)
     found = ran(graph, registry={"w": np.ones(4, np.float32)}, resident=resident)
     assert (found.dtype, found.tolist()) == (np.float32, [2] * 4)

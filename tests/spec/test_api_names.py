@@ -154,6 +154,7 @@ def test_the_lines_that_export_a_state_run_as_they_are_written(tmp_path: Path) -
         module, theirs = Tied(), Theirs()
         if values is not None:
             module.load_state_dict(values)
+        assert [value.shape for value in module.state_dict().values()] == [(10, 4)]
         names: dict[str, Any] = {"module": module, "torch": torch, "np": np}
         exec(block, names)  # it is our own page
         expected = numbers if values else np.zeros((10, 4))

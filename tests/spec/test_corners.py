@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from weightctl import DType, QuantizationEncoding, WeightData, nn, open_weights
+from weightctl import DType, QuantizationEncoding, WeightData, nn
 from weightctl.engine import InferenceSession
 from weightctl.errors import EncodingError, GraphError
 from weightctl.graph import (
@@ -192,7 +192,7 @@ def test_the_original_dtype_and_shape_are_two(original: Any) -> None:
         weight.original_dtype_and_shape = original
 
 
-@pytest.mark.parametrize("given", [np.ones(3), 3, "w", None, open_weights])
+@pytest.mark.parametrize("given", [np.ones(3), 3, "w", None, Graph("tree").weights().w])
 def test_what_is_added_to_a_graph_as_a_weight_is_one(given: Any) -> None:
     with pytest.raises(TypeError, match=r"(?s)is a Weight, not .*hint: `ops\.constant\(numbers\)`"):
         Graph("g").add_weight(given)
@@ -200,7 +200,7 @@ def test_what_is_added_to_a_graph_as_a_weight_is_one(given: Any) -> None:
 
 @pytest.mark.parametrize("number", [-1, "0", True, 1.0, None])
 def test_devices_are_counted_from_0(number: Any) -> None:
-    with pytest.raises(TypeError, match="(?s)number of a device is .*counted from 0"):
+    with pytest.raises(TypeError, match=r"(?s)number of a device is .*counted from 0"):
         DeviceRef.GPU(number)
 
 
@@ -278,7 +278,7 @@ def test_known_sizes_compute_as_numbers_and_compare() -> None:
         True, True, False, False, True, True,
     )  # fmt: skip
     assert n + 1 > n
-    assert not n < n
+    assert not n + 1 < n
 
 
 @pytest.mark.parametrize(
