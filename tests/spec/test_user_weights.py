@@ -190,7 +190,9 @@ def test_every_spelling_of_a_dtype_is_taken_where_a_tree_is_only_known_as_weight
 
 
 @pytest.mark.parametrize(
-    "given", [Arrays(VALUES), Pairs(VALUES), Pairs(VALUES, has_data=True)], ids=str
+    "given",
+    [Arrays(VALUES), Pairs(VALUES), Pairs(VALUES, has_data=True)],
+    ids=["arrays", "pairs", "pairs of data"],
 )
 def test_arrays_in_place_of_data_or_nodes_are_taken_everywhere(given: Any, tmp_path: Path) -> None:
     save(given, tmp_path / "out.safetensors")

@@ -83,7 +83,7 @@ def _hint_for(given: object) -> str:
 def _data_of(name: str, value: Any) -> WeightData:
     try:
         # A node has a method of that name; the `data` of an array is its memory.
-        if not isinstance(value, WeightData) and callable(getattr(value, "data", None)):
+        if not isinstance(value, WeightData) and callable(getattr(type(value), "data", None)):
             value = value.data()
         return WeightData.from_dlpack(value, name)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
