@@ -201,7 +201,7 @@ class Encoding(NamedTuple):
 
     `gguf`, `safetensors` and `pytorch` are what each format calls it, None where it has no name.
     `layout` is the `struct` format of one block, which says what a change of byte order swaps.
-    `codec` is the module for its blocks; empty where none of ours does them.
+    `codec` refers to the codec of its blocks, `module:name`; empty where none of ours does them.
     """
 
     name: str
@@ -305,17 +305,17 @@ _TABLE = (
     Encoding("QUINT2X4", 4, 1, "B", None, None, "quint2x4"),
     Encoding("Q1_0", 128, 18, "H16B", 41),
     Encoding("Q2_0", 64, 18, "H16B", 42),
-    Encoding("Q4_0", 32, 18, "H16B", 2, codec=_CODECS + "q4_0"),
-    Encoding("Q4_1", 32, 20, "2H16B", 3, codec=_CODECS + "q4_1"),
-    Encoding("Q5_0", 32, 22, "HI16B", 6, codec=_CODECS + "q5_0"),
-    Encoding("Q5_1", 32, 24, "2HI16B", 7, codec=_CODECS + "q5_1"),
-    Encoding("Q8_0", 32, 34, "H32B", 8, codec=_CODECS + "q8_0"),
+    Encoding("Q4_0", 32, 18, "H16B", 2, codec=_CODECS + "symmetric:Q4_0"),
+    Encoding("Q4_1", 32, 20, "2H16B", 3, codec=_CODECS + "affine:Q4_1"),
+    Encoding("Q5_0", 32, 22, "HI16B", 6, codec=_CODECS + "symmetric:Q5_0"),
+    Encoding("Q5_1", 32, 24, "2HI16B", 7, codec=_CODECS + "affine:Q5_1"),
+    Encoding("Q8_0", 32, 34, "H32B", 8, codec=_CODECS + "q8_0:Q8_0"),
     Encoding("Q8_1", 32, 36, "2H32B", 9),
-    Encoding("Q2_K", 256, 84, "80B2H", 10, codec=_CODECS + "q2_k"),
-    Encoding("Q3_K", 256, 110, "108BH", 11, codec=_CODECS + "q3_k"),
-    Encoding("Q4_K", 256, 144, "2H140B", 12, codec=_CODECS + "q4_k"),
-    Encoding("Q5_K", 256, 176, "2H172B", 13, codec=_CODECS + "q5_k"),
-    Encoding("Q6_K", 256, 210, "208BH", 14, codec=_CODECS + "q6_k"),
+    Encoding("Q2_K", 256, 84, "80B2H", 10, codec=_CODECS + "q2_k:Q2_K"),
+    Encoding("Q3_K", 256, 110, "108BH", 11, codec=_CODECS + "q3_k:Q3_K"),
+    Encoding("Q4_K", 256, 144, "2H140B", 12, codec=_CODECS + "scales_and_mins:Q4_K"),
+    Encoding("Q5_K", 256, 176, "2H172B", 13, codec=_CODECS + "scales_and_mins:Q5_K"),
+    Encoding("Q6_K", 256, 210, "208BH", 14, codec=_CODECS + "q6_k:Q6_K"),
     Encoding("Q8_K", 256, 292, "I256B16H", 15),
     Encoding("IQ1_S", 256, 50, "H32B8H", 19),
     Encoding("IQ1_M", 256, 56, "48B4H", 29),
@@ -324,12 +324,12 @@ _TABLE = (
     Encoding("IQ2_S", 256, 82, "H80B", 22),
     Encoding("IQ3_XXS", 256, 98, "H64B8I", 18),
     Encoding("IQ3_S", 256, 110, "H108B", 21),
-    Encoding("IQ4_NL", 32, 18, "H16B", 20, codec=_CODECS + "iq4_nl"),
-    Encoding("IQ4_XS", 256, 136, "2H132B", 23, codec=_CODECS + "iq4_xs"),
-    Encoding("TQ1_0", 256, 54, "52BH", 34, codec=_CODECS + "tq1_0"),
-    Encoding("TQ2_0", 256, 66, "64BH", 35, codec=_CODECS + "tq2_0"),
-    Encoding("MXFP4", 32, 17, "17B", 39, codec=_CODECS + "mxfp4"),
-    Encoding("NVFP4", 64, 36, "36B", 40, codec=_CODECS + "nvfp4"),
+    Encoding("IQ4_NL", 32, 18, "H16B", 20, codec=_CODECS + "codebook:IQ4_NL"),
+    Encoding("IQ4_XS", 256, 136, "2H132B", 23, codec=_CODECS + "codebook:IQ4_XS"),
+    Encoding("TQ1_0", 256, 54, "52BH", 34, codec=_CODECS + "ternary:TQ1_0"),
+    Encoding("TQ2_0", 256, 66, "64BH", 35, codec=_CODECS + "ternary:TQ2_0"),
+    Encoding("MXFP4", 32, 17, "17B", 39, codec=_CODECS + "e2m1:MXFP4"),
+    Encoding("NVFP4", 64, 36, "36B", 40, codec=_CODECS + "e2m1:NVFP4"),
 )
 
 ENCODINGS: dict[str, Encoding] = {encoding.name: encoding for encoding in _TABLE}

@@ -36,7 +36,7 @@ def assert_those_of_ggml(
     held = decoded(codec, encoding, theirs).reshape(-1, kind.block)
     finite = np.isfinite(held).all(axis=1)
     if encoding == "MXFP4":
-        # Of such blocks ggml makes undefined exponents (`weightctl/codecs/mxfp4.py`).
+        # Of such blocks ggml makes undefined exponents (`weightctl/codecs/e2m1.py`).
         peak = np.abs(rows).reshape(-1, kind.block).max(axis=1)
         finite &= (peak == 0) | (peak >= 2.0**-125)
     np.testing.assert_array_equal(

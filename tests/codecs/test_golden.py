@@ -7,12 +7,13 @@ and `IMPORTANCE`, which are integer arithmetic, so that they are the same everyw
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from twins import twins
+from weightctl.codecs import definition
 from weightctl.dtype import ENCODINGS
 
 if TYPE_CHECKING:
@@ -87,3 +88,9 @@ def test_encoding_gives_the_bytes_ggml_gave(encoding: str, weighted: bool) -> No
         out = np.zeros((8, 1024 // kind.block * kind.size), np.uint8)
         codec.encode(rows(), importance() if weighted else None, out)
         assert sha256(out.tobytes()).hexdigest() == DIGESTS[encoding, weighted], name
+
+
+@pytest.mark.parametrize("encoding", sorted({name for name, _ in DIGESTS}))
+def test_blocks_have_the_size_that_the_table_says(encoding: str) -> None:
+    codec: Any = definition(ENCODINGS[encoding])
+    assert codec.block_dtype.itemsize == ENCODINGS[encoding].size

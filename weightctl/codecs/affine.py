@@ -1,33 +1,27 @@
-"""Q4_1 and Q5_1: 32 numbers in a few bits each, one scale and one min."""
+"""Q4_1 and Q5_1: 32 values in 4 or 5 bits each, one scale and one min."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs import nibbles
-from weightctl.codecs.search import fit_scale_and_min
+from weightctl.codecs.nibbles import NibbleCodec
+from weightctl.codecs.scale_search import fit_scale_and_min
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["decode", "encode"]
+__all__ = ["Q4_1", "Q5_1"]
 
 
-def encode(rows: F32, importance: F32 | None, blocks: NDArray[np.void], most: int) -> None:
-    """Fill `blocks`, shape (r, n // 32), with levels 0..`most` of `rows`, shape (r, n).
-
-    Level 0 is the min.
-    """
-
-    def fit(x: F32, weights: F32 | None) -> tuple[U8, dict[str, F32]]:
-        level, scale, low = _round(x, most) if weights is None else _search(x, weights, most)
-        return level, {"scale": scale, "min": low}
-
-    nibbles.encode(rows, importance, blocks, fit)
+def _fit(x: F32, weights: F32 | None, most: int) -> tuple[U8, dict[str, F32]]:
+    """Return levels 0..`most`, of which 0 is the min, the scales and the mins."""
+    level, scale, low = _round(x, most) if weights is None else _search(x, weights, most)
+    return level, {"scale": scale, "min": low}
 
 
 def _round(x: F32, most: int) -> tuple[U8, F32, F32]:
@@ -57,10 +51,21 @@ def _search(x: F32, weights: F32, most: int) -> tuple[U8, F32, F32]:
     return levels, scale.reshape(x.shape[:2]), -negated.reshape(x.shape[:2])
 
 
-def decode(blocks: NDArray[np.void], out: F32) -> None:
-    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32)."""
-    with np.errstate(all="ignore"):
-        for block, level, values in nibbles.unpacked(blocks, out):
-            scale, low = (block[name].astype(np.float32)[..., None] for name in ("scale", "min"))
-            np.multiply(level, scale, out=values, dtype=np.float32)
-            np.add(values, low, out=values)
+def _restore(level: NDArray[np.int8], block: NDArray[np.void], out: F32) -> None:
+    scale, low = (block[name].astype(np.float32)[..., None] for name in ("scale", "min"))
+    np.multiply(level, scale, out=out, dtype=np.float32)
+    np.add(out, low, out=out)
+
+
+# ggml's `block_q4_1`.
+Q4_1 = NibbleCodec(
+    np.dtype([("scale", "<f2"), ("min", "<f2"), ("low", "u1", 16)]),
+    partial(_fit, most=15),
+    _restore,
+)
+# ggml's `block_q5_1`.
+Q5_1 = NibbleCodec(
+    np.dtype([("scale", "<f2"), ("min", "<f2"), ("high", "u1", 4), ("low", "u1", 16)]),
+    partial(_fit, most=31),
+    _restore,
+)

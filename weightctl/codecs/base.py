@@ -1,23 +1,23 @@
-"""What every encoding's module offers, and how its work is cut into pieces that stay in cache."""
+"""The protocol of codecs, and the record of a block type's codec, with its loop over tiles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["F32", "U8", "Codec", "tiles"]
+__all__ = ["F32", "U8", "BlockCodec", "Codec", "tiles"]
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 
 class Codec(Protocol):
-    """A module, or an object, that turns numbers into the bytes of one encoding and back."""
+    """What turns values into the bytes of one encoding and back."""
 
     def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:
         """Fill `out`, shape (r, n // block * size), with `rows`, shape (r, n), encoded.
@@ -30,6 +30,39 @@ class Codec(Protocol):
     def decode(self, blocks: U8, out: F32) -> None:
         """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // block * size)."""
         ...
+
+
+class BlockCodec(NamedTuple):
+    """The codec of blocks of `elements` values, which are encoded each by itself.
+
+    `block_dtype` has the fields of one block. `encode_tile` takes values of shape (r, b, elements)
+    and their importance, shape (b, elements), and fills blocks of shape (r, b); `decode_tile` takes
+    such blocks and fills an array of such values. At most `area` values are at work at a time.
+    """
+
+    block_dtype: np.dtype[np.void]
+    elements: int
+    encode_tile: Callable[[F32, F32 | None, NDArray[np.void]], None]
+    decode_tile: Callable[[NDArray[np.void], F32], None]
+    area: int = 1 << 16
+
+    def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:
+        """Fill `out` with the blocks of `rows`: the bytes of ggml's `quantize_...`."""
+        blocks = out.view(self.block_dtype)
+        x = rows.reshape(*blocks.shape, self.elements)
+        columns = None if importance is None else importance.reshape(-1, self.elements)
+        with np.errstate(all="ignore"):
+            for tile in tiles(blocks.shape, self.area // self.elements):
+                weights = None if columns is None else columns[tile[1]]
+                self.encode_tile(x[tile], weights, blocks[tile])
+
+    def decode(self, blocks: U8, out: F32) -> None:
+        """Fill `out` with the values of `blocks`."""
+        block = blocks.view(self.block_dtype)
+        values = out.reshape(*block.shape, self.elements)
+        with np.errstate(all="ignore"):
+            for tile in tiles(block.shape, self.area // self.elements):
+                self.decode_tile(block[tile], values[tile])
 
 
 def tiles(shape: tuple[int, ...], area: int) -> Iterator[tuple[slice, slice]]:

@@ -1,7 +1,11 @@
-"""The sixteen uneven levels of IQ4_NL and IQ4_XS, and the search for the scale that suits them.
+"""IQ4_NL and IQ4_XS: values in 4 bits each, at sixteen uneven levels times a scale.
 
-Arrays of the search have shape (32, lanes), a block of 32 numbers in each lane, and each lane does
-ggml's float32 operations in ggml's order, as in `search`. Callers ignore floating point warnings.
+IQ4_NL has 32 values and one scale; IQ4_XS 256 values in eight sub-blocks of 32. A sub-block of
+IQ4_XS whose scale overflows to NaN, as it does where its values are beyond 1e17, becomes zeros;
+ggml's does too.
+
+Arrays of the search have shape (32, lanes), a block of 32 values in each lane, and each lane does
+ggml's float32 operations in ggml's order, as in `scale_search`.
 """
 
 from __future__ import annotations
@@ -10,14 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.search import NEGLIGIBLE, first_peak
+from weightctl.codecs.base import BlockCodec
+from weightctl.codecs.nibbles import pack_pairs, unpack_pairs
+from weightctl.codecs.scale_search import NEGLIGIBLE, first_peak, nearest_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["fit_scale", "importance_weights", "nearest", "packed", "unpacked"]
+__all__ = ["IQ4_NL", "IQ4_XS"]
 
 # ggml's `kvalues_iq4nl`.
 _LEVELS = np.array(
@@ -27,7 +33,7 @@ _VALUES = _LEVELS.astype(np.float32)
 _MIDPOINTS = (_VALUES[1:] + _VALUES[:-1]) / 2
 
 
-def nearest(values: F32) -> U8:
+def _find_nearest(values: F32) -> U8:
     """Return which levels are nearest to values, the upper of two as near; 15 for NaN."""
     level = np.full(values.shape, 15, np.uint8)
     for midpoint in _MIDPOINTS:
@@ -35,20 +41,20 @@ def nearest(values: F32) -> U8:
     return level
 
 
-def fit_scale(x: F32, weights: F32) -> F32:
+def _fit_scale(x: F32, weights: F32) -> F32:
     """Return, for each lane, the scale such that `x` is near to the scale times levels.
 
     Tries the peak at 127, then at -134, -133 ... -120, fits a scale to the levels of each trial by
     weighted least squares, and takes that of the least error. The scale of a lane of negligible
-    numbers is 0. Mirrors the search in ggml's `quantize_row_iq4_nl_impl`.
+    values is 0. Mirrors the search in ggml's `quantize_row_iq4_nl_impl`.
     """
     peak = first_peak(x)
     inverse: F32 = np.float32(1) / (peak / np.float32(127))
-    sum_vx, sum_v2 = _correlated(x, weights, inverse)
+    sum_vx, sum_v2 = _correlate(x, weights, inverse)
     scale = np.where(sum_v2 > 0, sum_vx / sum_v2, np.float32(0))
     best = scale * sum_vx
     for i in range(-7, 8):
-        sum_vx, sum_v2 = _correlated(x, weights, np.float32(i - 127) / peak)
+        sum_vx, sum_v2 = _correlate(x, weights, np.float32(i - 127) / peak)
         better = (sum_v2 > 0) & (sum_vx * sum_vx > best * sum_v2)
         scale = np.where(better, sum_vx / sum_v2, scale)
         best = np.where(better, scale * sum_vx, best)
@@ -56,12 +62,12 @@ def fit_scale(x: F32, weights: F32) -> F32:
     return scale
 
 
-def _correlated(x: F32, weights: F32, inverse: F32) -> tuple[F32, F32]:
-    """Return the weighted sums of value times `x`, and of values squared, added first to last.
+def _correlate(x: F32, weights: F32, inverse: F32) -> tuple[F32, F32]:
+    """Return the weighted sums of level times `x`, and of levels squared, added first to last.
 
-    A value is that of the level nearest to `x * inverse`.
+    A level is the one nearest to `x * inverse`.
     """
-    values = _VALUES[nearest(x * inverse)]
+    values = _VALUES[_find_nearest(x * inverse)]
     sum_vx: F32 = np.zeros(inverse.shape, np.float32)
     sum_v2 = sum_vx.copy()
     for number, weight, value in zip(x, weights, values, strict=True):
@@ -71,19 +77,80 @@ def _correlated(x: F32, weights: F32, inverse: F32) -> tuple[F32, F32]:
     return sum_vx, sum_v2
 
 
-def importance_weights(x: F32, importance: F32) -> F32:
-    """Return ggml's weights of blocks, shape (..., n), from the importance of each number."""
+def _weigh(x: F32, importance: F32 | None) -> F32:
+    """Return ggml's weights of blocks, shape (..., n), from the importance of each column."""
+    if importance is None:
+        return x * x
     total = np.add.accumulate(x * x, axis=-1)[..., -1:]
     variance: F32 = total * np.float32(2 / x.shape[-1])
     return importance * np.sqrt(variance + x * x)
 
 
-def packed(level: U8) -> U8:
-    """Return the bytes (..., 16) of levels (..., 32): byte i has levels i and, high, i + 16."""
-    both: U8 = level[..., :16] | level[..., 16:] << np.uint8(4)
-    return both
+def _invert(scale: F32) -> F32:
+    return np.where(scale != 0, 1 / scale, np.float32(0))
 
 
-def unpacked(q: U8) -> NDArray[np.int8]:
-    """Return the levels' values (..., 32) from bytes (..., 16)."""
-    return np.take(_LEVELS, np.concatenate([q & np.uint8(15), q >> np.uint8(4)], axis=-1))
+def _encode_nl(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
+    """Fill blocks of IQ4_NL: the bytes of ggml's `quantize_iq4_nl`."""
+    lanes = np.ascontiguousarray(x.reshape(-1, 32).T)
+    weights = _weigh(x, importance)
+    scale = _fit_scale(lanes, np.ascontiguousarray(weights.reshape(-1, 32).T))
+    level = _find_nearest(lanes * _invert(scale)).T.reshape(x.shape)
+    block["scale"] = scale.reshape(block.shape)
+    block["q"] = pack_pairs(level)
+
+
+def _decode_nl(block: NDArray[np.void], out: F32) -> None:
+    scale = block["scale"].astype(np.float32)
+    np.multiply(_unpack(block["q"]), scale[..., None], out=out, dtype=np.float32)
+
+
+def _unpack(q: U8) -> NDArray[np.int8]:
+    """Return the levels (..., 32) of bytes (..., 16)."""
+    return np.take(_LEVELS, unpack_pairs(q))
+
+
+_HIGH_SHIFTS = np.arange(0, 16, 2, dtype=np.uint16)
+
+
+def _encode_xs(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
+    """Fill blocks of IQ4_XS: the bytes of ggml's `quantize_iq4_xs`.
+
+    Lane 8 * i + s is sub-block s of block i.
+    """
+    lanes = np.ascontiguousarray(x.reshape(-1, 32).T)
+    weights = _weigh(x, importance)
+    fitted = _fit_scale(lanes, np.ascontiguousarray(weights.reshape(-1, 32).T)).reshape(-1, 8)
+    scale = -first_peak(fitted.T) / np.float32(32)
+    whole = np.clip(nearest_int(_invert(scale)[:, None] * fitted), -32, 31)
+
+    sub_scale = scale[:, None] * whole.astype(np.float32)
+    level = _find_nearest(lanes * _invert(sub_scale).reshape(-1))
+    stored = (whole + 32).astype(np.uint8)
+    made = np.empty(len(scale), block.dtype)
+    made["scale"] = scale
+    made["q"] = pack_pairs(level.T.reshape(-1, 8, 32))
+    made["low"] = stored[:, ::2] & 15 | stored[:, 1::2] << 4
+    made["high"] = np.bitwise_or.reduce(stored.astype(np.uint16) >> 4 << _HIGH_SHIFTS, axis=1)
+    block[...] = made.reshape(block.shape)
+
+
+def _decode_xs(block: NDArray[np.void], out: F32) -> None:
+    stored = (block["high"][..., None] >> _HIGH_SHIFTS & 3).astype(np.int8) << 4
+    stored[..., ::2] |= (block["low"] & 15).view(np.int8)
+    stored[..., 1::2] |= (block["low"] >> 4).view(np.int8)
+    scale = block["scale"].astype(np.float32)[..., None] * (stored - np.int8(32))
+    values = out.reshape(*block.shape, 8, 32)
+    np.multiply(_unpack(block["q"]), scale[..., None], out=values, dtype=np.float32)
+
+
+# ggml's `block_iq4_nl`.
+IQ4_NL = BlockCodec(np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 32, _encode_nl, _decode_nl)
+# ggml's `block_iq4_xs`. A sub-block's scale has 6 bits, 32 more than its value: the low four are in
+# `low`, those of an even sub-block below those of the next, the high two in `high` from bit 0 on.
+IQ4_XS = BlockCodec(
+    np.dtype([("scale", "<f2"), ("high", "<u2"), ("low", "u1", 4), ("q", "u1", (8, 16))]),
+    256,
+    _encode_xs,
+    _decode_xs,
+)

@@ -1,7 +1,16 @@
-"""What MXFP4 and NVFP4 share: numbers as 4-bit floats (E2M1) times a scale.
+"""MXFP4 and NVFP4: values as 4-bit floats (E2M1) times a scale.
 
 A code is a sign bit above the three bits of 0, 0.5, 1, 1.5, 2, 3, 4 or 6. As in ggml, values are
 counted in halves here, 0 to 12, and scales are half of what they are called elsewhere.
+
+MXFP4 has 32 values times one power of two (E8M0). Where all magnitudes are below 2**-125 the
+exponent is 0, the least. ggml has no defined result there: it converts a negative number to a byte,
+and writes exponents such as 255, which is NaN.
+
+NVFP4 has 64 values in four sub-blocks with 8-bit scales (E4M3, unsigned). ggml's blocks have no
+scale of the tensor: values beyond 2688 (6 times 448) become that, those some millions of times as
+large zeros (float32 does not tell 0 and 2688 apart beside them), and so do the values of a
+sub-block whose magnitudes are all below 6 / 1024.
 """
 
 from __future__ import annotations
@@ -10,17 +19,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightctl.codecs.base import BlockCodec
+from weightctl.codecs.nibbles import pack_pairs, unpack_pairs
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["decoded", "nearest", "packed"]
+__all__ = ["MXFP4", "NVFP4"]
 
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 # ggml's `kvalues_mxfp4`, as integers: a code of -0 gives 0, not -0.
 _VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES]).astype(np.int8)
+# Values that are at work at a time.
+_AREA = 1 << 15
 
 
-def nearest(x: F32, scale: F32) -> U8:
+def _find_nearest(x: F32, scale: F32) -> U8:
     """Return the codes nearest to `x / scale`, shape (..., n), for scales (...).
 
     Of two as near it is the lesser magnitude, as float32 has their distances: for numbers that are
@@ -38,14 +54,77 @@ def nearest(x: F32, scale: F32) -> U8:
     return code
 
 
-def packed(code: U8) -> U8:
-    """Return the bytes (..., n / 2) of codes (..., n): byte i has codes i and, high, i + n / 2."""
-    half = code.shape[-1] // 2
-    both: U8 = code[..., :half] | code[..., half:] << np.uint8(4)
-    return both
-
-
-def decoded(q: U8, scale: F32, out: F32) -> None:
+def _restore(q: U8, scale: F32, out: F32) -> None:
     """Fill `out`, shape (..., 2 * n), with the values of bytes (..., n) at scales (...)."""
-    code = np.concatenate([q & np.uint8(15), q >> np.uint8(4)], axis=-1)
-    np.multiply(np.take(_VALUES, code), scale[..., None], out=out, dtype=np.float32)
+    np.multiply(np.take(_VALUES, unpack_pairs(q)), scale[..., None], out=out, dtype=np.float32)
+
+
+def _encode_mx(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
+    """Fill blocks of MXFP4; as in ggml's `quantize_mxfp4`, `importance` changes nothing."""
+    exponent = _choose_exponents(np.maximum(x.max(axis=2), -x.min(axis=2)))
+    block["exponent"] = exponent
+    block["q"] = pack_pairs(_find_nearest(x, _half_powers(exponent)))
+
+
+def _choose_exponents(peak: F32) -> U8:
+    """Return E8M0 exponents such that peaks become 4 to 8, of which 6 is the greatest there is."""
+    # ggml takes the floor of a float32: just below a power of two it has been rounded up to that.
+    logarithm = np.log2(peak.astype(np.float64)).astype(np.float32)
+    return np.clip(np.floor(logarithm) + np.float32(127 - 2), 0, 255).astype(np.uint8)
+
+
+def _half_powers(exponent: U8) -> F32:
+    """Return half of what E8M0 exponents stand for; as in ggml, 255 is not a NaN."""
+    return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128)
+
+
+def _decode_mx(block: NDArray[np.void], out: F32) -> None:
+    _restore(block["q"], _half_powers(block["exponent"]), out)
+
+
+def _encode_nv(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
+    """Fill blocks of NVFP4; as in ggml's `quantize_nvfp4`, `importance` changes nothing."""
+    sub_blocks = x.reshape(*block.shape, 4, 16)
+    peak: F32 = np.maximum(sub_blocks.max(axis=3), -sub_blocks.min(axis=3))
+    scales = _round_scales(peak / np.float32(6))
+    block["scales"] = scales
+    block["q"] = pack_pairs(_find_nearest(sub_blocks, _half_scales(scales)))
+
+
+def _round_scales(values: F32) -> U8:
+    """Return values >= 0 as E4M3, half rounded up, as ggml's `ggml_fp32_to_ue4m3` does it.
+
+    What is 248 or more becomes 448, although E4M3 has numbers between them.
+    """
+    bits = values.view(np.uint32)
+    # The exponent and three bits of the mantissa in one: what they round up to carries over.
+    rounded = (bits >> np.uint32(19)) + np.uint32(1) >> np.uint32(1)
+    normal = np.minimum(rounded.astype(np.int32) - (127 - 7 << 3), 15 << 3)
+    tiny = np.minimum(values * np.float32(512) + np.float32(0.5), np.float32(7)).astype(np.int32)
+    stored = np.where(values < np.float32(2.0**-6), tiny, normal)
+    stored[stored >= 15 << 3] = 0x7E
+    return stored.astype(np.uint8)
+
+
+def _half_scales(scales: U8) -> F32:
+    """Return half of what unsigned E4M3 stand for; their top bit changes nothing, and 0x7F is 0."""
+    exponent = (scales >> np.uint8(3) & np.uint8(15)).astype(np.int32)
+    mantissa = (scales & np.uint8(7)).astype(np.float32)
+    normal = np.ldexp(mantissa + np.float32(8), exponent - 11)
+    values: F32 = np.where(exponent == 0, mantissa * np.float32(2.0**-10), normal)
+    values[scales == 0x7F] = 0
+    return values
+
+
+def _decode_nv(block: NDArray[np.void], out: F32) -> None:
+    _restore(block["q"], _half_scales(block["scales"]), out.reshape(*block.shape, 4, 16))
+
+
+# ggml's `block_mxfp4`.
+MXFP4 = BlockCodec(
+    np.dtype([("exponent", "u1"), ("q", "u1", 16)]), 32, _encode_mx, _decode_mx, _AREA
+)
+# ggml's `block_nvfp4`.
+NVFP4 = BlockCodec(
+    np.dtype([("scales", "u1", 4), ("q", "u1", (4, 8))]), 64, _encode_nv, _decode_nv, _AREA
+)

@@ -1,17 +1,17 @@
-"""What ggml's blocks of 32 numbers in 4 or 5 bits share: weights, and how levels are packed.
+"""Blocks of 32 values with levels of 4 or 5 bits, and how levels are packed in pairs.
 
-Byte i of a block's `low` has the low four bits of the levels of numbers i and i + 16. Where there
-is a fifth bit, that of number i is bit i of `high`, little endian.
+Byte i of a block's `low` has the low four bits of the levels of elements i and i + 16. Where there
+is a fifth bit, that of element i is bit i of `high`, little endian.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weightctl.codecs.base import tiles
-from weightctl.codecs.search import sum_of_squares
+from weightctl.codecs.scale_search import sum_of_squares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,34 +20,49 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-    # From numbers (r, b, 32), and their weights or None: levels of that shape, and what each field
-    # of scales holds, shape (r, b).
-    Fit = Callable[[F32, F32 | None], tuple[U8, dict[str, F32]]]
-
-__all__ = ["encode", "unpacked"]
+__all__ = ["NibbleCodec", "pack_pairs", "unpack_pairs"]
 
 _TILE = 2048  # blocks
 _LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
-def encode(rows: F32, importance: F32 | None, blocks: NDArray[np.void], fit: Fit) -> None:
-    """Fill `blocks`, shape (r, n // 32), with what `fit` makes of `rows`, shape (r, n).
+class NibbleCodec(NamedTuple):
+    """The codec of such blocks.
 
-    ggml weights a number by the importance of its column, shape (n,), and by its own size beside
-    that of its whole row.
+    `fit` takes values of shape (r, b, 32), and their weights or None; it returns levels of that
+    shape, and what each field of scales holds, shape (r, b). `restore` fills an array of shape
+    (r, b, 32) from levels of that shape and their blocks, shape (r, b).
     """
-    x = rows.reshape(*blocks.shape, 32)
-    with np.errstate(all="ignore"):
-        if importance is None:
+
+    block_dtype: np.dtype[np.void]
+    fit: Callable[[F32, F32 | None], tuple[U8, dict[str, F32]]]
+    restore: Callable[[NDArray[np.int8], NDArray[np.void], F32], None]
+
+    def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:
+        """Fill `out` with the blocks of `rows`: the bytes of ggml's `quantize_...`.
+
+        ggml weights a value by the importance of its column, and by its own size beside that of its
+        whole row.
+        """
+        blocks = out.view(self.block_dtype)
+        x = rows.reshape(*blocks.shape, 32)
+        with np.errstate(all="ignore"):
+            if importance is None:
+                for tile in tiles(blocks.shape, _TILE):
+                    _pack(*self.fit(x[tile], None), blocks[tile])
+                return
+            columns = importance.reshape(-1, 32)
+            variance = (sum_of_squares(rows) / np.float32(rows.shape[1]))[:, None, None]
             for tile in tiles(blocks.shape, _TILE):
-                _pack(*fit(x[tile], None), blocks[tile])
-            return
-        columns = importance.reshape(-1, 32)
-        variance = (sum_of_squares(rows) / np.float32(rows.shape[1]))[:, None, None]
-        for tile in tiles(blocks.shape, _TILE):
-            part = x[tile]
-            weights = columns[tile[1]] * np.sqrt(variance[tile[0]] + part * part)
-            _pack(*fit(part, weights), blocks[tile])
+                part = x[tile]
+                weights = columns[tile[1]] * np.sqrt(variance[tile[0]] + part * part)
+                _pack(*self.fit(part, weights), blocks[tile])
+
+    def decode(self, blocks: U8, out: F32) -> None:
+        """Fill `out` with the values of `blocks`."""
+        with np.errstate(all="ignore"):
+            for block, level, values in _unpack(blocks.view(self.block_dtype), out):
+                self.restore(level, block, values)
 
 
 def _pack(level: U8, scales: dict[str, F32], block: NDArray[np.void]) -> None:
@@ -58,10 +73,10 @@ def _pack(level: U8, scales: dict[str, F32], block: NDArray[np.void]) -> None:
         block["high"] = np.packbits(level >> 4, axis=-1, bitorder="little")
 
 
-def unpacked(
+def _unpack(
     blocks: NDArray[np.void], out: F32
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8], F32]]:
-    """Yield blocks (r, b), their levels (r, b, 32), and where their numbers go, the same shape.
+    """Yield blocks (r, b), their levels (r, b, 32), and where their values go, the same shape.
 
     Together these cover `blocks`, shape (r, n // 32), and `out`, shape (r, n).
     """
@@ -79,3 +94,15 @@ def unpacked(
             words[..., i] |= low[..., i] & _LOW
             words[..., i + 2] |= low[..., i] >> np.uint64(4) & _LOW
         yield part, level.view(np.int8), values[tile]
+
+
+def pack_pairs(level: U8) -> U8:
+    """Return the bytes (..., n / 2) of 4-bit levels (..., n): i and, high, i + n / 2 in byte i."""
+    half = level.shape[-1] // 2
+    both: U8 = level[..., :half] | level[..., half:] << np.uint8(4)
+    return both
+
+
+def unpack_pairs(q: U8) -> U8:
+    """Return the levels (..., n) that `pack_pairs` made bytes (..., n / 2) of."""
+    return np.concatenate([q & np.uint8(15), q >> np.uint8(4)], axis=-1)

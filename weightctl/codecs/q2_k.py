@@ -1,4 +1,4 @@
-"""Q2_K: 256 numbers in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins."""
+"""Q2_K: 256 values in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.codecs import sub_blocks
-from weightctl.codecs.search import (
+from weightctl.codecs.scale_search import (
     fit_scale_and_min,
     fit_unsigned_scale,
     nearest_int,
@@ -18,24 +18,12 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["BLOCK", "decode", "encode"]
-
-# ggml's `block_q2_K`. Byte j of `scales` has the scale of sub-block j in its low bits, and its min
-# in its high bits.
-BLOCK = np.dtype([("scales", "u1", 16), ("q", "u1", (2, 32)), ("scale", "<f2"), ("min", "<f2")])
-assert BLOCK.itemsize == 84  # noqa: S101  (the layout itself, not a check of input)
-
-
-def encode(rows: F32, importance: F32 | None, out: U8) -> None:
-    """Fill `out`, shape (r, n // 256 * 84), with the blocks of `rows`, shape (r, n).
-
-    The bytes are those of ggml's `quantize_q2_K`.
-    """
-    sub_blocks.encode(rows, importance, out.view(BLOCK), _fit, _pack)
+__all__ = ["Q2_K"]
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
-    x = sub_blocks.lanes(rows)
+    """Store scales, and return levels, as ggml's `quantize_q2_K` does."""
+    x = sub_blocks.arrange_lanes(rows)
     if importance is None:
         found, scale, low = fit_scale_and_min(
             x, np.abs(x), 3, first=-0.5, step=0.1, steps=15, saturate=False, magnitudes=True
@@ -43,7 +31,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
         scales, block["scale"] = _round_to_greatest(scale.reshape(16, -1))
         mins, block["min"] = _round_to_greatest(low.reshape(16, -1))
     else:
-        weights = sub_blocks.lanes(sub_blocks.importance_weights(rows, importance, 1))
+        weights = sub_blocks.arrange_lanes(sub_blocks.weigh_by_importance(rows, importance, 1))
         found, scale, low = fit_scale_and_min(
             x, weights, 3, first=-0.9, step=0.05, steps=36, saturate=True
         )
@@ -52,7 +40,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
         mins, block["min"] = fit_unsigned_scale(low.reshape(16, -1), totals, 15)
     block["scales"] = (scales | mins << 4).T
     lifted = x + _mins(block).reshape(-1)
-    return sub_blocks.levels_again(lifted, _scales(block).reshape(-1), found, 0, 3)
+    return sub_blocks.choose_levels_again(lifted, _scales(block).reshape(-1), found, 0, 3)
 
 
 def _round_to_greatest(values: F32) -> tuple[U8, F32]:
@@ -81,10 +69,17 @@ def _mins(block: NDArray[np.void]) -> F32:
     return block["min"].astype(np.float32) * np.ascontiguousarray(block["scales"].T >> 4)
 
 
-def decode(blocks: U8, out: F32) -> None:
-    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 84)."""
-    sub_blocks.decode(blocks.view(BLOCK), out, _unpack, _scales, _mins)
-
-
 def _unpack(block: NDArray[np.void]) -> U8:
     return sub_blocks.unpack_two_bits(block["q"])
+
+
+# ggml's `block_q2_K`. Byte j of `scales` has the scale of sub-block j in its low bits, and its min
+# in its high bits.
+Q2_K = sub_blocks.build_codec(
+    np.dtype([("scales", "u1", 16), ("q", "u1", (2, 32)), ("scale", "<f2"), ("min", "<f2")]),
+    fit=_fit,
+    pack=_pack,
+    unpack=_unpack,
+    scales=_scales,
+    mins=_mins,
+)

@@ -1,4 +1,4 @@
-"""Q3_K: 256 numbers in 3 bits each, in sixteen sub-blocks with 6-bit scales."""
+"""Q3_K: 256 values in 3 bits each, in sixteen sub-blocks with 6-bit scales."""
 
 from __future__ import annotations
 
@@ -7,33 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.codecs import sub_blocks
-from weightctl.codecs.search import NEGLIGIBLE, clamped_levels, first_peak, fit_scale, nearest_int
+from weightctl.codecs.scale_search import (
+    NEGLIGIBLE,
+    clamp_levels,
+    first_peak,
+    fit_scale,
+    nearest_int,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["BLOCK", "decode", "encode"]
-
-# ggml's `block_q3_K`. `low` has the lower two bits of all numbers, and bit k of byte i of `high`
-# the third bit of number 32 * k + i. A level of 4 is zero.
-BLOCK = np.dtype(
-    [("high", "u1", 32), ("low", "u1", (2, 32)), ("scales", "u1", 12), ("scale", "<f2")]
-)
-assert BLOCK.itemsize == 110  # noqa: S101  (the layout itself, not a check of input)
-
-
-def encode(rows: F32, importance: F32 | None, out: U8) -> None:
-    """Fill `out`, shape (r, n // 256 * 110), with the blocks of `rows`, shape (r, n).
-
-    The bytes are those of ggml's `quantize_q3_K`.
-    """
-    sub_blocks.encode(rows, importance, out.view(BLOCK), _fit, _pack)
+__all__ = ["Q3_K"]
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
-    x = sub_blocks.lanes(rows)
+    """Store scales, and return levels, as ggml's `quantize_q3_K` does."""
+    x = sub_blocks.arrange_lanes(rows)
     if importance is None:
         level, scale = _descend(x)
         scales = scale.reshape(16, -1)
@@ -44,14 +36,14 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
         rounded[:, largest == 0] = 0
         of_scales = np.where(largest != 0, np.float32(1) / inverse, np.float32(0))
     else:
-        weights = sub_blocks.lanes(sub_blocks.importance_weights(rows, importance, 2))
+        weights = sub_blocks.arrange_lanes(sub_blocks.weigh_by_importance(rows, importance, 2))
         level, scale = fit_scale(x, weights, 4)
         totals = np.add.accumulate(weights, axis=0)[-1]
         found, of_scales = fit_scale(scale.reshape(16, -1), totals.reshape(16, -1), 32)
         rounded = found.astype(np.uint8)
     block["scale"] = of_scales
     block["scales"] = _pack_scales(rounded).T
-    return sub_blocks.levels_again(x, _scales(block).reshape(-1), level, -4, 3)
+    return sub_blocks.choose_levels_again(x, _scales(block).reshape(-1), level, -4, 3)
 
 
 def _descend(x: F32) -> tuple[F32, F32]:
@@ -65,7 +57,7 @@ def _descend(x: F32) -> tuple[F32, F32]:
     weights = x * x
     weighted = weights * x
     inverse: F32 = np.float32(-4) / peak
-    levels = clamped_levels(x * inverse, -4, 3)
+    levels = clamp_levels(x * inverse, -4, 3)
     sum_lx = np.add.accumulate(weighted * levels, axis=0)[-1]
     sum_l2 = np.add.accumulate(weights * levels * levels, axis=0)[-1]
     for _ in range(5):
@@ -73,7 +65,7 @@ def _descend(x: F32) -> tuple[F32, F32]:
         for number, w, wx, level in zip(x, weights, weighted, levels, strict=True):
             rest_lx = sum_lx - wx * level
             rest_l2 = sum_l2 - w * level * level
-            new = clamped_levels(number * rest_l2 / rest_lx, -4, 3)
+            new = clamp_levels(number * rest_l2 / rest_lx, -4, 3)
             new_lx = rest_lx + wx * new
             new_l2 = rest_l2 + w * new * new
             better = (rest_lx > 0) & (new_l2 > 0) & (new != level)
@@ -116,13 +108,19 @@ def _scales(block: NDArray[np.void]) -> F32:
     return block["scale"].astype(np.float32) * signed
 
 
-def decode(blocks: U8, out: F32) -> None:
-    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 110)."""
-    sub_blocks.decode(blocks.view(BLOCK), out, _unpack, _scales)
-
-
 def _unpack(block: NDArray[np.void]) -> NDArray[np.int8]:
     levels = sub_blocks.unpack_two_bits(block["low"])
     high = np.unpackbits(block["high"][:, None], axis=1, bitorder="little")
     levels |= high.reshape(-1, 256) << 2
     return levels.view(np.int8) - np.int8(4)
+
+
+# ggml's `block_q3_K`. `low` has the lower two bits of all elements, and bit k of byte i of `high`
+# the third bit of element 32 * k + i. A level of 4 is zero.
+Q3_K = sub_blocks.build_codec(
+    np.dtype([("high", "u1", 32), ("low", "u1", (2, 32)), ("scales", "u1", 12), ("scale", "<f2")]),
+    fit=_fit,
+    pack=_pack,
+    unpack=_unpack,
+    scales=_scales,
+)

@@ -1,4 +1,4 @@
-"""Q6_K: 256 numbers in 6 bits each, in sixteen sub-blocks with 8-bit scales."""
+"""Q6_K: 256 values in 6 bits each, in sixteen sub-blocks with 8-bit scales."""
 
 from __future__ import annotations
 
@@ -7,43 +7,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.codecs import sub_blocks
-from weightctl.codecs.search import NEGLIGIBLE, first_peak, fit_scale, nearest_int
+from weightctl.codecs.scale_search import NEGLIGIBLE, first_peak, fit_scale, nearest_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["BLOCK", "decode", "encode"]
-
-# ggml's `block_q6_K`. Each half of the numbers is four groups of 32: row j of `low` has the low
-# four bits of group j and, above them, of group j + 2; `high` the upper two of all four groups,
-# the first lowest. A level of 32 is zero.
-BLOCK = np.dtype(
-    [
-        ("low", "u1", (2, 2, 32)),
-        ("high", "u1", (2, 32)),
-        ("scales", "i1", 16),
-        ("scale", "<f2"),
-    ]
-)
-assert BLOCK.itemsize == 210  # noqa: S101  (the layout itself, not a check of input)
-
-
-def encode(rows: F32, importance: F32 | None, out: U8) -> None:
-    """Fill `out`, shape (r, n // 256 * 210), with the blocks of `rows`, shape (r, n).
-
-    The bytes are those of ggml's `quantize_q6_K`.
-    """
-    sub_blocks.encode(rows, importance, out.view(BLOCK), _fit, _pack)
+__all__ = ["Q6_K"]
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
-    x = sub_blocks.lanes(rows)
+    """Store scales, and return levels, as ggml's `quantize_q6_K` does."""
+    x = sub_blocks.arrange_lanes(rows)
     if importance is None:
         weights = x * x
     else:
-        weights = sub_blocks.lanes(np.broadcast_to(importance, rows.shape))
+        weights = sub_blocks.arrange_lanes(np.broadcast_to(importance, rows.shape))
     level, scale = fit_scale(x, weights, 32)
     scales = scale.reshape(16, -1)
     largest = first_peak(scales)
@@ -51,10 +31,10 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
     block["scale"] = np.float32(1) / inverse
     block["scales"] = np.minimum(nearest_int(inverse * scales), 127).T
     final = _scales(block).reshape(-1)
-    levels = sub_blocks.levels_again(x, final, level, -32, 31)
+    levels = sub_blocks.choose_levels_again(x, final, level, -32, 31)
     # Where nothing is large enough to count, all bytes are 0, whatever the scale came to be.
     nothing = np.abs(largest) < NEGLIGIBLE
-    block[nothing] = np.zeros((), BLOCK)
+    block[nothing] = np.zeros((), block.dtype)
     levels.reshape(16, 16, -1)[..., nothing] = 0
     return levels
 
@@ -71,11 +51,6 @@ def _scales(block: NDArray[np.void]) -> F32:
     return scales
 
 
-def decode(blocks: U8, out: F32) -> None:
-    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * 210)."""
-    sub_blocks.decode(blocks.view(BLOCK), out, _unpack, _scales)
-
-
 def _unpack(block: NDArray[np.void]) -> NDArray[np.int8]:
     low, high = block["low"], block["high"]
     levels = np.empty((len(block), 2, 4, 32), np.uint8)
@@ -84,3 +59,22 @@ def _unpack(block: NDArray[np.void]) -> NDArray[np.int8]:
     for group in range(4):
         levels[:, :, group] |= (high >> 2 * group & 3) << 4
     return levels.view(np.int8).reshape(-1, 256) - np.int8(32)
+
+
+# ggml's `block_q6_K`. Each half of the elements is four groups of 32: row j of `low` has the low
+# four bits of group j and, above them, of group j + 2; `high` the upper two of all four groups,
+# the first lowest. A level of 32 is zero.
+Q6_K = sub_blocks.build_codec(
+    np.dtype(
+        [
+            ("low", "u1", (2, 2, 32)),
+            ("high", "u1", (2, 32)),
+            ("scales", "i1", 16),
+            ("scale", "<f2"),
+        ]
+    ),
+    fit=_fit,
+    pack=_pack,
+    unpack=_unpack,
+    scales=_scales,
+)

@@ -1,4 +1,4 @@
-"""What Q4_K and Q5_K share: eight sub-blocks of 32 numbers, each with a 6-bit scale and min."""
+"""Q4_K and Q5_K: 256 values in eight sub-blocks of 32, each with a 6-bit scale and min."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.codecs.base import tiles
-from weightctl.codecs.search import (
-    clamped_levels,
+from weightctl.codecs.base import BlockCodec
+from weightctl.codecs.scale_search import (
+    clamp_levels,
     fit_scale_and_min,
     fit_unsigned_scale,
     nearest_int,
-    sum_of_squares,
 )
+from weightctl.codecs.sub_blocks import AREA, arrange_lanes, weigh_by_importance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,52 +22,51 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Levels", "decode", "encode"]
-
-_TILE = 512  # blocks: some ten arrays of 512 KiB are at work at a time
+__all__ = ["Q4_K", "Q5_K"]
 
 
-class Levels(NamedTuple):
-    """The levels of an encoding, and the search for them where there is no importance.
+class _LevelRange(NamedTuple):
+    """Levels 0..`most`, and the search for them where there is no importance."""
 
-    A block's fields `scale` and `min` are those of its `scales`: twelve bytes, packed.
-    """
-
-    block: np.dtype[np.void]
     most: int
     first: float
     steps: int
 
 
-def encode(
-    rows: F32,
-    importance: F32 | None,
-    out: U8,
-    levels: Levels,
+def _build_codec(
+    block_dtype: np.dtype[np.void],
+    levels: _LevelRange,
     pack: Callable[[U8, NDArray[np.void]], None],
-) -> None:
-    """Fill `out`, shape (r, n // 256 * size), with the blocks of `rows`, shape (r, n).
+    unpack: Callable[[NDArray[np.void], F32], None],
+) -> BlockCodec:
+    """Return the codec of blocks whose `scale` and `min` are those of their twelve `scales`.
 
     `pack` puts levels of shape (32, 8, b), those of the sub-blocks side by side, into b blocks.
+    `unpack` fills an array of shape (r, b, 8, 32) with the levels of blocks of shape (r, b).
     """
-    blocks = out.view(levels.block)
-    x = rows.reshape(*blocks.shape, 256)
-    with np.errstate(all="ignore"):
-        for tile in tiles(blocks.shape, _TILE):
-            block = np.empty(blocks[tile].shape, levels.block)
-            weights = None if importance is None else importance.reshape(-1, 256)[tile[1]]
-            flat = block.reshape(-1)
-            pack(_fit(x[tile], weights, flat, levels), flat)
-            blocks[tile] = block
+
+    def encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
+        made = np.empty(block.shape, block_dtype)
+        flat = made.reshape(-1)
+        pack(_fit(x, importance, flat, levels), flat)
+        block[...] = made
+
+    def decode(block: NDArray[np.void], out: F32) -> None:
+        values = out.reshape(*block.shape, 8, 32)
+        scale, low = _scales_and_mins(block.reshape(-1))
+        unpack(block, values)
+        values *= scale.T.reshape(*block.shape, 8, 1)
+        values -= low.T.reshape(*block.shape, 8, 1)
+
+    return BlockCodec(block_dtype, 256, encode, decode, AREA)
 
 
-def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: Levels) -> U8:
+def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _LevelRange) -> U8:
     """Fill in the scales and mins of `block`, shape (r * b,); return levels (32, 8, r * b).
 
-    The numbers have shape (r, b, 256) and `importance` (b, 256). Lanes are sub-blocks: lane
-    s * r * b + i is the sub-block s of block i.
+    The values have shape (r, b, 256) and `importance` (b, 256).
     """
-    x = _lanes(rows)
+    x = arrange_lanes(rows, 8)
     eight = (8, len(block))
     if importance is None:
         weights = _magnitude_weights(x)
@@ -83,7 +82,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: Lev
         block_scale, scales = _round_to_greatest(scale.reshape(eight))
         block_min, mins = _round_to_greatest(low.reshape(eight))
     else:
-        weights = _lanes(_importance_weights(rows, importance))
+        weights = arrange_lanes(weigh_by_importance(rows, importance, 2), 8)
         level, scale, low = fit_scale_and_min(
             x, weights, levels.most, first=-0.9, step=0.05, steps=36, saturate=True
         )
@@ -95,27 +94,15 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: Lev
 
     # The levels of the search belong to scales that no longer are: choose them again.
     final_scale, final_min = (values.reshape(-1) for values in _scales_and_mins(block))
-    again = clamped_levels((x + final_min) / final_scale, 0, levels.most)
+    again = clamp_levels((x + final_min) / final_scale, 0, levels.most)
     np.copyto(again, level, where=final_scale == 0)
     return again.astype(np.uint8).reshape(32, 8, -1)
-
-
-def _lanes(rows: F32) -> F32:
-    """Return (r, b, 256) as sub-blocks side by side, shape (32, 8 * r * b)."""
-    return np.ascontiguousarray(rows.reshape(-1, 8, 32).transpose(2, 1, 0)).reshape(32, -1)
 
 
 def _magnitude_weights(x: F32) -> F32:
     """Return ggml's weights where there is no importance: root mean square plus magnitude."""
     mean_square: F32 = np.add.accumulate(x * x, axis=0)[-1] / np.float32(32)
     return np.sqrt(mean_square) + np.abs(x)
-
-
-def _importance_weights(rows: F32, importance: F32) -> F32:
-    """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256)."""
-    total = sum_of_squares(rows.reshape(-1, 256)).reshape(*rows.shape[:2], 1)
-    variance: F32 = np.float32(2) * total / np.float32(256)
-    return importance * np.sqrt(variance + rows * rows)
 
 
 def _round_to_greatest(values: F32) -> tuple[F32, U8]:
@@ -145,19 +132,49 @@ def _scales_and_mins(block: NDArray[np.void]) -> tuple[F32, F32]:
     return block["scale"].astype(np.float32) * scales, block["min"].astype(np.float32) * mins
 
 
-def decode(
-    blocks: U8, out: F32, levels: Levels, unpack: Callable[[NDArray[np.void], F32], None]
-) -> None:
-    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 256 * size).
+def _pack_four_bits(level: U8, block: NDArray[np.void]) -> None:
+    block["low"] = (level[:, ::2] | level[:, 1::2] << 4).T
 
-    `unpack` fills an array of shape (r, b, 8, 32) with the levels of blocks of shape (r, b).
-    """
-    block = blocks.view(levels.block)
-    values = out.reshape(*block.shape, 8, 32)
-    with np.errstate(all="ignore"):
-        for tile in tiles(block.shape, _TILE):
-            part = values[tile]
-            scale, low = _scales_and_mins(block[tile].reshape(-1))
-            unpack(block[tile], part)
-            part *= scale.T.reshape(*part.shape[:3], 1)
-            part -= low.T.reshape(*part.shape[:3], 1)
+
+def _unpack_four_bits(block: NDArray[np.void], level: F32) -> None:
+    level[..., ::2, :] = block["low"] & 15
+    level[..., 1::2, :] = block["low"] >> 4
+
+
+def _pack_five_bits(level: U8, block: NDArray[np.void]) -> None:
+    block["high"] = np.packbits(level >> 4, axis=1, bitorder="little")[:, 0].T
+    level &= 15
+    _pack_four_bits(level, block)
+
+
+def _unpack_five_bits(block: NDArray[np.void], level: F32) -> None:
+    high = np.unpackbits(block["high"][..., None, :], axis=-2, bitorder="little")
+    high <<= 4
+    level[..., ::2, :] = block["low"] & 15 | high[..., ::2, :]
+    level[..., 1::2, :] = block["low"] >> 4 | high[..., 1::2, :]
+
+
+# ggml's `block_q4_K`. Byte i of row j of `low` has elements 64 * j + i (low bits) and 32 further
+# on.
+Q4_K = _build_codec(
+    np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", 12), ("low", "u1", (4, 32))]),
+    _LevelRange(most=15, first=-1.0, steps=20),
+    _pack_four_bits,
+    _unpack_four_bits,
+)
+# ggml's `block_q5_K`. `low` has the low four bits as in Q4_K; bit j of byte i of `high` is the
+# fifth bit of element 32 * j + i.
+Q5_K = _build_codec(
+    np.dtype(
+        [
+            ("scale", "<f2"),
+            ("min", "<f2"),
+            ("scales", "u1", 12),
+            ("high", "u1", 32),
+            ("low", "u1", (4, 32)),
+        ]
+    ),
+    _LevelRange(most=31, first=-0.5, steps=15),
+    _pack_five_bits,
+    _unpack_five_bits,
+)

@@ -1,4 +1,4 @@
-"""What Q2_K, Q3_K and Q6_K share: blocks of 256 numbers in sixteen sub-blocks of 16."""
+"""Blocks of 256 values in sub-blocks: what the K types share, and the codec of sixteen of 16."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.base import tiles
-from weightctl.codecs.search import clamped_levels, sum_of_squares
+from weightctl.codecs.base import BlockCodec
+from weightctl.codecs.scale_search import clamp_levels, sum_of_squares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,74 +17,67 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
 __all__ = [
-    "decode",
-    "encode",
-    "importance_weights",
-    "lanes",
-    "levels_again",
+    "AREA",
+    "arrange_lanes",
+    "build_codec",
+    "choose_levels_again",
     "pack_two_bits",
     "unpack_two_bits",
+    "weigh_by_importance",
 ]
 
-_TILE = 512  # blocks: some ten arrays of 512 KiB are at work at a time
+# Values at a time: some ten arrays of 512 KiB are at work.
+AREA = 1 << 17
 
 
-def encode(
-    rows: F32,
-    importance: F32 | None,
-    blocks: NDArray[np.void],
+def build_codec(
+    block_dtype: np.dtype[np.void],
+    *,
     fit: Callable[[F32, F32 | None, NDArray[np.void]], U8],
     pack: Callable[[U8, NDArray[np.void]], None],
-) -> None:
-    """Fill `blocks`, shape (r, b), with `rows`, shape (r, 256 * b).
-
-    `fit` takes numbers of shape (r, b, 256), their importance of shape (b, 256), and blocks of
-    shape (r * b,); it stores the scales and returns the levels, sub-blocks side by side. `pack`
-    stores levels of shape (r * b, 256).
-    """
-    x = rows.reshape(*blocks.shape, 256)
-    with np.errstate(all="ignore"):
-        for tile in tiles(blocks.shape, _TILE):
-            block = np.empty(blocks[tile].shape, blocks.dtype)
-            weights = None if importance is None else importance.reshape(-1, 256)[tile[1]]
-            level = fit(x[tile], weights, block.reshape(-1))
-            level = np.ascontiguousarray(level.reshape(16, 16, -1).transpose(2, 1, 0))
-            pack(level.reshape(-1, 256), block.reshape(-1))
-            blocks[tile] = block
-
-
-def decode(
-    blocks: NDArray[np.void],
-    out: F32,
     unpack: Callable[[NDArray[np.void]], U8 | NDArray[np.int8]],
     scales: Callable[[NDArray[np.void]], F32],
     mins: Callable[[NDArray[np.void]], F32] | None = None,
-) -> None:
-    """Fill `out`, shape (r, 256 * b), with the values of `blocks`, shape (r, b).
+) -> BlockCodec:
+    """Return the codec of blocks of sixteen sub-blocks.
 
-    Of blocks of shape (n,), `unpack` returns the levels, shape (n, 256), `scales` the scales of the
-    sub-blocks, shape (16, n), and `mins` what is to be taken off.
+    `fit` takes values of shape (r, b, 256), their importance of shape (b, 256), and blocks of
+    shape (r * b,); it stores the scales and returns the levels, sub-blocks side by side. `pack`
+    stores levels of shape (r * b, 256). Of blocks of shape (n,), `unpack` returns the levels, shape
+    (n, 256), `scales` the scales of the sub-blocks, shape (16, n), and `mins` what is to be taken
+    off.
     """
-    values = out.reshape(*blocks.shape, 16, 16)
-    with np.errstate(all="ignore"):
-        for tile in tiles(blocks.shape, _TILE):
-            block = blocks[tile]
-            flat, sixteen = block.reshape(-1), (*block.shape, 16, -1)
-            level, scale = unpack(flat).reshape(sixteen), scales(flat).T.reshape(sixteen)
-            np.multiply(level, scale, out=values[tile], dtype=np.float32)
-            if mins is not None:
-                values[tile] -= mins(flat).T.reshape(sixteen)
+
+    def encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
+        made = np.empty(block.shape, block_dtype)
+        flat = made.reshape(-1)
+        level = fit(x, importance, flat)
+        level = np.ascontiguousarray(level.reshape(16, 16, -1).transpose(2, 1, 0))
+        pack(level.reshape(-1, 256), flat)
+        block[...] = made
+
+    def decode(block: NDArray[np.void], out: F32) -> None:
+        flat, sixteen = block.reshape(-1), (*block.shape, 16, -1)
+        values = out.reshape(*block.shape, 16, 16)
+        level, scale = unpack(flat).reshape(sixteen), scales(flat).T.reshape(sixteen)
+        np.multiply(level, scale, out=values, dtype=np.float32)
+        if mins is not None:
+            values -= mins(flat).T.reshape(sixteen)
+
+    return BlockCodec(block_dtype, 256, encode, decode, AREA)
 
 
-def lanes(rows: F32) -> F32:
-    """Return (r, b, 256) as sub-blocks side by side, shape (16, 16 * r * b).
+def arrange_lanes(rows: F32, count: int = 16) -> F32:
+    """Return (r, b, 256) as `count` sub-blocks of each block side by side.
 
-    Lane s * r * b + i is the sub-block s of block i.
+    The shape is (256 / count, count * r * b); lane s * r * b + i is the sub-block s of block i.
     """
-    return np.ascontiguousarray(rows.reshape(-1, 16, 16).transpose(2, 1, 0)).reshape(16, -1)
+    length = 256 // count
+    turned = rows.reshape(-1, count, length).transpose(2, 1, 0)
+    return np.ascontiguousarray(turned).reshape(length, -1)
 
 
-def importance_weights(rows: F32, importance: F32, share: float) -> F32:
+def weigh_by_importance(rows: F32, importance: F32, share: float) -> F32:
     """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256).
 
     They grow with a number's square plus `share` of the mean square of its block.
@@ -94,12 +87,12 @@ def importance_weights(rows: F32, importance: F32, share: float) -> F32:
     return importance * np.sqrt(variance + rows * rows)
 
 
-def levels_again(x: F32, scale: F32, found: F32, least: int, most: int) -> U8:
+def choose_levels_again(x: F32, scale: F32, found: F32, least: int, most: int) -> U8:
     """Return the levels, less `least`, of `x` at scales that were rounded after the search.
 
     Where a scale became 0 they are those `found` by the search, from which `least` is taken off.
     """
-    levels = clamped_levels(x / scale, least, most)
+    levels = clamp_levels(x / scale, least, most)
     levels -= np.float32(least)
     np.copyto(levels, found, where=scale == 0)
     return levels.astype(np.uint8)

@@ -1,33 +1,27 @@
-"""Q4_0 and Q5_0: 32 numbers in a few bits each and one scale, with levels on both sides of 0."""
+"""Q4_0 and Q5_0: 32 values in 4 or 5 bits each and one scale, with levels on both sides of 0."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs import nibbles
-from weightctl.codecs.search import fit_scale
+from weightctl.codecs.nibbles import NibbleCodec
+from weightctl.codecs.scale_search import fit_scale
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["decode", "encode"]
+__all__ = ["Q4_0", "Q5_0"]
 
 
-def encode(rows: F32, importance: F32 | None, blocks: NDArray[np.void], half: int) -> None:
-    """Fill `blocks`, shape (r, n // 32), with levels 0..2 * `half` - 1 of `rows`, shape (r, n).
-
-    Level `half` is zero.
-    """
-
-    def fit(x: F32, weights: F32 | None) -> tuple[U8, dict[str, F32]]:
-        level, scale = _round(x, half) if weights is None else _search(x, weights, half)
-        return level, {"scale": scale}
-
-    nibbles.encode(rows, importance, blocks, fit)
+def _fit(x: F32, weights: F32 | None, half: int) -> tuple[U8, dict[str, F32]]:
+    """Return levels 0..2 * `half` - 1, of which `half` is zero, and the scales."""
+    level, scale = _round(x, half) if weights is None else _search(x, weights, half)
+    return level, {"scale": scale}
 
 
 def _round(x: F32, half: int) -> tuple[U8, F32]:
@@ -51,9 +45,20 @@ def _search(x: F32, weights: F32, half: int) -> tuple[U8, F32]:
     return level.T.astype(np.uint8).reshape(x.shape), scale.reshape(x.shape[:2])
 
 
-def decode(blocks: NDArray[np.void], out: F32, half: int) -> None:
-    """Fill `out`, shape (r, n), with the values of `blocks`, shape (r, n // 32)."""
-    with np.errstate(all="ignore"):
-        for block, level, values in nibbles.unpacked(blocks, out):
-            scale = block["scale"].astype(np.float32)
-            np.multiply(level - np.int8(half), scale[..., None], out=values, dtype=np.float32)
+def _restore(level: NDArray[np.int8], block: NDArray[np.void], out: F32, half: int) -> None:
+    scale = block["scale"].astype(np.float32)
+    np.multiply(level - np.int8(half), scale[..., None], out=out, dtype=np.float32)
+
+
+# ggml's `block_q4_0`.
+Q4_0 = NibbleCodec(
+    np.dtype([("scale", "<f2"), ("low", "u1", 16)]),
+    partial(_fit, half=8),
+    partial(_restore, half=8),
+)
+# ggml's `block_q5_0`.
+Q5_0 = NibbleCodec(
+    np.dtype([("scale", "<f2"), ("high", "u1", 4), ("low", "u1", 16)]),
+    partial(_fit, half=16),
+    partial(_restore, half=16),
+)

@@ -1,4 +1,4 @@
-"""What TQ1_0 and TQ2_0 share: 256 numbers as -1, 0 or 1 times the largest magnitude."""
+"""TQ1_0 and TQ2_0: 256 values as -1, 0 or 1 times the largest magnitude."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightctl.codecs.base import BlockCodec
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["decoded", "leveled"]
+__all__ = ["TQ1_0", "TQ2_0"]
 
 
-def leveled(x: F32) -> tuple[F32, U8]:
-    """Return scales (r, b) and levels (r, b, 256) of numbers (r, b, 256): 1 stands for zero."""
+def _round(x: F32) -> tuple[F32, U8]:
+    """Return scales (r, b) and levels (r, b, 256) of values (r, b, 256): 1 stands for zero."""
     scale: F32 = np.maximum(x.max(axis=2), -x.min(axis=2))
     # Adding 0 turns -0 into 0, where ggml starts.
     scale += np.float32(0)
@@ -29,7 +31,68 @@ def leveled(x: F32) -> tuple[F32, U8]:
     return scale, level
 
 
-def decoded(level: U8, scale: NDArray[np.float16], out: F32) -> None:
+def _restore(level: U8, scale: NDArray[np.float16], out: F32) -> None:
     """Fill `out`, shape (r, b, 256), with levels of that shape times scales (r, b)."""
     signed = level.view(np.int8) - np.int8(1)
     np.multiply(signed, scale.astype(np.float32)[..., None], out=out, dtype=np.float32)
+
+
+# Where the elements of each field of TQ1_0 begin and end, and how many are in a byte.
+_DIGITS = {"first": (0, 160, 5), "second": (160, 240, 5), "third": (240, 256, 4)}
+
+
+def _encode_digits(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
+    """Fill blocks of TQ1_0; as in ggml's `quantize_tq1_0`, `importance` changes nothing."""
+    block["scale"], level = _round(x)
+    for name, (start, stop, digits) in _DIGITS.items():
+        part = level[..., start:stop].reshape(*block.shape, digits, -1)
+        number = np.zeros(block[name].shape, np.uint16)
+        for i in range(5):
+            number *= 3
+            if i < digits:
+                number += part[..., i, :]
+        # The byte is the fraction number / 243, rounded up: each multiplication by 3 then
+        # carries the next digit out of it.
+        block[name] = (number * np.uint16(256) + np.uint16(242)) // np.uint16(243)
+
+
+def _decode_digits(block: NDArray[np.void], out: F32) -> None:
+    level = np.empty(out.shape, np.uint8)
+    for name, (start, stop, digits) in _DIGITS.items():
+        fraction = block[name].copy()
+        digit = level[..., start:stop].reshape(*block.shape, digits, -1)
+        for i in range(digits):
+            digit[..., i, :] = fraction.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
+            fraction *= 3
+        level[..., start:stop] = digit.reshape(*block.shape, -1)
+    _restore(level, block["scale"], out)
+
+
+def _encode_bits(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
+    """Fill blocks of TQ2_0; as in ggml's `quantize_tq2_0`, `importance` changes nothing."""
+    block["scale"], level = _round(x)
+    q = level.reshape(*block.shape, 2, 4, 32)
+    block["q"] = q[..., 0, :] | q[..., 1, :] << 2 | q[..., 2, :] << 4 | q[..., 3, :] << 6
+
+
+_SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+
+
+def _decode_bits(block: NDArray[np.void], out: F32) -> None:
+    level = block["q"][..., None, :] >> _SHIFTS & np.uint8(3)
+    _restore(level.reshape(out.shape), block["scale"], out)
+
+
+# ggml's `block_tq1_0`. Byte i of each field has elements i, i + its bytes, i + twice its bytes ...,
+# the first the most significant of five ternary digits; `third` has four elements in a byte.
+TQ1_0 = BlockCodec(
+    np.dtype([("first", "u1", 32), ("second", "u1", 16), ("third", "u1", 4), ("scale", "<f2")]),
+    256,
+    _encode_digits,
+    _decode_digits,
+)
+# ggml's `block_tq2_0`. Byte i of row j of `q` has elements 128 * j + i (low bits), and 32, 64 and
+# 96 further on. A level of 1 is zero; 3, which is never written, is twice the scale.
+TQ2_0 = BlockCodec(
+    np.dtype([("q", "u1", (2, 32)), ("scale", "<f2")]), 256, _encode_bits, _decode_bits
+)

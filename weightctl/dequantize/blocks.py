@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from weightctl.codecs import mxfp4, q4_0, q4_1, q8_0
+from weightctl.codecs.affine import Q4_1
+from weightctl.codecs.e2m1 import MXFP4
+from weightctl.codecs.q8_0 import Q8_0
+from weightctl.codecs.symmetric import Q4_0
 from weightctl.dequantize.tables import Region
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
@@ -31,7 +34,7 @@ _GROUP = 32
 _CELLS = 1 << 20
 # By the bits of a number.
 _SYMMETRIC = {4: "Q4_0", 8: "Q8_0"}
-_BLOCKS = {"Q4_0": q4_0.BLOCK, "Q4_1": q4_1.BLOCK, "Q8_0": q8_0.BLOCK}
+_BLOCKS = {"Q4_0": Q4_0.block_dtype, "Q4_1": Q4_1.block_dtype, "Q8_0": Q8_0.block_dtype}
 
 
 class Blocks(Protocol):
@@ -101,7 +104,7 @@ class Microscaled:
     def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
         """Return a rectangle; `ConversionError` for a NaN, which blocks of MXFP4 have none of."""
         codes = _grouped(self.codes.read(inputs, region), turned=turned)
-        made = np.empty(codes.shape[:2], mxfp4.BLOCK)
+        made = np.empty(codes.shape[:2], MXFP4.block_dtype)
         exponents = self.exponents.read(inputs, region)
         if self.has_nan and bool((exponents == 255).any()):
             raise ConversionError(

@@ -1,7 +1,7 @@
 /* The searches for scales and mins that the K encodings share, one group of numbers in each lane.
 
-   These are the twins of weightctl/codecs/search.py: each lane does the same float operations in
-   the same order. */
+   These are the twins of weightctl/codecs/scale_search.py: each lane does the same float operations
+   in the same order. */
 #ifndef WEIGHTCTL_K_SEARCH_H
 #define WEIGHTCTL_K_SEARCH_H
 

@@ -8,7 +8,7 @@
 
 /* Find levels 0 to `most` and a scale such that the n numbers x are near scale * level; return the
    scale. All weights are positive or 0. Where x is negative, a level wraps around as a byte does.
-   The twin of `fit_unsigned_scale` in weightctl/codecs/search.py. */
+   The twin of `fit_unsigned_scale` in weightctl/codecs/scale_search.py. */
 INLINE f32v fit_unsigned_scale(const f32v *x, const f32v *w, size_t n, int most, i32v *levels)
 {
     f32v peak = {0}, least_error = {0};

@@ -95,7 +95,7 @@ _SCALE = Stored("scale", 0)
 _POSITIVE = Stored("scale", 0, is_positive=True)
 _MINIMUM = Stored("minimum", 2, is_added=True)
 
-# As `BLOCK` of each codec's module has it; what we have no codec of, as in ggml-common.h.
+# As `block_dtype` of each codec has it; what we have no codec of, as in ggml-common.h.
 _SCALES: dict[str, tuple[Stored, ...]] = {
     "Q1_0": (_SCALE,),
     "Q2_0": (_SCALE,),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEGLIGIBLE",
-    "clamped_levels",
+    "clamp_levels",
     "first_peak",
     "fit_scale",
     "fit_scale_and_min",
@@ -51,7 +51,7 @@ def nearest_int(values: F32) -> NDArray[np.int32]:
     return bits
 
 
-def clamped_levels(values: F32, least: int, most: int) -> F32:
+def clamp_levels(values: F32, least: int, most: int) -> F32:
     """Round `values` in place to `nearest_int` held within `least` and `most`; return them.
 
     The levels stay in float32, which is what the sums over them need: clamped as the integers in
@@ -137,7 +137,7 @@ def fit_scale_and_min(
         np.multiply(levels, inverse, out=levels)
         if saturate:
             np.clip(levels, 0, most, out=levels)
-        clamped_levels(levels, 0, most)
+        clamp_levels(levels, 0, most)
 
     def measure_error(scale: F32, low: F32) -> F32:
         np.multiply(levels, scale, out=work)
@@ -199,7 +199,7 @@ def fit_scale(x: F32, weights: F32, half: int) -> tuple[F32, F32]:
 
     def choose_levels(inverse: F32) -> None:
         np.multiply(x, inverse, out=levels)
-        clamped_levels(levels, -half, half - 1)
+        clamp_levels(levels, -half, half - 1)
 
     def correlate() -> tuple[F32, F32]:
         np.multiply(weighted, levels, out=terms[:, 0])
