@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.codecs import definition
-from weightctl.codecs.compiled import Compiled
+from weightctl.codecs.compiled import CompiledCodec
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active, kernel, levels
 
@@ -22,5 +22,5 @@ def twins(encoding: str) -> list[tuple[str, Codec]]:
     for level, name in enumerate(levels()):
         compiled = kernel(encoding, level)
         if compiled is not None:
-            found.append((name, Compiled(plain, compiled)))
+            found.append((name, CompiledCodec(plain, compiled)))
     return found

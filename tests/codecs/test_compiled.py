@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from rows import BLOCKS, ROWS
-from weightctl.codecs import arrays, definition, transcode
-from weightctl.codecs.compiled import in_one_pass
+from weightctl.codecs import definition, transcode
+from weightctl.codecs.compiled import transcode_in_one_pass
 from weightctl.codecs.scalar import convert, numpy_dtype
+from weightctl.codecs.transcoding import transcode_arrays
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import NonFiniteError
 from weightctl.kernels import active, levels, transcoder
@@ -39,7 +40,7 @@ class Case(NamedTuple):
     zero_nonfinite: bool = False
 
     def defined(self) -> tuple[U8, Loss | None]:
-        return arrays.transcoded(
+        return transcode_arrays(
             self.raw, ENCODINGS[self.source], ENCODINGS[self.target], self.importance, definition,
             measure=self.measure, zero_nonfinite=self.zero_nonfinite,
         )  # fmt: skip
@@ -48,7 +49,7 @@ class Case(NamedTuple):
         weighted = self.importance is not None
         found = transcoder(self.source, self.target, weighted=weighted, level=level)
         assert found is not None
-        return in_one_pass(
+        return transcode_in_one_pass(
             found, self.raw, ENCODINGS[self.source], ENCODINGS[self.target], self.importance,
             out=out, measure=self.measure, zero_nonfinite=self.zero_nonfinite,
         )  # fmt: skip

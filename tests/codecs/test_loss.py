@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weightctl.codecs import Loss, codec, is_exact, transcode
-from weightctl.codecs.plain import recast
+from weightctl.codecs.recasting import recast
 from weightctl.codecs.scalar import convert, numpy_dtype, overflow, pack, unpack
 from weightctl.dtype import ENCODINGS, DType, Encoding
 

@@ -10,7 +10,7 @@ import pytest
 
 from weightctl import DType
 from weightctl.codecs.narrow import LAYOUTS, narrow, widen
-from weightctl.codecs.plain import recast
+from weightctl.codecs.recasting import recast
 from weightctl.codecs.scalar import convert, numpy_dtype
 
 if TYPE_CHECKING:

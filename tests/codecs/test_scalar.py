@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weightctl import DType
 from weightctl.codecs import codec, definition
-from weightctl.codecs.scalar import Scalar, convert, numpy_dtype, overflow, pack, unpack
+from weightctl.codecs.scalar import ScalarCodec, convert, numpy_dtype, overflow, pack, unpack
 from weightctl.errors import EncodingError
 
 
@@ -236,7 +236,7 @@ def test_the_codec_of_a_float_encodes_what_it_decodes(dtype: DType) -> None:
     rows = np.array([[1, 2, 4, 0.5], [4, 2, 1, 1]], np.float32)
     raw = np.empty((2, dtype.encoding.nbytes((4,))), np.uint8)
     scalar = definition(dtype.encoding)
-    assert isinstance(scalar, Scalar)
+    assert isinstance(scalar, ScalarCodec)
     scalar.encode(rows, None, raw)
     back = np.empty_like(rows)
     scalar.decode(raw, back)

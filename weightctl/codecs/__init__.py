@@ -1,25 +1,22 @@
-"""The door to every encoding: how its bytes become numbers and numbers its bytes.
+"""Values to the bytes of every encoding and back, and from one encoding to another.
 
 The NumPy modules beside this one are the definition of each encoding. Where a compiled kernel gives
-the same bytes faster, the door opens to that.
+the same bytes faster, it does the work.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.codecs.arrays import float32, transcoded
-from weightctl.codecs.compiled import Compiled, in_one_pass
+from weightctl.codecs.compiled import CompiledCodec, transcode_in_one_pass
+from weightctl.codecs.definitions import can_decode, can_encode, definition
 from weightctl.codecs.exact import holds_all, is_exact
-from weightctl.codecs.ggml import Ggml
 from weightctl.codecs.loss import Loss
-from weightctl.codecs.scalar import Scalar
+from weightctl.codecs.transcoding import decode_rows, transcode_arrays
 from weightctl.dtype import ENCODINGS
-from weightctl.errors import EncodingError
 from weightctl.kernels import kernel, transcoder
-from weightctl.registry import load
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8, Codec
@@ -43,34 +40,8 @@ def codec(encoding: Encoding) -> Codec:
 
     Raises `EncodingError` for one that the table lacks.
     """
-    compiled = kernel(encoding.name)
-    return definition(encoding) if compiled is None else Compiled(definition(encoding), compiled)
-
-
-def definition(encoding: Encoding) -> Codec:
-    """Return the NumPy code that says what the bytes of an encoding are.
-
-    Raises `EncodingError` for one that the table lacks.
-    """
-    if encoding.dtype is not None:
-        return Scalar(encoding.dtype)
-    if encoding.codec:
-        return cast("Codec", load(encoding.codec))
-    if can_decode(encoding):
-        return Ggml(encoding)
-    raise EncodingError(
-        f"data of {encoding.name} cannot be interpreted", hint="a newer version may know it"
-    )
-
-
-def can_encode(encoding: Encoding) -> bool:
-    """Whether numbers can be turned into this encoding."""
-    return encoding.codec != "" or encoding.dtype is not None
-
-
-def can_decode(encoding: Encoding) -> bool:
-    """Whether this encoding can be turned into numbers."""
-    return can_encode(encoding) or Ggml.decodes(encoding)
+    defined, compiled = definition(encoding), kernel(encoding.name)
+    return defined if compiled is None else CompiledCodec(defined, compiled)
 
 
 class Transcoded(NamedTuple):
@@ -111,11 +82,11 @@ def transcode(
         if found is None and target.dtype is None:
             found = transcoder("F32", target.name, weighted=weighted)
             if found is not None:
-                raw, source = float32(raw, source, codec).view(np.uint8), ENCODINGS["F32"]
+                raw, source = decode_rows(raw, source, codec).view(np.uint8), ENCODINGS["F32"]
         if found is not None:
-            done = in_one_pass(found, raw, source, target, importance, out=out, **options)
+            done = transcode_in_one_pass(found, raw, source, target, importance, out=out, **options)
             return Transcoded(*done)
-    made, loss = transcoded(raw, source, target, importance, codec, **options)
+    made, loss = transcode_arrays(raw, source, target, importance, codec, **options)
     return Transcoded(_filled(out, made), loss)
 
 

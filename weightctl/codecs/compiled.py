@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.kernels import Kernel, Transcoder
 
-__all__ = ["Compiled", "in_one_pass"]
+__all__ = ["CompiledCodec", "transcode_in_one_pass"]
 
 
-class Compiled:
+class CompiledCodec:
     """A definition, and the kernel that does as much of its work as it can."""
 
     def __init__(self, definition: Codec, kernel: Kernel) -> None:
@@ -50,7 +50,7 @@ class Compiled:
             out[...] = numbers
 
 
-def in_one_pass(
+def transcode_in_one_pass(
     transcoder: Transcoder,
     raw: U8,
     source: Encoding,
@@ -61,7 +61,7 @@ def in_one_pass(
     measure: bool,
     zero_nonfinite: bool,
 ) -> tuple[U8, Loss | None]:
-    """Return what `arrays.transcoded` does of rows that are not empty, in `out` where it is given.
+    """Return what `transcode_arrays` does of rows that are not empty, in `out` where it is given.
 
     Raises `NonFiniteError` as that does.
     """

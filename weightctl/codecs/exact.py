@@ -1,4 +1,4 @@
-"""Which conversions lose nothing, whatever the numbers."""
+"""Conversions that lose nothing, whatever the numbers."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def holds_all(source: Encoding, target: Encoding) -> bool:
     """Whether every number of one encoding stays itself in another; none is refused."""
     before, after = source.dtype, target.dtype
     if before is not None and after is not None and before.is_integer and after.is_integer:
-        low, high = _limits(before)
-        least, largest = _limits(after)
+        low, high = _integer_limits(before)
+        least, largest = _integer_limits(after)
         return least <= low and high <= largest
     return is_exact(source, target)
 
 
-def _limits(dtype: DType) -> tuple[int, int]:
+def _integer_limits(dtype: DType) -> tuple[int, int]:
     found = np.iinfo(dtype.value)
     return int(found.min), int(found.max)

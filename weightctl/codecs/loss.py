@@ -1,4 +1,4 @@
-"""What a conversion did to numbers, and how it is measured."""
+"""The loss of a conversion, and its measuring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["Loss", "measured", "squares_and_error"]
+__all__ = ["Loss", "measure_loss", "sum_squares_and_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Loss:
         return sqrt(self.squared_error / self.squares)
 
 
-def squares_and_error(numbers: F32, held: F32) -> tuple[float, float]:
+def sum_squares_and_error(numbers: F32, held: F32) -> tuple[float, float]:
     """Return the sums of squares of `numbers` and of their differences from `held`, shape (n,).
 
     They are right to 1e-6 of themselves, whatever the size of the numbers, and not finite where
@@ -103,19 +103,19 @@ _TILE = 1 << 15
 _MOST = 1e140
 
 
-def measured(numbers: Numbers, made: Numbers) -> Loss:
+def measure_loss(numbers: Numbers, made: Numbers) -> Loss:
     """Return the loss of numbers of any type that became `made`, both of shape (n,)."""
     total = Loss(0)
     for start in range(0, numbers.size, _TILE):
         tile = slice(start, start + _TILE)
-        total += _measured_tile(numbers[tile], made[tile])
+        total += _measure_tile(numbers[tile], made[tile])
     return total
 
 
-def _measured_tile(numbers: Numbers, made: Numbers) -> Loss:
+def _measure_tile(numbers: Numbers, made: Numbers) -> Loss:
     with np.errstate(over="ignore", invalid="ignore"):
         x, held = numbers.astype(np.float64, copy=False), made.astype(np.float64)
-        error = _difference(numbers, x, held)
+        error = _subtract(numbers, x, held)
         squares, squared_error = _sum_in_chunks(x), _sum_in_chunks(error)
     if not (isfinite(squares) and isfinite(squared_error)):
         finite = np.isfinite(error)
@@ -125,7 +125,7 @@ def _measured_tile(numbers: Numbers, made: Numbers) -> Loss:
     return Loss(numbers.size, overflow(numbers, made), underflows, squares, squared_error)
 
 
-def _difference(numbers: Numbers, x: F64, held: F64) -> F64:
+def _subtract(numbers: Numbers, x: F64, held: F64) -> F64:
     if numbers.dtype.kind in "iu" and numbers.itemsize == 8:
         # Float64 holds not them, but their lower halves, and how far the upper are from `held`.
         upper = numbers >> 32 << 32

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LAYOUTS", "narrow", "widen"]
 
 
-class Layout(NamedTuple):
+class FloatLayout(NamedTuple):
     """A float type: bits of the significand that it stores, least exponent, largest number."""
 
     stored: int
@@ -32,10 +32,10 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    DType.float16: Layout(10, -14, 65504.0),
-    DType.bfloat16: Layout(7, -126, (2 - 2.0**-7) * 2.0**127),
-    DType.float8_e4m3fn: Layout(3, -6, 448.0),
-    DType.float8_e5m2: Layout(2, -14, 57344.0),
+    DType.float16: FloatLayout(10, -14, 65504.0),
+    DType.bfloat16: FloatLayout(7, -126, (2 - 2.0**-7) * 2.0**127),
+    DType.float8_e4m3fn: FloatLayout(3, -6, 448.0),
+    DType.float8_e5m2: FloatLayout(2, -14, 57344.0),
 }
 _SIGN, _EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HAS_INFINITY",
     "Numbers",
-    "Scalar",
+    "ScalarCodec",
     "convert",
     "numpy_dtype",
     "overflow",
@@ -226,7 +226,7 @@ def overflow(numbers: Numbers, converted: Numbers) -> int:
     return int(np.count_nonzero(over))
 
 
-class Scalar:
+class ScalarCodec:
     """The codec of plain numbers of one type; the values pass through float32."""
 
     def __init__(self, dtype: DType) -> None:

@@ -1,4 +1,7 @@
-"""Numbers as blocks: what a block cannot hold is refused, and what it loses is measured."""
+"""Transcoding in whole arrays: the definition of what the kernels do in one pass.
+
+What a block cannot hold is refused, and what a conversion loses is measured.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.loss import Loss, squares_and_error
+from weightctl.codecs.exact import is_exact
+from weightctl.codecs.loss import Loss, sum_squares_and_error
+from weightctl.codecs.recasting import recast
+from weightctl.codecs.scalar import convert, pack, unpack
+from weightctl.dtype import DType
 from weightctl.errors import NonFiniteError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightctl.codecs.base import F32, U8, Codec
     from weightctl.dtype import Encoding
 
-__all__ = ["encoded"]
+__all__ = ["decode_rows", "transcode_arrays"]
 
 # Only where a number is beyond this can the scale of a block overflow float16. The least such
 # numbers are about 65504, but a fit of scale and minimum may reach further than its numbers; where
@@ -30,14 +39,53 @@ _LARGEST_OF = {"NVFP4": 2688.0, "MXFP4": inf}
 _TILE = 1 << 17
 
 
-def encoded(
+def transcode_arrays(
+    raw: U8,
+    source: Encoding,
+    target: Encoding,
+    importance: F32 | None,
+    codec: Callable[[Encoding], Codec],
+    *,
+    measure: bool,
+    zero_nonfinite: bool,
+) -> tuple[U8, Loss | None]:
+    """Return what `codecs.transcode` does of two encodings; `codec` gives the codec of each."""
+    if target.dtype is None:
+        numbers = decode_rows(raw, source, codec)
+        return _encode_blocks(
+            numbers, target, codec(target), importance,
+            measure=measure, zero_nonfinite=zero_nonfinite,
+        )  # fmt: skip
+    plain = source.dtype
+    numbers = decode_rows(raw, source, codec) if plain is None else unpack(raw, plain)
+    if is_exact(source, target):
+        return pack(convert(numbers, target.dtype)), None
+    made, loss = recast(numbers, target.dtype, measure=measure)
+    return pack(made), loss
+
+
+def decode_rows(raw: U8, encoding: Encoding, codec: Callable[[Encoding], Codec]) -> F32:
+    """Return the numbers of rows of an encoding, shape (rows, columns)."""
+    # Scales of damaged blocks may be anything; what they give is judged by its readers.
+    with np.errstate(all="ignore"):
+        if encoding.dtype is not None:
+            return convert(unpack(raw, encoding.dtype), DType.float32)
+        columns = raw.shape[1] // encoding.size * encoding.block
+        numbers = np.empty((raw.shape[0], columns), np.float32)
+        decoder = codec(encoding)
+        if raw.size:
+            decoder.decode(raw, numbers)
+    return numbers
+
+
+def _encode_blocks(
     numbers: F32,
     target: Encoding,
     codec: Codec,
     importance: F32 | None,
     *,
     measure: bool,
-    zero_nonfinite: bool = False,
+    zero_nonfinite: bool,
 ) -> tuple[U8, Loss]:
     """Return the blocks of rows of numbers, and the loss: all of it with `measure`.
 
@@ -48,23 +96,23 @@ def encoded(
     blocks = np.empty((rows, columns // target.block * target.size), np.uint8)
     if not numbers.size:
         return blocks, Loss(0)
-    greatest, nonfinite = _greatest(numbers), 0
+    greatest, nonfinite = _find_greatest(numbers), 0
     if not np.isfinite(greatest):
         finite = np.isfinite(numbers)
         if not zero_nonfinite:
-            raise _refusal(numbers, np.argmin(finite), target)
+            raise _make_refusal(numbers, np.argmin(finite), target)
         nonfinite = numbers.size - int(np.count_nonzero(finite))
         numbers = np.where(finite, numbers, np.float32(0))
-        greatest = _greatest(numbers)
+        greatest = _find_greatest(numbers)
     codec.encode(numbers, importance, blocks)
     if greatest > _HARMLESS or importance is not None:
         _require_held(numbers, blocks, target, codec)
     if measure:
-        return blocks, replace(_measured(numbers, blocks, target, codec), nonfinite=nonfinite)
+        return blocks, replace(_measure(numbers, blocks, target, codec), nonfinite=nonfinite)
     return blocks, Loss.unmeasured(numbers.size, nonfinite=nonfinite)
 
 
-def _greatest(numbers: F32) -> np.float32:
+def _find_greatest(numbers: F32) -> np.float32:
     return max(numbers.max(), -numbers.min())
 
 
@@ -74,14 +122,14 @@ def _require_held(numbers: F32, blocks: U8, target: Encoding, codec: Codec) -> N
     lost = ~np.isfinite(held)
     lost |= np.abs(numbers) > _LARGEST_OF.get(target.name, _LARGEST)
     if lost.any():
-        raise _refusal(numbers, np.argmax(np.where(lost, np.abs(numbers), -1)), target)
+        raise _make_refusal(numbers, np.argmax(np.where(lost, np.abs(numbers), -1)), target)
 
 
-def _refusal(numbers: F32, index: np.intp, target: Encoding) -> NonFiniteError:
+def _make_refusal(numbers: F32, index: np.intp, target: Encoding) -> NonFiniteError:
     return NonFiniteError(int(index), float(numbers.reshape(-1)[index]), target.name)
 
 
-def _measured(numbers: F32, blocks: U8, target: Encoding, codec: Codec) -> Loss:
+def _measure(numbers: F32, blocks: U8, target: Encoding, codec: Codec) -> Loss:
     total = Loss(0)
     step = _TILE // target.block
     flat, table = numbers.reshape(-1), blocks.reshape(-1, target.size)
@@ -91,5 +139,5 @@ def _measured(numbers: F32, blocks: U8, target: Encoding, codec: Codec) -> Loss:
         x = flat[start * target.block :][: step * target.block]
         held = space[: x.size]
         codec.decode(part, held.reshape(1, -1))
-        total += Loss(x.size, 0, 0, *squares_and_error(x, held))
+        total += Loss(x.size, 0, 0, *sum_squares_and_error(x, held))
     return total

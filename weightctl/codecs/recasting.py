@@ -1,4 +1,4 @@
-"""Plain numbers as plain numbers of a type that cannot hold them all, and what that loses."""
+"""Conversions of plain numbers to a type that cannot hold them all, and their loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.loss import Loss, measured, squares_and_error
+from weightctl.codecs.loss import Loss, measure_loss, sum_squares_and_error
 from weightctl.codecs.narrow import LAYOUTS, narrow, widen
 from weightctl.codecs.scalar import convert, numpy_dtype, overflow
 from weightctl.dtype import DType
@@ -29,7 +29,7 @@ def recast(numbers: Numbers, dtype: DType, *, measure: bool) -> tuple[Numbers, L
     """Return what `scalar.convert` makes of numbers, and the loss: all of it with `measure`."""
     if dtype not in LAYOUTS or numbers.dtype.kind not in "fV" or numbers.itemsize > 4:
         made = convert(numbers, dtype)
-        return made, _loss(numbers.reshape(-1), made.reshape(-1), measure=measure)
+        return made, _measure(numbers.reshape(-1), made.reshape(-1), measure=measure)
     made = np.empty(numbers.shape, numpy_dtype(dtype))
     before, after = numbers.reshape(-1), made.reshape(-1)
     space = np.empty((5, min(_TILE, before.size)), np.uint32)
@@ -41,7 +41,7 @@ def recast(numbers: Numbers, dtype: DType, *, measure: bool) -> tuple[Numbers, L
         loss = _narrow(values, dtype, out, rest, measure=measure)
         if loss is None:
             out[...] = convert(part, dtype)
-            loss = _loss(part, out, measure=measure)
+            loss = _measure(part, out, measure=measure)
         total += loss
     return made, total
 
@@ -61,14 +61,14 @@ def _narrow(
     underflows = int(np.count_nonzero(held == 0))
     if underflows:
         underflows -= int(np.count_nonzero(numbers == 0))
-    squares, squared_error = squares_and_error(numbers, held)
+    squares, squared_error = sum_squares_and_error(numbers, held)
     if not (isfinite(squares) and isfinite(squared_error)):
         return None
     return Loss(numbers.size, 0, underflows, squares, squared_error)
 
 
-def _loss(numbers: Numbers, made: Numbers, *, measure: bool) -> Loss:
+def _measure(numbers: Numbers, made: Numbers, *, measure: bool) -> Loss:
     """Return the loss of numbers of any type, shape (n,), that became `made`."""
     if measure:
-        return measured(numbers, made)
+        return measure_loss(numbers, made)
     return Loss.unmeasured(numbers.size, overflow(numbers, made))

@@ -1,0 +1,63 @@
+"""The NumPy definition of each encoding: ours, or for decoding that of the `gguf` package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from weightctl.codecs.scalar import ScalarCodec
+from weightctl.errors import EncodingError
+from weightctl.registry import load
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32, U8, Codec
+    from weightctl.dtype import Encoding
+
+__all__ = ["can_decode", "can_encode", "definition"]
+
+# What `gguf.quants.dequantize` decodes and no codec of ours does.
+_DECODED = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
+
+
+def definition(encoding: Encoding) -> Codec:
+    """Return the NumPy code that says what the bytes of an encoding are.
+
+    Raises `EncodingError` for one that the table lacks.
+    """
+    if encoding.dtype is not None:
+        return ScalarCodec(encoding.dtype)
+    if encoding.codec:
+        return cast("Codec", load(encoding.codec))
+    if can_decode(encoding):
+        return GgufDecoder(encoding)
+    raise EncodingError(
+        f"data of {encoding.name} cannot be interpreted", hint="a newer version may know it"
+    )
+
+
+def can_encode(encoding: Encoding) -> bool:
+    """Whether numbers can be turned into this encoding."""
+    return encoding.codec != "" or encoding.dtype is not None
+
+
+def can_decode(encoding: Encoding) -> bool:
+    """Whether this encoding can be turned into numbers."""
+    return can_encode(encoding) or (encoding.name in _DECODED and encoding.is_known)
+
+
+class GgufDecoder:
+    """The codec of a block type as `gguf.quants` defines it; it only decodes."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+
+    def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:  # noqa: ARG002
+        """Raise `EncodingError`: this type has no encoder."""
+        raise EncodingError(f"weightctl has no encoder for {self._encoding.name}")
+
+    def decode(self, blocks: U8, out: F32) -> None:
+        """Fill `out` with the values of `blocks`, as `gguf.quants.dequantize` computes them."""
+        # Imported late: it takes as long as the rest of a conversion's start.
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        out[...] = dequantize(blocks, GGMLQuantizationType[self._encoding.name])
