@@ -20,7 +20,7 @@ from weightctl.verify.figures import (
     ValuesFigures,
 )
 from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.report import Report, Result
+from weightctl.verify.results import Report, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from weightctl.verify.comparing.causes.dequantized import DEQUANTIZED
+from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
 from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.remedies import remedies
-from weightctl.verify.report import Report, Result
+from weightctl.verify.report.remedies import remedies
+from weightctl.verify.results import Report, Result
 
 ROOT = Path(__file__).parent.parent.parent
 README, SCHEMA = ROOT / "README.md", ROOT / "weightctl" / "schemas" / "verify.json"

@@ -30,7 +30,7 @@ from weightctl.verify.figures import (
     ValuesFigures,
 )
 from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.report import Report, Result
+from weightctl.verify.results import Report, Result
 
 SCREENS = Path(__file__).parent / "verdicts"
 COLUMNS = (80, 200)

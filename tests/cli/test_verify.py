@@ -16,7 +16,7 @@ from terminal import on_a_terminal, without_colour
 from reports import MADE
 from weightctl.cli import app
 from weightctl.verify import CHECKS
-from weightctl.verify.documents.json_document import document
+from weightctl.verify.report.json_document import document
 
 if TYPE_CHECKING:
     from pathlib import Path

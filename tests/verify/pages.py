@@ -10,7 +10,7 @@ from xml.etree.ElementTree import fromstring
 from markdown_it import MarkdownIt
 
 from reports import MADE
-from weightctl.verify.documents.html import page
+from weightctl.verify.report.html import page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

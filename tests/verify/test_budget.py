@@ -14,9 +14,9 @@ from weightctl.archs import recognize
 from weightctl.steps.numbers import AsFloat32, numbers_of
 from weightctl.store import open_weights
 from weightctl.verify import Subject
-from weightctl.verify.comparing.pairing import paired
-from weightctl.verify.comparing.pairs import in_dialect
-from weightctl.verify.diverging.budget import as_far_off
+from weightctl.verify.checks.forward.budget import as_far_off
+from weightctl.verify.compare.pairing import paired
+from weightctl.verify.compare.pairs import in_dialect
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:

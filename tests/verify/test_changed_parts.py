@@ -24,9 +24,9 @@ from weightctl.dtype import ENCODINGS
 from weightctl.formats.sharded.gathered import Gathered
 from weightctl.split import Grid
 from weightctl.verify import Request, Subject
+from weightctl.verify.checks.structure import check
+from weightctl.verify.checks.structure.readers import asked
 from weightctl.verify.figures import StructureFigures
-from weightctl.verify.outside.readers import asked
-from weightctl.verify.structure import check
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
-from weightctl.verify.diverging.configs import corrected, differences
+from weightctl.verify.compare.configs import corrected, differences
 
 if TYPE_CHECKING:
     from weightctl.archs import RecognizedModel

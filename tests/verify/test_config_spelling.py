@@ -9,8 +9,8 @@ import pytest
 from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
-from weightctl.verify.diverging.configs import corrected, differences
-from weightctl.verify.naming.spelling import spelled
+from weightctl.verify.compare.configs import corrected, differences
+from weightctl.verify.config_keys import spelled
 
 if TYPE_CHECKING:
     from weightctl.archs import RecognizedModel

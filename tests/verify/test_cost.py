@@ -7,7 +7,7 @@ import pytest
 
 from weightctl.codecs import can_encode
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.comparing.cost import Side, typical
+from weightctl.verify.compare.cost import Side, typical
 
 NUMBERS = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)
 KINDS = [

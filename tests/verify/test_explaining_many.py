@@ -9,16 +9,16 @@ import numpy as np
 from arrays import stored
 from weightctl.steps.rows import Rows
 from weightctl.verify import Subject
-from weightctl.verify.comparing.causes import PATIENCE, explain_each
-from weightctl.verify.comparing.measuring import sample_of
-from weightctl.verify.comparing.pairing import paired
-from weightctl.verify.comparing.samples import Samples
+from weightctl.verify.compare.causes import PATIENCE, explain_each
+from weightctl.verify.compare.measuring import sample_of
+from weightctl.verify.compare.pairing import paired
+from weightctl.verify.compare.samples import Samples
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.verify.comparing.pairs import Pairing
+    from weightctl.verify.compare.pairs import Pairing
 
 RANDOM = np.random.default_rng(12)
 COUNT = PATIENCE + 20

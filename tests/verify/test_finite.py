@@ -17,9 +17,9 @@ from arrays import stored, weights_of
 from build import F32, Gguf, Tensor
 from weightctl.store import open_weights
 from weightctl.verify import Request, Result, Subject
+from weightctl.verify.checks.finite import check
+from weightctl.verify.checks.finite.side_by_side import surveys
 from weightctl.verify.figures import FiniteFigures
-from weightctl.verify.finite import check
-from weightctl.verify.survey.side_by_side import surveys
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from weightctl.dtype import ENCODINGS
 from weightctl.store import save
 from weightctl.transforms.cast import cast
 from weightctl.verify import Request, Subject
+from weightctl.verify.checks.forward.matrices import check_matrices
 from weightctl.verify.figures import ForwardFigures, MatrixGain
-from weightctl.verify.running.matrices import check_matrices
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ import build
 import small_models
 from arrays import stored
 from weightctl.verify import Request, Result, Subject
+from weightctl.verify.checks.names import check
 from weightctl.verify.figures import NamesFigures
-from weightctl.verify.names import check
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from arrays import stored
 from weightctl.verify import Request, Subject
-from weightctl.verify.values import check
+from weightctl.verify.checks.values import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable

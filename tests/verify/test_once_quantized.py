@@ -14,8 +14,8 @@ from healthy_models import SMALL
 from verdicts import report_on
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
-from weightctl.verify.comparing.cost import Side
-from weightctl.verify.values import check
+from weightctl.verify.checks.values import check
+from weightctl.verify.compare.cost import Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable

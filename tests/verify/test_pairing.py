@@ -13,13 +13,13 @@ from arrays import stored
 from weightctl.cli import app
 from weightctl.steps.numbers import numbers_of
 from weightctl.verify import Subject
-from weightctl.verify.comparing.pairing import paired
-from weightctl.verify.comparing.pairs import in_dialect
+from weightctl.verify.compare.pairing import paired
+from weightctl.verify.compare.pairs import in_dialect
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.verify.comparing.pairs import Pairing
+    from weightctl.verify.compare.pairs import Pairing
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError, EngineError, GraphError
 from weightctl.steps.numbers import numbers_of
-from weightctl.verify.running.parts import Running
+from weightctl.verify.run.parts import Running
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo

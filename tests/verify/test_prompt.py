@@ -14,7 +14,7 @@ import family_tokenizers
 import small_models
 from weightctl.errors import ConversionError, TokenizerError
 from weightctl.verify import Request, Subject
-from weightctl.verify.running.prompt import MOST_WINDOWS, WINDOW, Prompt, prompt
+from weightctl.verify.run.prompt import MOST_WINDOWS, WINDOW, Prompt, prompt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,10 @@ import torch
 import build
 from weightctl import open_weights
 from weightctl.verify import Request, Subject
-from weightctl.verify.findings import finding
-from weightctl.verify.outside import reader_process
-from weightctl.verify.outside.pickled import pickled
-from weightctl.verify.outside.readers import asked
-from weightctl.verify.structure import check
+from weightctl.verify.checks.structure import check, reader_process
+from weightctl.verify.checks.structure.pickled import pickled
+from weightctl.verify.checks.structure.readers import asked
+from weightctl.verify.report.findings import finding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +149,8 @@ def test_an_old_gguf_that_a_reader_does_not_know_is_told_and_no_problem(tmp_path
 def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -> None:
     (small.parent / "safetensors.py").write_text("raise SystemExit('taken')")
     code = (
-        "from weightctl import open_weights; from weightctl.verify.outside.readers import asked;"
+        "from weightctl import open_weights;"
+        "from weightctl.verify.checks.structure.readers import asked;"
         "print(asked(open_weights('small.safetensors').header))"
     )
     run = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 
 from reports import MADE, faulty
 from weightctl.errors import OutputError
-from weightctl.verify.documents import REPORTS, check_targets, write
+from weightctl.verify.report import REPORTS, check_targets, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pages import Rendered
 
 from reports import HOSTILE, MADE, faulty, hostile, report, tensor
-from weightctl.verify.documents.markdown import page
 from weightctl.verify.figures import Activation, ForwardFigures, ValuesFigures
 from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.report import Result
+from weightctl.verify.report.markdown import page
+from weightctl.verify.results import Result
 
 OURS = {
     "h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "code", "ul", "li", "em",

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pages import of_class, page_of, pictures, text_of
 
 from reports import MADE, encoder, experts, faulty, norm, report, tensor, unknown_family
-from weightctl.verify.documents.axis import axis
-from weightctl.verify.documents.grid import grid
-from weightctl.verify.documents.heat_map import error_map
-from weightctl.verify.documents.histogram import histogram_chart
-from weightctl.verify.documents.html import page
 from weightctl.verify.figures import Divergence
-from weightctl.verify.ranking import worst_first
+from weightctl.verify.report.axis import axis
+from weightctl.verify.report.grid import grid
+from weightctl.verify.report.heat_map import error_map
+from weightctl.verify.report.histogram import histogram_chart
+from weightctl.verify.report.html import page
+from weightctl.verify.report.ranking import worst_first
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -13,8 +13,8 @@ from build import Gguf, Tensor
 from weightctl.codecs import can_encode, transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
-from weightctl.verify.finite import check
-from weightctl.verify.survey.scales import scales_of
+from weightctl.verify.checks.finite import check
+from weightctl.verify.checks.finite.scales import scales_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from weightctl.transforms.sharding.planning import shard_plan
 from weightctl.verify.checking import verify
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.request import Request
-from weightctl.verify.running.parts import Running
+from weightctl.verify.run.parts import Running
 from weightctl.verify.subject import Subject
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from families import Made
     from weightctl.transforms.sharding.planning import Rules
-    from weightctl.verify.report import Report
+    from weightctl.verify.results import Report
 
 CLOSE = 1e-4
 

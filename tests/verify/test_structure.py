@@ -15,8 +15,8 @@ from weightctl import Plan, open_weights
 from weightctl.store import save
 from weightctl.transforms.split import split
 from weightctl.verify import Request, Result, Subject, verify
+from weightctl.verify.checks.structure import _total, check
 from weightctl.verify.figures import StructureFigures
-from weightctl.verify.structure import _total, check
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ import pytest
 from pages import pictures, section, text_of
 
 from reports import against, faulty, report
-from weightctl.verify.documents.html import page
 from weightctl.verify.figures import Divergence, LayerDivergence
-from weightctl.verify.report import Result
+from weightctl.verify.report.html import page
+from weightctl.verify.results import Result
 
 CHART = "Divergence of each part of the model from the reference's"
 

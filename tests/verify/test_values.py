@@ -12,8 +12,8 @@ import small_models
 from arrays import stored
 from weightctl.cli import app
 from weightctl.verify import Request, Subject
+from weightctl.verify.checks.values import check
 from weightctl.verify.figures import ValuesFigures
-from weightctl.verify.values import check
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.store import save
 from weightctl.verify import Request, Subject
-from weightctl.verify.values import check
+from weightctl.verify.checks.values import check
 from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell, in_columns, shape_text
 from weightctl.cli.wrapping import hung
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.findings import cosine
-from weightctl.verify.ranking import excess, strangest, title_of, worst_first
+from weightctl.verify.report.findings import cosine
+from weightctl.verify.report.ranking import excess, strangest, title_of, worst_first
 from weightctl.wording import number, percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.verify.figures import Divergence, NextToken
-    from weightctl.verify.report import Report
+    from weightctl.verify.results import Report
 
 __all__ = ["behaviour"]
 

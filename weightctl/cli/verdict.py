@@ -10,15 +10,15 @@ from weightctl.cli.behaviour import behaviour
 from weightctl.cli.render import Cell, width
 from weightctl.cli.wrapping import hung
 from weightctl.verify.figures import ForwardFigures
-from weightctl.verify.findings import finding, is_partial
-from weightctl.verify.remedies import remedies
+from weightctl.verify.report.findings import finding, is_partial
+from weightctl.verify.report.remedies import remedies
 from weightctl.wording import counted, number, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.verify.problem import Problem
-    from weightctl.verify.report import Report, Result
+    from weightctl.verify.results import Report, Result
 
 __all__ = ["brief", "verdict"]
 

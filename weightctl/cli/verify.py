@@ -21,8 +21,8 @@ from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.huggingface import companions
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
-from weightctl.verify.documents import check_targets, write
-from weightctl.verify.documents.json_document import document
+from weightctl.verify.report import check_targets, write
+from weightctl.verify.report.json_document import document
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject
 from weightctl.weights.tree import header_of
@@ -30,7 +30,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.verify.report import Report
+    from weightctl.verify.results import Report
 
 __all__ = ["app"]
 

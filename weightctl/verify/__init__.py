@@ -9,8 +9,8 @@ from weightctl.registry import loaded_on_use
 if TYPE_CHECKING:
     from weightctl.verify.checking import verify
     from weightctl.verify.problem import Cause, Problem
-    from weightctl.verify.report import Report, Result
     from weightctl.verify.request import Request
+    from weightctl.verify.results import Report, Result
     from weightctl.verify.subject import Subject
 
 __all__ = [
@@ -40,30 +40,35 @@ class Check(NamedTuple):
 # In the order in which they run: each takes more for granted than the one before.
 CHECKS: dict[str, Check] = {
     "structure": Check(
-        "weightctl.verify.structure:check", "the files are whole, and other readers take them"
+        "weightctl.verify.checks.structure:check",
+        "the files are whole, and other readers take them",
     ),
-    "finite": Check("weightctl.verify.finite:check", "no number or scale is lost, NaN or absurd"),
+    "finite": Check(
+        "weightctl.verify.checks.finite:check", "no number or scale is lost, NaN or absurd"
+    ),
     "names": Check(
-        "weightctl.verify.names:check", "the tensors are those that the config asks for"
+        "weightctl.verify.checks.names:check", "the tensors are those that the config asks for"
     ),
     "metadata": Check(
-        "weightctl.verify.metadata:check",
+        "weightctl.verify.checks.metadata:check",
         "tokenizer, special tokens and config fit, and are the reference's",
     ),
     "values": Check(
-        "weightctl.verify.values:check",
+        "weightctl.verify.checks.values:check",
         "each tensor is the reference's, but for what its encoding costs",
         needs_reference=True,
     ),
-    "forward": Check("weightctl.verify.forward:check", "the model runs, and makes sense of a text"),
+    "forward": Check(
+        "weightctl.verify.checks.forward:check", "the model runs, and makes sense of a text"
+    ),
 }
 
 _NAMES = {
     "Cause": "weightctl.verify.problem:Cause",
     "Problem": "weightctl.verify.problem:Problem",
-    "Report": "weightctl.verify.report:Report",
+    "Report": "weightctl.verify.results:Report",
     "Request": "weightctl.verify.request:Request",
-    "Result": "weightctl.verify.report:Result",
+    "Result": "weightctl.verify.results:Result",
     "Subject": "weightctl.verify.subject:Subject",
     "verify": "weightctl.verify.checking:verify",
 }

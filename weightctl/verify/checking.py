@@ -11,7 +11,7 @@ from weightctl.registry import load
 from weightctl.verify import CHECKS
 from weightctl.verify.contradictions import require_consistent
 from weightctl.verify.problem import Problem
-from weightctl.verify.report import Report, Result
+from weightctl.verify.results import Report, Result
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import header_of, source_of
 
@@ -25,7 +25,7 @@ __all__ = ["verify"]
 _STRUCTURE, _FORWARD = "structure", "forward"
 # The checks that read no tensors.
 _OF_HEADERS = {_STRUCTURE, "names"}
-_REQUIRE_PROMPT = "weightctl.verify.forward:require_prompt"
+_REQUIRE_PROMPT = "weightctl.verify.checks.forward:require_prompt"
 
 
 def verify(

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.device import DeviceRef
-    from weightctl.verify.comparing.pairs import Pairing
-    from weightctl.verify.running.prompt import Prompt
+    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.run.prompt import Prompt
     from weightctl.verify.subject import Subject
 
 __all__ = ["Request"]
@@ -45,9 +45,9 @@ class Request:
     def prompt(self) -> Prompt:
         """The tokens that those run on that are known, one at least; the reference is asked first.
 
-        Raises what `running.prompt` does.
+        Raises what `run.prompt` does.
         """
-        from weightctl.verify.running.prompt import prompt
+        from weightctl.verify.run.prompt import prompt
 
         subjects = (self.reference, self.subject)
         return prompt(self, *(each for each in subjects if each and each.checkpoint))
@@ -58,7 +58,7 @@ class Request:
 
         Raises `ValueError` where there is no reference.
         """
-        from weightctl.verify.comparing.pairing import paired
+        from weightctl.verify.compare.pairing import paired
 
         if self.reference is None:
             raise ValueError("there is nothing to compare with")

@@ -1,0 +1,1 @@
+"""The checks, one module or one folder each, as `weightctl.verify.CHECKS` lists them."""

@@ -1,0 +1,87 @@
+"""Whether all numbers of a checkpoint are numbers, and none were lost or never written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.archs.names import numbered
+from weightctl.verify.checks.finite.judging import Finding, Judge
+from weightctl.verify.checks.finite.numbers import is_numbers
+from weightctl.verify.checks.finite.side_by_side import surveys
+from weightctl.verify.figures import FiniteFigures
+from weightctl.verify.problem import MOST_NAMED, Problem
+from weightctl.verify.results import Result
+from weightctl.weights.derived import tensor_of
+from weightctl.weights.tree import header_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.verify.request import Request
+    from weightctl.weights.info import Header, TensorInfo
+
+__all__ = ["check"]
+
+
+def check(request: Request) -> Result:
+    """Look at every floating-point number and block of a checkpoint.
+
+    Found are NaN and infinity, scales of blocks that are damaged, matrices that are all zero or
+    constant, and rows that were lost. Rows of tokens that nothing uses are only noted.
+    """
+    weights = request.subject.weights
+    header = header_of(weights)
+    infos = [
+        info
+        for info in header.tensors.values()
+        if is_numbers(info.encoding) and info.size and request.has_layer(numbered(info.name)[0])
+    ]
+    if request.layers is not None and not infos:
+        return Result(skipped="no tensor is of the layers that are asked for: see `weightctl ls`")
+    repeated = [info.name for info in infos if _is_repeated(header, info)]
+    infos = [info for info in infos if not _is_repeated(header, info)]
+    surveyed = surveys(source_of(weights), infos, lambda done: request.tell("finite", done))
+    notes = [
+        f"`{name}` is a few numbers of its file over and over: it is not looked at"
+        for name in repeated[:MOST_NAMED]
+    ]
+    if request.layers is not None:
+        notes.append(f"{len(infos)} of {len(header.tensors)} tensors are of the layers asked for")
+    judge = Judge(request.subject)
+    findings: list[Finding] = []
+    for info in infos:
+        survey = surveyed[info.name]
+        if isinstance(survey, str):
+            findings.append(Finding(info.name, "unreadable", survey))
+        else:
+            findings.extend(judge.findings(tensor_of(source_of(weights), info.name), survey))
+    return Result(
+        problems=tuple(_problems(findings)),
+        figures=FiniteFigures(
+            tensors=len(infos),
+            numbers=sum(info.size for info in infos),
+            nbytes=sum(info.nbytes for info in infos),
+        ),
+        notes=(*notes, *judge.notes),
+    )
+
+
+def _problems(findings: list[Finding]) -> Iterator[Problem]:
+    """Name the first tensors of which something is wrong, and count the others."""
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.kind] = counts.get(finding.kind, 0) + 1
+        if counts[finding.kind] <= MOST_NAMED:
+            yield Problem(where=finding.name, text=finding.text, cause=finding.cause)
+    for kind, count in counts.items():
+        if count > MOST_NAMED:
+            text = f"{count - MOST_NAMED:,} more tensors of which the same is wrong ({kind})"
+            yield Problem(where="", text=text)
+
+
+def _is_repeated(header: Header, info: TensorInfo) -> bool:
+    """Whether a tensor is larger than its file, which has the same elements in many places."""
+    strides = header.extents[info.name].strides
+    return strides is not None and any(
+        stride == 0 and size > 1 for stride, size in zip(strides, info.shape, strict=False)
+    )

@@ -1,0 +1,132 @@
+"""A closer look at a tensor that is unusual: how many numbers and scales are wrong, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightctl.verify.checks.finite.numbers import can_decode, decoded, runs_of
+from weightctl.verify.checks.finite.scales import scales_of
+from weightctl.verify.checks.finite.spread import Spread, magnitude_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32
+    from weightctl.threads import Memory
+    from weightctl.verify.checks.finite.scales import Codes, Stored
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["NONFINITE", "Found", "Kind", "located", "nonfinite_in"]
+
+NONFINITE = "not finite"
+
+
+@dataclasses.dataclass(slots=True)
+class Found:
+    """How many there are of what was looked for, and the first: its element and what it is."""
+
+    count: int = 0
+    first: int = -1
+    value: float = 0.0
+
+    def add(self, start: int, step: int, wrong: NDArray[np.bool_], values: NDArray[Any]) -> None:
+        """Count what is `wrong` among values, each of `step` elements, from `start` on."""
+        count = int(np.count_nonzero(wrong))
+        if count and not self.count:
+            index = int(wrong.argmax())
+            self.first, self.value = start + index * step, float(values[index])
+        self.count += count
+
+
+@dataclasses.dataclass(slots=True)
+class Kind:
+    """Scales that are wrong, all in one way: the field that they are of, and what they are."""
+
+    field: Stored
+    text: str
+    usual: float
+    is_wrong: Callable[[Codes, F32], NDArray[np.bool_]]
+    found: Found = dataclasses.field(default_factory=Found)
+
+
+def nonfinite_in(tensor: Tensor, memory: Memory) -> tuple[Found, Found]:
+    """Return the numbers of a tensor that are NaN, and those that are infinite."""
+    nan, infinite = Found(), Found()
+    encoding = tensor.info.encoding
+    if can_decode(encoding):
+        for run in runs_of(tensor, 0, tensor.info.size, memory):
+            numbers = decoded(run.raw, encoding, memory).reshape(-1)
+            nan.add(run.start, 1, np.isnan(numbers), numbers)
+            infinite.add(run.start, 1, np.isinf(numbers), numbers)
+    return nan, infinite
+
+
+def located(tensor: Tensor, memory: Memory) -> tuple[list[Kind], list[Spread]]:
+    """Return the scales of a tensor that no healthy one has, and how all of them spread."""
+    info = tensor.info
+    fields = scales_of(info.encoding)
+    spreads = [Spread(each) for each in fields]
+    for run in runs_of(tensor, 0, info.size, memory):
+        for each, spread in zip(fields, spreads, strict=True):
+            spread.add(each.of(run.raw.reshape(-1), info.encoding.size))
+    kinds = [kind for spread in spreads for kind in _kinds(spread)]
+    if not kinds:
+        return [], spreads
+    for run in runs_of(tensor, 0, info.size, memory):
+        for kind in kinds:
+            codes = kind.field.of(run.raw.reshape(-1), info.encoding.size).reshape(-1)
+            values = kind.field.form.as_float32(codes)
+            step = info.encoding.block // kind.field.width
+            kind.found.add(run.start, step, kind.is_wrong(codes, values), values)
+    return [kind for kind in kinds if kind.found.count], spreads
+
+
+def _kinds(spread: Spread) -> list[Kind]:
+    """Return what is to be looked for among scales that spread so."""
+    each, usual = spread.field, spread.usual
+    form, greatest, least = each.form, spread.greatest, spread.least
+    kinds: list[Kind] = []
+    if spread.nonfinite:
+        kinds.append(
+            Kind(each, NONFINITE, usual, lambda codes, _: _sizes(each, codes) >= form.limit)
+        )
+    if spread.has_few_negative:
+        kinds.append(
+            Kind(
+                each, "below zero", usual,
+                lambda codes, _: (codes > form.sign) & (_sizes(each, codes) < form.limit),
+            )
+        )  # fmt: skip
+    if greatest < np.inf:
+        kinds.append(
+            Kind(
+                each, "absurdly large", usual,
+                lambda codes, values: (np.abs(values) >= greatest)
+                & (_sizes(each, codes) < form.limit),
+            )
+        )  # fmt: skip
+    if least > 0:
+        kinds.append(
+            Kind(each, "absurdly small", usual, lambda _, values: _alone(np.abs(values), least))
+        )
+    return kinds
+
+
+def _sizes(each: Stored, codes: Codes) -> Codes:
+    magnitudes: Codes = codes & codes.dtype.type(magnitude_bits(each))
+    return magnitudes
+
+
+def _alone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
+    """Say which are below the least, and neither zero nor beside another that is so small."""
+    small = values < least
+    beside = np.zeros_like(small)
+    beside[1:] |= small[:-1]
+    beside[:-1] |= small[1:]
+    alone: NDArray[np.bool_] = small & ~beside & (values > 0)
+    return alone

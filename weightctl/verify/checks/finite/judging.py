@@ -1,0 +1,242 @@
+"""What is wrong with a tensor of which a survey is made."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.archs.changes import PLUS_ONE
+from weightctl.threads import Memory
+from weightctl.verify.checks.finite.byte_order import has_swapped_bytes
+from weightctl.verify.checks.finite.closer_look import NONFINITE, located, nonfinite_in
+from weightctl.verify.checks.finite.empty_rows import Vocabulary, is_made, is_table, may_be_zero
+from weightctl.verify.problem import MOST_NAMED, Cause
+from weightctl.wording import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.verify.checks.finite.closer_look import Kind
+    from weightctl.verify.checks.finite.quick_look import Survey
+    from weightctl.verify.subject import Subject
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["Finding", "Judge"]
+
+_MOST_ROWS = 5
+_MOST_IDLE = 4
+# Its square is beyond float32, as are all products with it.
+_ABSURD = 1e18
+# A matrix of fewer numbers may be constant by chance.
+_LEAST_MATRIX = 32
+
+
+_ZEROED = Cause(
+    "zeroed", "it was never written, or a conversion lost it: take it from the original checkpoint"
+)
+_ROWS_LOST = Cause(
+    "rows_lost",
+    "they were never written, or lost; only where neurons were pruned this is meant to be so",
+)
+_TOKENS_LOST = Cause(
+    "rows_lost", "they were never written, or lost: take them from the original checkpoint"
+)
+_FLIPPED = Cause("flipped", "a bit of the file has changed: compare its hash with the original's")
+_SWAPPED = Cause(
+    "byte_order",
+    "its byte order is swapped: with the bytes of each number in reverse they are usual weights",
+)
+
+
+class Finding(NamedTuple):
+    """What is wrong with a tensor: `kind` is the same for all of which the same is wrong."""
+
+    name: str
+    kind: str
+    text: str
+    cause: Cause | None = None
+
+
+class Judge:
+    """What is wrong with tensors, by a quick survey and, where that is unusual, a closer look.
+
+    `notes` are what a person should know of those that are unusual and not wrong.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._idle: list[str] = []
+        self._unused: list[str] = []
+        self._vocabulary = Vocabulary(subject)
+        self._norms = _norms(subject.checkpoint)
+        self._memory = Memory()
+
+    @property
+    def notes(self) -> list[str]:
+        """What was unusual so far and not wrong; of many that are alike the first are named."""
+        idle = listed(self._idle, _MOST_IDLE)
+        which = "is all zeros: it changes" if len(self._idle) == 1 else "are all zeros: they change"
+        meant = "as it is meant to" if len(self._idle) == 1 else "as they are meant to"
+        notes = [f"{idle} {which} nothing, {meant}"] if self._idle else []
+        return [*notes, *self._unused[:MOST_NAMED]]
+
+    def findings(self, tensor: Tensor, survey: Survey) -> Iterator[Finding]:
+        """Yield all that is wrong with a tensor."""
+        info = tensor.info
+        damaged: list[Finding] = []
+        if not all(each.are_usual for each in survey.extremes):
+            damaged = list(self._scales(tensor))
+        if survey.has_nonfinite:
+            text = self._nonfinite(tensor)
+            # What a scale does to its block is no problem of its own.
+            cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
+            if cause is None and has_swapped_bytes(tensor):
+                cause = _SWAPPED
+            if text:
+                damaged = [each for each in damaged if each.kind != NONFINITE]
+                yield Finding(info.name, NONFINITE, text, cause)
+        yield from damaged
+        if is_made(info.name):
+            return
+        if survey.greatest > _ABSURD and not damaged and not survey.has_nonfinite:
+            text = f"its greatest number is {survey.greatest:.3g}, which no training makes"
+            cause = _SWAPPED if has_swapped_bytes(tensor) else _FLIPPED
+            yield Finding(info.name, "absurd", text, cause)
+        is_matrix = sum(size > 1 for size in info.shape) > 1 and info.size >= _LEAST_MATRIX
+        constant = survey.constant
+        if survey.rows and survey.zeros == survey.rows:
+            constant = 0.0
+        if constant is not None and (is_matrix or (constant == 0 and info.name in self._norms)):
+            yield from self._constant(info, constant)
+        elif survey.zeros:
+            yield from self._empty_rows(info, survey)
+
+    def _nonfinite(self, tensor: Tensor) -> str:
+        info = tensor.info
+        nan, infinite = nonfinite_in(tensor, self._memory)
+        kinds = [("NaN", nan), ("infinite", infinite)]
+        if is_made(info.name):
+            kinds = kinds[:1]  # masks are made of infinities
+        told = [
+            f"{found.count:,} of {info.size:,} numbers {_are(found.count)} {kind}, "
+            f"the first {_at(info, found.first)}"
+            for kind, found in kinds
+            if found.count
+        ]
+        return "; ".join(told)
+
+    def _scales(self, tensor: Tensor) -> Iterator[Finding]:
+        info = tensor.info
+        kinds, spreads = located(tensor, self._memory)
+        for kind in kinds:
+            yield Finding(info.name, kind.text, _told(info, kind), _damaged(info, kind))
+        if any(spread.is_coarse for spread in spreads):
+            yield Finding(
+                info.name,
+                "coarse",
+                f"most of its blocks have scales that are too small for float16, about "
+                f"{spreads[0].usual:.1g}, and so its numbers are off by a tenth and more",
+                Cause(
+                    "scale",
+                    f"its numbers are too small for {info.encoding}: keep this tensor in bf16",
+                ),
+            )
+
+    def _constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
+        if constant:
+            text = f"all {info.size:,} numbers are {_number(constant)}"
+            yield Finding(info.name, "constant", text, _ZEROED)
+        elif may_be_zero(info.name):
+            self._idle.append(f"`{info.name}`")
+        else:
+            text = f"all {info.size:,} numbers are zero"
+            yield Finding(info.name, "zero", text, _ZEROED)
+
+    def _empty_rows(self, info: TensorInfo, survey: Survey) -> Iterator[Finding]:
+        lost: Sequence[tuple[int, int]] = survey.zero_runs
+        count, cause = survey.zeros, _ROWS_LOST
+        if is_table(info.name) and len(info.shape) == 2:
+            unused, lost = self._vocabulary.told_apart(info, lost)
+            spared = sum(stop - start for start, stop in unused)
+            count, cause = count - spared, _TOKENS_LOST
+            if spared:
+                self._unused.append(
+                    f"`{info.name}` has {spared:,} {_rows(spared)} of zeros, of padding or of "
+                    "tokens that nothing uses"
+                )
+        if lost:
+            named = ", ".join(_run(info, start, stop) for start, stop in lost[:_MOST_ROWS])
+            more = ", ..." if len(lost) > _MOST_ROWS else ""
+            text = (
+                f"{count:,} of {survey.rows:,} rows {_are(count)} all zeros: "
+                f"{_rows(count)} {named}{more}"
+            )
+            yield Finding(info.name, "empty rows", text, cause)
+
+
+def _norms(checkpoint: RecognizedModel | None) -> frozenset[str]:
+    """Return the gains of norms, as the checkpoint calls them: where they are zero nothing passes.
+
+    Without those that are stored less one.
+    """
+    if checkpoint is None:
+        return frozenset()
+    found: set[str] = set()
+    for names in checkpoint.arch.tensors(checkpoint.config):
+        is_gain = names.module.endswith("norm.weight")
+        is_less_one = names.change is PLUS_ONE and checkpoint.dialect == "hugging_face"
+        name = getattr(names, checkpoint.dialect)
+        if is_gain and not is_less_one and name is not None:
+            found.add(name)
+    return frozenset(found)
+
+
+def _told(info: TensorInfo, kind: Kind) -> str:
+    found, called = kind.found, kind.field.called
+    plural = f"{called}s" if found.count > 1 else called
+    usual = f"; about {kind.usual:.1g} is usual in it" if kind.usual else ""
+    return (
+        f"the {plural} of {found.count:,} {'blocks are' if found.count > 1 else 'block is'} "
+        f"{kind.text}: {_number(found.value)} {_at(info, found.first)}{usual}"
+    )
+
+
+def _damaged(info: TensorInfo, kind: Kind) -> Cause:
+    return Cause(
+        "scale",
+        f"the {kind.field.called} of {info.encoding} blocks is damaged: a bit of the file has "
+        "changed, or its numbers were not finite when it was quantized",
+    )
+
+
+def _at(info: TensorInfo, element: int) -> str:
+    place: list[int] = []
+    for size in reversed(info.shape):
+        element, index = divmod(element, size)
+        place.append(index)
+    return f"at {place[::-1]}"
+
+
+def _run(info: TensorInfo, start: int, stop: int) -> str:
+    first, last = _row(info, start), _row(info, stop - 1)
+    return first if stop - start == 1 else f"{first} to {last}"
+
+
+def _row(info: TensorInfo, number: int) -> str:
+    """Say which row it is; in a stack of matrices, of which of them."""
+    if len(info.shape) == 2:
+        return str(number)
+    return str(list(divmod(number, info.shape[1])))
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _number(value: float) -> str:
+    return "NaN" if isnan(value) else f"{value:g}"

@@ -1,0 +1,169 @@
+"""One quick look at all numbers of a tensor: what is so unusual that it asks for a closer one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.verify.checks.finite.numbers import can_decode, decoded, row_of
+from weightctl.verify.checks.finite.scales import scales_of
+from weightctl.verify.checks.finite.spread import Extremes, magnitude_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from weightctl.dtype import Encoding
+    from weightctl.threads import Memory
+    from weightctl.verify.checks.finite.numbers import Numbers, Run
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["MOST_RUNS", "Survey", "survey"]
+
+# Of rows of zeros so many runs are remembered; more of them are counted.
+MOST_RUNS = 1000
+# BLAS would start threads of its own for the product of longer vectors.
+_COLUMNS = 8192
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is known of some of a tensor's rows.
+
+    `rows` were looked at, of which `zeros` are zero; `zero_runs` are these, from the first to
+    behind the last. All numbers are `constant`, None where they are not. `extremes` are of each
+    field that scales blocks. `greatest` is the greatest magnitude in rows that are unusual.
+    """
+
+    row: int
+    extremes: tuple[Extremes, ...]
+    numbers: int = 0
+    rows: int = 0
+    zeros: int = 0
+    zero_runs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    constant: float | None = None
+    has_nonfinite: bool = False
+    greatest: float = 0.0
+
+    @classmethod
+    def of(cls, info: TensorInfo) -> Survey:
+        """Return one of a tensor of which nothing has been looked at."""
+        return cls(row_of(info), tuple(map(Extremes, scales_of(info.encoding))))
+
+    def join(self, other: Survey) -> None:
+        """Know what another one knows of the rows behind."""
+        self.add_constant(other.constant)
+        self.numbers += other.numbers
+        self.rows += other.rows
+        self.zeros += other.zeros
+        self.has_nonfinite |= other.has_nonfinite
+        self.greatest = max(self.greatest, other.greatest)
+        for start, stop in other.zero_runs:
+            self._add_run(start, stop)
+        for own, others in zip(self.extremes, other.extremes, strict=True):
+            own.join(others)
+
+    def add_constant(self, constant: float | None) -> None:
+        """Know which number all of some rows are, None where they are not alike."""
+        if not self.numbers:
+            self.constant = constant
+        elif constant != self.constant:
+            self.constant = None
+
+    def _add_run(self, start: int, stop: int) -> None:
+        if self.zero_runs and self.zero_runs[-1][1] == start:
+            self.zero_runs[-1] = (self.zero_runs[-1][0], stop)
+        elif len(self.zero_runs) < MOST_RUNS:
+            self.zero_runs.append((start, stop))
+
+    def add(self, first: int, zeros: NDArray[np.bool_]) -> None:
+        """Count rows from the `first` on, of which some are zero."""
+        self.rows += zeros.size
+        found = np.flatnonzero(zeros)
+        if not found.size:
+            return
+        self.zeros += int(found.size)
+        edges = np.flatnonzero(np.diff(found) > 1)
+        starts = np.append(found[:1], found[edges + 1])[:MOST_RUNS]
+        lasts = np.append(found[edges], found[-1:])[:MOST_RUNS]
+        for start, last in zip(starts.tolist(), lasts.tolist(), strict=True):
+            self._add_run(first + start, first + last + 1)
+
+
+def survey(info: TensorInfo, runs: Iterable[Run], memory: Memory) -> Survey:
+    """Look at runs of a tensor that follow one another."""
+    found = Survey.of(info)
+    encoding = info.encoding
+    fields = scales_of(encoding)
+    for run in runs:
+        blocks = run.raw.reshape(-1)
+        codes = [each.of(blocks, encoding.size) for each in fields]
+        for extremes, own in zip(found.extremes, codes, strict=True):
+            extremes.add(own)
+        if not fields:
+            _look(found, run.start, decoded(run.raw, encoding, memory))
+        elif can_decode(encoding):
+            _look_at_blocks(found, run, encoding, memory)
+        elif found.row:
+            # Nothing is left of numbers whose scales are all zero.
+            sizes = [
+                own & own.dtype.type(magnitude_bits(each))
+                for each, own in zip(fields, codes, strict=True)
+            ]
+            used = np.concatenate(sizes, axis=1).reshape(len(run.raw), -1)
+            found.add(run.start // found.row, ~np.logical_or.reduce(used, axis=1))
+        found.numbers += blocks.size // encoding.size * encoding.block
+    found.has_nonfinite |= not all(each.are_finite for each in found.extremes)
+    return found
+
+
+def _look(found: Survey, start: int, numbers: Numbers) -> None:
+    first = numbers[0, 0]
+    is_constant = numbers[-1, -1] == first and bool((numbers == first).all())
+    found.add_constant(float(first) if is_constant else None)
+    squares = _squares(numbers)
+    # What is no positive number is of zeros, of what is not finite, or beyond what squares hold.
+    zeros: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
+    if not (squares.min() > 0 and squares.max() < np.inf):
+        odd = ~((squares > 0) & (squares < np.inf))
+        unusual = numbers[odd]
+        finite = np.isfinite(unusual)
+        found.has_nonfinite |= not finite.all()
+        greatest = np.abs(unusual).max(initial=0, where=finite)
+        found.greatest = max(found.greatest, float(greatest))
+        zeros[odd] = ~unusual.any(axis=1)
+    if found.row:
+        found.add(start // found.row, zeros)
+
+
+def _look_at_blocks(found: Survey, run: Run, encoding: Encoding, memory: Memory) -> None:
+    """Look at rows of blocks, whose numbers are finite where their scales are.
+
+    Only what begins as a row of zeros, or a constant matrix, is decoded as a whole.
+    """
+    heads = decoded(np.ascontiguousarray(run.raw[:, : encoding.size]), encoding, memory)
+    first = heads[0, 0]
+    constant = None
+    if (heads == first).all() and (decoded(run.raw, encoding, memory) == first).all():
+        constant = float(first)
+    found.add_constant(constant)
+    if found.row:
+        zeros: NDArray[np.bool_] = ~np.logical_or.reduce(heads, axis=1)
+        if zeros.any():
+            rows = np.flatnonzero(zeros)
+            zeros[rows] = ~decoded(run.raw[rows], encoding, memory).any(axis=1)
+        found.add(run.start // found.row, zeros)
+
+
+def _squares(numbers: Numbers) -> Numbers:
+    """Return the sum of squares of each row."""
+    with np.errstate(all="ignore"):
+        if numbers.shape[1] <= _COLUMNS:
+            return np.asarray(np.vecdot(numbers, numbers))
+        parts = (
+            numbers[:, left : left + _COLUMNS] for left in range(0, numbers.shape[1], _COLUMNS)
+        )
+        return np.asarray(sum(np.vecdot(part, part) for part in parts))

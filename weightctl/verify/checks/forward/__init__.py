@@ -1,0 +1,193 @@
+"""Whether the model runs, and makes sense of a text."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import ArchitectureError, EngineError, TokenizerError
+from weightctl.registry import load
+from weightctl.verify.checks.forward.bars import over_max_divergence, over_max_perplexity, unjudged
+from weightctl.verify.checks.forward.matrices import check_matrices
+from weightctl.verify.figures import Activation, ForwardFigures
+from weightctl.verify.problem import Problem
+from weightctl.verify.results import Result
+from weightctl.verify.run.activations import activation, usual_size
+from weightctl.verify.run.ending import Ending, ended
+from weightctl.verify.run.parts import EMBEDDING, Running, layer_name, unbuilt
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from weightctl.codecs.base import F32
+    from weightctl.verify.request import Request
+    from weightctl.verify.run.prompt import Prompt
+
+__all__ = ["check", "require_prompt"]
+
+_COMPARE = "weightctl.verify.checks.forward.comparison:compare"
+_NO_TORCH = "graphs run on torch, which is not installed: pip install 'weightctl[verify]'"
+# What a position's numbers usually come to grows by far less from one layer to the next, even where
+# embeddings are tiny; a few positions may grow by more, and are not looked at.
+_MOST_GROWTH = 1e4
+
+
+def check(request: Request) -> Result:
+    """Run a model, or a model and its reference, on a text; or the matrices of one of no family.
+
+    Problems are activations and logits that no working model has, and a perplexity above the bar.
+    It is skipped where the tensors do not make a model, which the check `names` tells all about.
+    """
+    found = _found(request)
+    figures = found.figures
+    if isinstance(figures, ForwardFigures) and figures.activations:
+        return found
+    why = found.skipped or "its family is not known, so that the model did not run"
+    return replace(found, problems=(*found.problems, *unjudged(request, why)))
+
+
+def _found(request: Request) -> Result:
+    subject, reference = request.subject, request.reference
+    if why := _why_not(request):
+        return Result(skipped=why)
+    if subject.checkpoint is None:
+        return check_matrices(request)
+    notes: tuple[str, ...] = ()
+    if reference is not None and reference.checkpoint is not None:
+        compared: Result = load(_COMPARE)(request)
+        return compared
+    if reference is not None and reference.refusal is not None:
+        notes = (f"the reference did not run: {reference.refusal.headline}",)
+    try:
+        running = Running(subject.checkpoint, request.device, subject.cut)
+    except ArchitectureError as error:
+        return Result(skipped=unbuilt(error), notes=notes)
+    found = _alone(request, running)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def require_prompt(request: Request) -> None:
+    """Raise `ConversionError` where what it is to run on is nothing that the model runs on.
+
+    That is the caller's to change, and no fault of the checkpoint's.
+    """
+    is_given = request.tokens is not None or request.text is not None
+    if is_given and request.subject.checkpoint is not None:
+        with suppress(TokenizerError):  # which is the checkpoint's, and told of when it runs
+            _ = request.prompt
+
+
+def _why_not(request: Request) -> str:
+    """Say why nothing can run, empty where something can."""
+    subject = request.subject
+    if find_spec("torch") is None:
+        return _NO_TORCH
+    if subject.checkpoint is None:
+        refusal = None if subject.is_of_unknown_family else subject.refusal
+        return "" if refusal is None else unbuilt(refusal)
+    layers = subject.checkpoint.config.layers
+    if request.layers is not None and request.last_layer(layers) < 0:
+        return f"none of the model's {layers} layers was asked for"
+    return ""
+
+
+class _Pass(NamedTuple):
+    """A model's run through its layers: what came out, and how large each part's numbers are."""
+
+    x: F32
+    figures: list[Activation]
+    problems: list[Problem]
+    is_whole: bool
+
+
+def _alone(request: Request, running: Running) -> Result:
+    given = request.prompt
+    last = request.last_layer(running.layers)
+    passed = _through(request, running, given, last)
+    problems, figures = list(passed.problems), list(passed.figures)
+    is_sound = not problems
+    ending = Ending()
+    if passed.is_whole:
+        request.tell("forward, output", (last + 1) / (last + 2))
+        is_alone = request.reference is None and request.tokens is None and request.text is None
+        ending = ended(running, passed.x, given, must_make_sense=is_alone)
+        figures += ending.figures
+        # What a part before has ruined is no fault of the output's.
+        problems += ending.problems if is_sound else []
+        problems += over_max_perplexity(
+            request, given, ending.perplexity, has_logits=running.has_logits
+        )
+        problems += over_max_divergence(request, None, has_logits=running.has_logits)
+    return Result(
+        problems=tuple(problems),
+        figures=ForwardFigures(
+            source=given.source,
+            device=str(request.device),
+            tp=running.grid.tp,
+            ep=running.grid.ep,
+            pp=running.grid.pp,
+            tokens=given.count,
+            windows=len(given.ids),
+            activations=tuple(figures),
+            perplexity=ending.perplexity,
+            next_tokens=ending.next_tokens,
+        ),
+        notes=(*given.notes, *running.notes, *ending.notes),
+    )
+
+
+def _through(request: Request, running: Running, given: Prompt, last: int) -> _Pass:
+    figures: list[Activation] = []
+    problems: list[Problem] = []
+    size = 0.0
+    x: Any = None
+    for number, (name, made) in enumerate(_parts(request, running, given, last), -1):
+        x = made
+        before, size = size, usual_size(x, given.mask)
+        figure = activation(name, x, given.mask)
+        if request.has_layer(number):
+            figures.append(figure)
+        # What comes after the first part that is ruined is a consequence.
+        text = "" if problems else _wrong(figure, before, size)
+        if text:
+            problems.append(Problem(where=name, text=text))
+    return _Pass(x, figures, problems, is_whole=last == running.layers - 1)
+
+
+def _parts(
+    request: Request, running: Running, given: Prompt, last: int
+) -> Iterator[tuple[str, F32]]:
+    with _naming(EMBEDDING):
+        flow = running.begin(given.ids, given.mask)
+    x = flow.x
+    yield EMBEDDING, x
+    for number in range(last + 1):
+        request.tell(f"forward, layer {number}", number / (last + 2))
+        with _naming(layer_name(number)):
+            x = running.layer(number, x, flow.beside)
+        yield layer_name(number), x
+
+
+@contextmanager
+def _naming(part: str) -> Generator[None]:
+    """Have errors of the engine name the part of the model."""
+    try:
+        yield
+    except EngineError as error:
+        raise EngineError(f"{part}: {error.message}", hint=error.hint) from error
+
+
+def _wrong(figure: Activation, before: float, size: float) -> str:
+    if figure.nonfinite:
+        return (
+            f"{figure.nonfinite:,} of the numbers it gives are NaN or infinite, and what went into "
+            "it was not"
+        )
+    if before and size > before * _MOST_GROWTH:
+        return (
+            f"what it gives is {size / before:.3g} times as large as what went into it: rms "
+            f"{before:.3g}, then {size:.3g}"
+        )
+    return ""

@@ -1,0 +1,77 @@
+"""The bars that a request sets for a model that runs, and whether it passes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.verify.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.verify.figures import Divergence
+    from weightctl.verify.request import Request
+    from weightctl.verify.run.prompt import Prompt
+
+__all__ = ["over_max_divergence", "over_max_perplexity", "unjudged"]
+
+
+def unjudged(request: Request, why: str) -> Iterator[Problem]:
+    """Yield the bars that a model that did not run could not be held to."""
+    if request.max_perplexity is not None:
+        yield _no_perplexity(request.max_perplexity, why)
+    if request.max_divergence is not None:
+        yield _no_divergence(request.max_divergence, why)
+
+
+def _no_divergence(bar: float, why: str) -> Problem:
+    """Return that a mean divergence could not be held below the bar."""
+    text = f"a mean KL divergence of at most {bar:g} could not be judged: {why}"
+    return Problem(where="", text=text)
+
+
+def _no_perplexity(bar: float, why: str) -> Problem:
+    text = f"a perplexity of at most {bar:g} could not be judged: {why}"
+    return Problem(where="", text=text)
+
+
+def over_max_perplexity(
+    request: Request, given: Prompt, perplexity: float | None, *, has_logits: bool
+) -> Iterator[Problem]:
+    """Yield that a perplexity is above the bar, or that there is none to hold below it."""
+    bar = request.max_perplexity
+    if bar is None:
+        return
+    why = ""
+    if not has_logits:
+        why = "the model is an encoder, which has none"
+    elif not given.is_text:
+        why = "there is no text that it could be measured on; give token ids of one"
+    elif perplexity is None:
+        why = "the logits of what follows are not there, or not finite"
+    elif perplexity > bar:
+        yield Problem(
+            where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {bar:g}"
+        )
+    if why:
+        yield _no_perplexity(bar, why)
+
+
+def over_max_divergence(
+    request: Request, divergence: Divergence | None, *, has_logits: bool
+) -> Iterator[Problem]:
+    """Yield that a mean divergence is above the bar, or that there is none to hold below it."""
+    bar = request.max_divergence
+    if bar is None:
+        return
+    if divergence is None:
+        yield _no_divergence(bar, "the reference did not run")
+    elif divergence.mean is None:
+        why = "not all layers ran" if has_logits else "the model is an encoder, which has none"
+        yield _no_divergence(bar, why)
+    elif not divergence.mean <= bar:
+        text = (
+            f"the mean Kullback-Leibler divergence from the reference is {divergence.mean:.4g} "
+            f"nats, above {bar:g}"
+        )
+        yield Problem(where="", text=text)

@@ -1,0 +1,197 @@
+"""Which tensor, or which key of the config, keeps a part of a model from being the reference's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError, EngineError, WeightctlError
+from weightctl.verify.compare.causes.alike import computes_the_same
+from weightctl.verify.compare.configs import Difference, corrected
+from weightctl.verify.compare.measuring import measured
+from weightctl.verify.compare.pairs import in_dialect
+from weightctl.verify.compare.tolerance import is_within, run_limit
+from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.run.parts import OUTPUT, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.device import DeviceRef
+    from weightctl.verify.checks.forward.walking import Part
+    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["Blame"]
+
+# More tensors at once are a whole block that is another; of fewer each is tried without.
+_MOST_APART = 4
+
+
+class Blame:
+    """Finds out what is wrong with parts, by trying what makes them well.
+
+    `found` are the differences of the configs.
+    """
+
+    def __init__(
+        self, running: Running, pairing: Pairing, found: Sequence[Difference], device: DeviceRef
+    ) -> None:
+        self._running, self._pairing = running, pairing
+        self._found = [*found, *_of_output(running.checkpoint, pairing.reference)]
+        self._corrected = _with_config(running.checkpoint, self._found, device)
+
+    def of_config(self, part: Part) -> Cause | None:
+        """Return what of the config is to blame: with the reference's the part is as it should be.
+
+        None where that does not help.
+        """
+        running = self._corrected
+        if running is None or not _Trial(part, running, self._lent(part, running)).is_well({}):
+            return None
+        causes = [each.problem.cause for each in self._found if each.problem.cause is not None]
+        if len(causes) == 1:
+            return causes[0]
+        keys = ", ".join(f"`{each.problem.where}`" for each in self._found)
+        return Cause("config", f"the config's {keys} are not the reference's")
+
+    def of_tensors(
+        self, part: Part, first: Sequence[str] = (), *, is_searched: bool = True
+    ) -> list[Pair]:
+        """Return the tensors without which a part is well, as few as that takes; maybe none.
+
+        Those that are called as `first` says are tried at first, and others if it `is_searched`.
+        """
+        running = self._corrected or self._running
+        trial = _Trial(part, running, self._lent(part, running))
+        groups = self._pairs_of(part, running)
+        told = [groups[name] for name in first if name in groups]
+        if told and self._is_well_without(trial, told):
+            return self._guilty(told)
+        if not is_searched:
+            return []
+        off = [group for group in groups.values() if any(map(self._is_off, group))]
+        if not (off and self._is_well_without(trial, off)):
+            # Some that is less off than the bar may matter all the same.
+            off = list(groups.values())
+            if not self._is_well_without(trial, off):
+                return []
+        return self._guilty(self._needed(trial, off))
+
+    def _needed(self, trial: _Trial, groups: Sequence[list[Pair]]) -> Sequence[list[Pair]]:
+        """Return those of some groups of tensors without which a part is not well."""
+        if len(groups) > _MOST_APART:
+            return groups
+        for group in groups:
+            rest = [each for each in groups if each is not group]
+            if rest and self._is_well_without(trial, rest):
+                return self._needed(trial, rest)
+        return groups
+
+    def _guilty(self, groups: Sequence[Sequence[Pair]]) -> list[Pair]:
+        """Return those of some groups that are off: one expert may be, and the others are not.
+
+        All of them where each is within what its encoding costs, and they are not together.
+        """
+        pairs = [pair for group in groups for pair in group]
+        return [pair for pair in pairs if len(pairs) > 1 and self._is_off(pair)] or pairs
+
+    def _is_off(self, pair: Pair) -> bool:
+        """Whether a tensor is further off than its encodings cost, which `values` may have seen.
+
+        One that computes the same is not.
+        """
+        within = self._pairing.within
+        if pair.module not in within:
+            within[pair.module] = _is_within(pair, self._pairing)
+        return not within[pair.module]
+
+    def _is_well_without(self, trial: _Trial, groups: Sequence[Sequence[Pair]]) -> bool:
+        return trial.is_well(self._stand_ins([pair for group in groups for pair in group]))
+
+    def _pairs_of(self, part: Part, running: Running) -> dict[str, list[Pair]]:
+        """Return the pairs of a part by what they are called; experts of one layer together."""
+        modules = set(running.weights_of(part.name))
+        groups: dict[str, list[Pair]] = {}
+        for pair in self._pairing.pairs:
+            if pair.module in modules and pair.tensor.info.shape == pair.reference.info.shape:
+                groups.setdefault(pair.part, []).append(pair)
+        return groups
+
+    def _stand_ins(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+        own, other = self._running.checkpoint, self._pairing.reference
+        made: dict[str, Tensor] = {}
+        for pair in pairs:
+            tensor = None if other is None else other.tensors.get(pair.module)
+            if tensor is None or other is None or pair.names is None:
+                made[pair.module] = pair.reference
+                continue
+            try:
+                made[pair.module] = in_dialect(pair.names, tensor, other, own.dialect)
+            except ConversionError:
+                continue
+        return made
+
+    def _lent(self, part: Part, running: Running) -> dict[str, Tensor]:
+        """Return the reference's tensors that a corrected config asks for and nobody has."""
+        own, other = self._running.checkpoint, self._pairing.reference
+        if other is None:
+            return {}
+        names = {each.module: each for each in other.arch.tensors(other.config)}
+        lacking = [name for name in running.weights_of(part.name) if name not in own.tensors]
+        return {
+            name: in_dialect(names[name], other.tensors[name], other, own.dialect)
+            for name in lacking
+            if name in names and name in other.tensors
+        }
+
+
+class _Trial(NamedTuple):
+    """A part of a model that is run again; what is `lent` to it is the reference's."""
+
+    part: Part
+    running: Running
+    lent: dict[str, Tensor]
+
+    def is_well(self, replaced: dict[str, Tensor]) -> bool:
+        """Whether the part is as it should be with some tensors replaced."""
+        try:
+            return self.part.is_well(self.running, self.lent | replaced)
+        except EngineError:
+            # Of other shapes than the model's, it does not run at all.
+            return False
+
+
+def _of_output(own: RecognizedModel, other: RecognizedModel | None) -> Iterator[Difference]:
+    """Yield that the embedding is the output, where the reference has one of its own."""
+    is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
+    if is_tied and was_tied is False:
+        cause = Cause(
+            "output_forgotten",
+            "the reference's output was left out, and the embedding stands in for it",
+        )
+        text = "is the embedding, and the reference has an output of its own"
+        problem = Problem(where=OUTPUT, text=text, cause=cause)
+        yield Difference(problem, {"tied": False})
+
+
+def _with_config(
+    own: RecognizedModel, found: list[Difference], device: DeviceRef
+) -> Running | None:
+    """Return the model with the reference's values in its config; None where it cannot be."""
+    model = corrected(own, found) if found else None
+    try:
+        return None if model is None else Running(replace(model, missing=[]), device)
+    except WeightctlError:
+        return None
+
+
+def _is_within(pair: Pair, pairing: Pairing) -> bool:
+    """Whether a tensor is the reference's, or computes the same."""
+    try:
+        if is_within(pair, measured(pair, run_limit(pair))):
+            return True
+        return computes_the_same(pair, pairing) is not None
+    except WeightctlError:
+        return True

@@ -1,0 +1,171 @@
+"""What encodings cost: the reference's weights, as far off as the subject's may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs import can_decode
+from weightctl.errors import ConversionError
+from weightctl.steps.numbers import AsFloat32
+from weightctl.verify.compare.cost import Side
+from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.compare.pairs import in_dialect
+from weightctl.weights.derived import Made
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.codecs.base import F32
+    from weightctl.dtype import Encoding
+    from weightctl.verify.compare.pairs import Pair
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["AsFarOff", "as_far_off"]
+
+# So many numbers are encoded at a time, whole rows of them.
+_RUN = 1 << 20
+# Types of so many bits and more are rounded to, and lose next to nothing beside blocks.
+_PLAIN = 16
+# Where more of the blocks differ it is not the same quantization.
+_MOST_CHANGED = 0.5
+
+
+def as_far_off(pair: Pair, subject: RecognizedModel, reference: RecognizedModel) -> Tensor | None:
+    """Return the reference's tensor, in its dialect, as far off as the subject's may be.
+
+    None where the subject's should be equal to it, and where no encoding explains a difference, as
+    of shapes.
+    """
+    if pair.names is None:
+        return None
+    # A tied output is in the pair alone.
+    own = subject.tensors.get(pair.module, pair.tensor)
+    other = reference.tensors.get(pair.module, pair.reference)
+    sides = Side(own.info.encoding, pair.bits), Side(other.info.encoding, pair.reference_bits)
+    is_alike = sides[0] == sides[1]
+    is_plain = min(side.bits for side in sides) >= _PLAIN
+    if is_alike and (is_plain or not _is_otherwise_quantized(pair)):
+        return None
+    step = AsFarOff(*sides, is_again=is_alike)
+    if not step.costs:
+        return None
+    # Blocks are of rows: they are those of the side that has the fewer bits.
+    dialect = (subject if pair.bits <= pair.reference_bits else reference).dialect
+    try:
+        turned = in_dialect(pair.names, own, subject, dialect)
+        wanted = in_dialect(pair.names, other, reference, dialect)
+        if turned.info.shape != wanted.info.shape:
+            return None
+        made = Made(pair.module, step, [wanted, turned])
+        turned_back = replace(reference, dialect=dialect)
+        return in_dialect(pair.names, made, turned_back, reference.dialect)
+    except ConversionError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AsFarOff:
+    """Numbers of the first tensor as they are `stored`, and as far off as the second's are too.
+
+    The second is stored as `other` says the first is. Both have one shape. With `is_again` both
+    are quantized alike, and are not the same: what they were made of nobody knows, and the numbers
+    are off by what is usual.
+    """
+
+    stored: Side
+    other: Side
+    is_again: bool = False
+
+    @property
+    def costs(self) -> bool:
+        """Whether there is anything that numbers lose."""
+        return _counts(self.stored, self.other) or _counts(self.other, self.stored)
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        for info in inputs:
+            if not can_decode(info.encoding):
+                raise ConversionError(f"`{info.name}` is {info.encoding}, which cannot be decoded")
+            if not info.encoding.fits(info.shape[-1:]):
+                raise ConversionError(f"`{info.name}` has rows of no whole blocks")
+        return AsFloat32().infer(inputs[:1])
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Encode and decode the run, and the rows around it."""
+        made = np.frombuffer(buffer, np.float32)
+        shape = inputs[0].info.shape
+        row = shape[-1] if shape else 1
+        begin, end = start // 4, start // 4 + len(made)
+        at_once = max(1, _RUN // max(1, row)) * row
+        for first in range(begin // row * row, end, at_once):
+            last = min(first + at_once, -(-end // row) * row)
+            numbers = self._numbers(inputs, first, last, row)
+            kept = slice(max(begin - first, 0), max(min(end, last) - first, 0))
+            part = numbers.reshape(-1)[kept]
+            made[max(first - begin, 0) :][: len(part)] = part
+
+    def __str__(self) -> str:
+        return "as far off as its encoding"
+
+    def _numbers(self, inputs: Sequence[Tensor], first: int, last: int, row: int) -> F32:
+        numbers = numbers_from(inputs[0], first, last - first).reshape(-1, row)
+        if self.is_again:
+            return _noisy(numbers, self.stored.typical, first)
+        made = numbers
+        if _counts(self.stored, self.other):
+            made = _through(self.stored, numbers, first)
+        if _counts(self.other, self.stored):
+            given = numbers_from(inputs[1], first, last - first).reshape(-1, row)
+            with np.errstate(over="ignore", invalid="ignore"):
+                cost = given - _through(self.other, given, first)
+                made = made + np.where(np.isfinite(cost), cost, 0)
+        return made
+
+
+def _counts(side: Side, beside: Side) -> bool:
+    """Whether what one way of storing costs is worth a look beside the other."""
+    return not side.keeps_all and not (side.bits >= _PLAIN > beside.bits)
+
+
+def _through(side: Side, rows: F32, seed: int) -> F32:
+    fits = side.encoding.fits(rows.shape)
+    found = side.through(rows.reshape(-1)) if fits else None
+    return _noisy(rows, side.typical, seed) if found is None else found.reshape(rows.shape)
+
+
+def _noisy(rows: F32, noise: float, seed: int) -> F32:
+    drawn = np.random.default_rng(seed).standard_normal(rows.shape, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = np.sqrt(np.mean(np.square(rows), axis=-1, keepdims=True)) * np.float32(noise)
+        made: F32 = rows + drawn * np.nan_to_num(size, posinf=0, neginf=0)
+    return made
+
+
+def _is_otherwise_quantized(pair: Pair) -> bool:
+    """Whether most blocks of a tensor differ between two that are encoded alike."""
+    one, other = pair.tensor.info, pair.reference.info
+    if one.encoding != other.encoding or one.nbytes != other.nbytes:
+        return True
+    width = one.encoding.size
+    blocks, changed, step = one.nbytes // width, 0, max(1, _RUN // width) * width
+    for start in range(0, one.nbytes, step):
+        length = min(step, one.nbytes - start)
+        own, counterpart = (
+            _bytes(tensor, start, length).reshape(-1, width)
+            for tensor in (pair.tensor, pair.reference)
+        )
+        changed += int(np.count_nonzero((own != counterpart).any(axis=-1)))
+    return changed > blocks * _MOST_CHANGED
+
+
+def _bytes(tensor: Tensor, start: int, length: int) -> NDArray[np.uint8]:
+    raw = bytearray(length)
+    tensor.read_into(start, memoryview(raw))
+    return np.frombuffer(raw, np.uint8)

@@ -1,0 +1,198 @@
+"""Two models on the same tokens: where the one stops being the other, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ArchitectureError, TokenizerError
+from weightctl.verify.checks.forward.bars import over_max_divergence, over_max_perplexity
+from weightctl.verify.checks.forward.blame import Blame
+from weightctl.verify.checks.forward.cosines import least_cosine
+from weightctl.verify.checks.forward.distribution import histogram, spread
+from weightctl.verify.checks.forward.faults import Faults
+from weightctl.verify.checks.forward.predictions import predicted
+from weightctl.verify.checks.forward.walking import Walk
+from weightctl.verify.compare.configs import differences
+from weightctl.verify.compare.different import different_models
+from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
+from weightctl.verify.problem import Problem
+from weightctl.verify.results import Result
+from weightctl.verify.run.parts import Running, unbuilt
+from weightctl.verify.run.prompt import prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.verify.checks.forward.walking import Part
+    from weightctl.verify.request import Request
+    from weightctl.verify.run.prompt import Prompt
+
+__all__ = ["compare"]
+
+
+def compare(request: Request) -> Result:
+    """Run a model and its reference, both known, block by block on the same tokens.
+
+    Problems are what their configs say otherwise, blocks that are further from the reference's than
+    their encodings explain, each with the tensor that is to blame where one is, and what is above
+    the bars. Skipped where either does not run, or both have no blocks in common. Raises
+    `ArchitectureError` for different models, which the check `values` tells too.
+    """
+    own = request.subject.checkpoint
+    other = None if request.reference is None else request.reference.checkpoint
+    if own is None or other is None or request.reference is None:
+        return Result(skipped="one of the two is of no known family")
+    given = request.prompt
+    if text := different_models(own, other):
+        raise ArchitectureError(text)
+    found = differences(own, other)
+    problems = [each.problem for each in found]
+    problems += _other_tokens(request, given)
+    try:
+        subject = Running(own, request.device, request.subject.cut)
+        reference = Running(other, request.device, request.reference.cut)
+    except ArchitectureError as error:
+        return Result(problems=tuple(problems), skipped=unbuilt(error))
+    if why := _cannot(own, other, given):
+        return Result(problems=tuple(problems), skipped=why, notes=given.notes)
+    pairing = request.pairing
+    blame = Blame(subject, pairing, found, request.device)
+    walk = Walk(subject, reference, pairing, given)
+    return _Comparison(request, given, walk, Faults(blame, pairing)).result(problems)
+
+
+def _cannot(own: RecognizedModel, other: RecognizedModel, given: Prompt) -> str:
+    for name in ("hidden", "layers"):
+        one, two = getattr(own.config, name), getattr(other.config, name)
+        if one != two:
+            return f"the models have no blocks in common: `{name}` is {one}, and {two} there"
+    known = min(own.config.vocabulary, other.config.vocabulary)
+    if int(given.ids.max()) >= known:
+        return f"the tokens are not all known to both models: one knows {known} of them"
+    if given.ids.shape[1] > own.config.context:
+        return f"the text is longer than the {own.config.context} positions of the model"
+    return ""
+
+
+def _other_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
+    if request.tokens is not None or not given.is_text:
+        return
+    if request.reference is None or request.reference.encoder is None:
+        return  # the text was cut by the model's own
+    try:
+        own = prompt(request, request.subject)
+    except TokenizerError as error:
+        yield Problem(where="tokenizer", text=f"cannot be used: {error.message}")
+        return
+    if not own.is_text:
+        return
+    ours, theirs = own.ids[own.mask].tolist(), given.ids[given.mask].tolist()
+    if ours == theirs:
+        return
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    at = [f"{ids[place]}" if place < len(ids) else "nothing" for ids in (ours, theirs)]
+    yield Problem(
+        where="tokenizer",
+        text=f"makes other tokens of {given.source} than the reference's: token {place + 1} is "
+        f"{at[0]} and not {at[1]} (the models ran on the reference's)",
+    )
+
+
+class _Comparison:
+    """The walk through both models, and what was found on the way."""
+
+    def __init__(
+        self,
+        request: Request,
+        given: Prompt,
+        walk: Walk,
+        faults: Faults,
+    ) -> None:
+        self._request, self._given = request, given
+        self._walk, self._faults = walk, faults
+        self._layers: list[LayerDivergence] = []
+
+    def result(self, problems: list[Problem]) -> Result:
+        """Walk, and return all that was found."""
+        request, walk = self._request, self._walk
+        last = request.last_layer(walk.reference.layers)
+        if request.layers is None:
+            self._look(walk.embedding())
+        for number in range(last + 1):
+            request.tell(f"comparing layer {number}", number / (last + 2))
+            part = walk.layer(number)
+            if request.has_layer(number):
+                self._look(part)
+        is_whole = last == walk.reference.layers - 1
+        figures = self._figures(Divergence(layers=()), None)
+        if is_whole and walk.subject.has_logits and walk.reference.has_logits:
+            request.tell("comparing the output", (last + 1) / (last + 2))
+            if request.layers is None:
+                self._look(walk.output())
+            figures = self._of_logits()
+        elif is_whole:
+            mask = self._given.mask
+            cosine = least_cosine(walk.wanted[mask], walk.own[mask])
+            figures = self._figures(Divergence(layers=(), cosine=cosine), None)
+        problems = [*problems, *self._faults.problems(), *self._bars(figures)]
+        notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
+        return Result(problems=tuple(problems), figures=figures, notes=notes)
+
+    def _look(self, part: Part) -> None:
+        self._layers.append(
+            LayerDivergence(
+                name=part.name,
+                divergence=part.found.all,
+                expected=part.expected.all,
+                is_problem=part.is_beyond,
+            )
+        )
+        if part.is_beyond:
+            self._faults.add(part)
+
+    def _of_logits(self) -> ForwardFigures:
+        walk, given = self._walk, self._given
+        heard = predicted(walk.subject, walk.reference, walk.own, walk.wanted, given)
+        walk.activations.append(heard.activation)
+        numbers = heard.agreement.divergences
+        how = spread(numbers)
+        divergence = Divergence(
+            layers=(),
+            mean=how and how.mean,
+            percentile_99=how and how.percentile_99,
+            greatest=how and how.greatest,
+            top_1=heard.agreement.agreed / len(numbers) if len(numbers) else None,
+            reference_perplexity=heard.reference_perplexity,
+            histogram=histogram(numbers),
+        )
+        made = self._figures(divergence, heard.perplexity)
+        return replace(made, next_tokens=heard.next_tokens)
+
+    def _figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
+        given, request, grid = self._given, self._request, self._walk.subject.grid
+        asked = [
+            each for number, each in enumerate(self._walk.activations, -1)
+            if request.has_layer(number)
+        ]  # fmt: skip
+        return ForwardFigures(
+            source=given.source,
+            device=str(request.device),
+            tp=grid.tp,
+            ep=grid.ep,
+            pp=grid.pp,
+            tokens=given.count,
+            windows=len(given.ids),
+            activations=tuple(asked),
+            perplexity=perplexity,
+            divergence=replace(divergence, layers=tuple(self._layers)),
+        )
+
+    def _bars(self, figures: ForwardFigures) -> Iterator[Problem]:
+        request, has_logits = self._request, self._walk.subject.has_logits
+        yield from over_max_perplexity(
+            request, self._given, figures.perplexity, has_logits=has_logits
+        )
+        yield from over_max_divergence(request, figures.divergence, has_logits=has_logits)

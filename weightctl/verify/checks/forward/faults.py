@@ -1,0 +1,112 @@
+"""What to say of blocks that are not the reference's, and of what is to blame for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isfinite
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.verify.compare.causes import explain_each
+from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
+from weightctl.verify.problem import MOST_NAMED, Cause, Problem, first_of
+from weightctl.wording import counted, listed, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.verify.checks.forward.blame import Blame
+    from weightctl.verify.checks.forward.walking import Part
+    from weightctl.verify.compare.pairs import Pair, Pairing
+
+__all__ = ["Faults"]
+
+# For so many blocks of a kind whatever is to blame is searched; for others what was to blame before
+# is tried.
+_MOST_SEARCHED = 4
+# With more of one cause it is the block that is wrong, not each of them.
+_FEW = 4
+_AS_IT_SHOULD = "it is as it should be"
+# Causes that a whole checkpoint has, whatever its blocks are called.
+_OF_ALL = {DEQUANTIZED}
+
+
+class _Fault(NamedTuple):
+    """A tensor that is to blame, or a block where none is known to be."""
+
+    part: Part
+    where: str
+    kind: str
+    text: str
+    cause: Cause | None
+
+
+class Faults:
+    """The blocks that are further off than their encodings explain, and why."""
+
+    def __init__(self, blame: Blame, pairing: Pairing) -> None:
+        self._blame, self._pairing = blame, pairing
+        self._faults: list[_Fault] = []
+        self._searched: Counter[str] = Counter()
+        self._before: list[str] = []
+
+    def add(self, part: Part) -> None:
+        """Find out what is to blame for a block."""
+        cause = self._blame.of_config(part)
+        if cause is not None:
+            self._faults.append(_Fault(part, part.name, _kind(part), _off(part), cause))
+            return
+        guilty: list[Pair] = []
+        is_searched = self._searched[_kind(part)] < _MOST_SEARCHED
+        if self._before or is_searched:
+            self._searched[_kind(part)] += 1
+            guilty = self._blame.of_tensors(part, self._before, is_searched=is_searched)
+        if not guilty:
+            self._faults.append(_Fault(part, part.name, _kind(part), _off(part), None))
+            return
+        self._before = [pair.part for pair in guilty]
+        causes = explain_each(guilty, self._pairing)
+        if len(guilty) > _FEW and len(set(causes)) == 1:
+            text = f"{_off(part)}; with {len(guilty)} tensors of the reference's {_AS_IT_SHOULD}"
+            self._faults.append(_Fault(part, part.name, _kind(part), text, causes[0]))
+            return
+        one = (
+            "this tensor"
+            if len(guilty) == 1
+            else f"this and {counted(len(guilty) - 1, 'other tensor')}"
+        )
+        text = f"{part.name} {_off(part)}; with {one} of the reference's {_AS_IT_SHOULD}"
+        for pair, cause in zip(guilty, causes, strict=True):
+            self._faults.append(_Fault(part, pair.name, pair.part, text, cause))
+
+    def problems(self) -> Sequence[Problem]:
+        """Return what is wrong, the first block first, with one problem for what is alike."""
+        alike: dict[tuple[str, Cause | None, bool], list[_Fault]] = {}
+        for fault in self._faults:
+            is_of_all = fault.cause is not None and fault.cause.name in _OF_ALL
+            kind = "" if is_of_all else fault.kind
+            key = (kind, fault.cause, isfinite(fault.part.found.all))
+            alike.setdefault(key, []).append(fault)
+        made = [_together(same) for same in alike.values()]
+        return first_of(made, "{} more that diverge are not named")
+
+
+def _kind(part: Part) -> str:
+    return part.name.split(".")[0]
+
+
+def _off(part: Part) -> str:
+    found, expected = part.found.all, part.expected.all
+    if not isfinite(found):
+        return "gives infinite or NaN numbers where the reference does not"
+    off = f"is off the reference's by {percent(found)} of what it adds"
+    if expected > 0:
+        return f"{off}, where its encodings cost {percent(expected)}"
+    return f"{off}, where its weights should be equal"
+
+
+def _together(same: list[_Fault]) -> Problem:
+    first, text = same[0], same[0].text
+    others = list(dict.fromkeys(each.part.name for each in same))[1:]
+    if others:
+        text += f"; and so it is in {listed(others, MOST_NAMED)}"
+    return Problem(where=first.where, text=text, cause=first.cause)

@@ -1,0 +1,162 @@
+"""The matrices of a model that is not known, each run by itself on a random unit vector."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.dtype import DType
+from weightctl.engine import InferenceSession
+from weightctl.errors import EngineError, GraphError
+from weightctl.graph import ops
+from weightctl.graph.graph import Graph
+from weightctl.graph.types import TensorType
+from weightctl.graph.weight import Weight
+from weightctl.logical import is_buffer
+from weightctl.nn.precision import weight_as
+from weightctl.verify.figures import ForwardFigures, MatrixGain
+from weightctl.verify.problem import Problem
+from weightctl.verify.results import Result
+from weightctl.weights.derived import Derived, tensor_of
+from weightctl.weights.tree import Checkpoint, header_of, source_of
+from weightctl.wording import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.codecs.base import F32
+    from weightctl.verify.request import Request
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import Origin, TensorInfo
+
+__all__ = ["check_matrices"]
+
+# Numbers at a time, 32 MiB of them as float32.
+_MOST = 8 * 2**20
+_SEED = 8
+_SHOWN = 4
+# A last dimension below is that of a kernel's width or the like, not of a matrix's columns.
+_LEAST_COLUMNS = 32
+# No matrix of a model that is well makes more of a vector of length 1.
+_ABSURD = 1e8
+
+
+class _Rows(NamedTuple):
+    """Some rows of a tensor, that is taken as so many columns side by side."""
+
+    tensor: Tensor
+    columns: int
+    start: int
+    rows: int
+
+    @property
+    def info(self) -> TensorInfo:
+        """What it is as a matrix."""
+        return self.tensor.info._replace(shape=(self.rows, self.columns))
+
+    @property
+    def origin(self) -> Origin:
+        """That of the tensor."""
+        return self.tensor.origin
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Read a run of the rows."""
+        row = self.info.encoding.nbytes((1, self.columns))
+        self.tensor.read_into(self.start * row + start, buffer)
+
+    def span(self) -> None:
+        """Return None: it is only a part of what a file has."""
+
+
+def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
+    """Run each matrix of a checkpoint; those are problems that ruin or blow up a vector.
+
+    The weights of one are in memory at a time, and of a large one as many rows as have `at_once`
+    numbers.
+    """
+    session = InferenceSession([request.device])
+    tree = request.subject.weights
+    infos = [info for info in header_of(tree).tensors.values() if _is_matrix(info)]
+    gains: list[MatrixGain] = []
+    problems: list[Problem] = []
+    left: list[str] = []
+    for number, info in enumerate(infos):
+        request.tell("forward, matrices", number / len(infos))
+        try:
+            gain, usual = _gain(session, request, tensor_of(source_of(tree), info.name), at_once)
+        except (EngineError, GraphError):
+            left.append(info.name)
+            continue
+        gains.append(MatrixGain(name=info.name, shape=info.shape, gain=gain, usual=usual))
+        if text := _wrong(gain):
+            problems.append(Problem(where=info.name, text=text))
+    notes = ["the family is not known: each matrix ran by itself, and the model did not"]
+    if left:
+        notes.append(f"the engine cannot run {listed(left, _SHOWN)}")
+    figures = ForwardFigures(
+        source="a random vector of length 1", device=str(request.device), matrices=tuple(gains)
+    )
+    return Result(problems=tuple(problems), figures=figures, notes=tuple(notes))
+
+
+def _is_matrix(info: TensorInfo) -> bool:
+    is_matrix = len(info.shape) > 1 and bool(info.size) and info.encoding.is_real
+    # What an optimizer keeps is among buffers.
+    return is_matrix and not is_buffer(info)
+
+
+def _columns(shape: tuple[int, ...]) -> int:
+    """Return how many numbers come in: of stacked matrices each is one of its own."""
+    if len(shape) == 2 or shape[-1] >= _LEAST_COLUMNS:
+        return shape[-1]
+    return prod(shape[1:])
+
+
+def _wrong(gain: float) -> str:
+    if not np.isfinite(gain):
+        return "it makes numbers that are not finite of a vector of length 1"
+    if gain > _ABSURD:
+        return f"it makes a vector of length {gain:.3g} of one of length 1"
+    return ""
+
+
+def _gain(
+    session: InferenceSession, request: Request, tensor: Tensor, at_once: int
+) -> tuple[float, float]:
+    """Return the length of what a matrix makes of a unit vector, and what would be usual."""
+    columns = _columns(tensor.info.shape)
+    vector = np.random.default_rng(_SEED).standard_normal(columns).astype(np.float32)
+    vector /= np.float32(np.linalg.norm(vector))
+    length = squares = 0.0
+    for part in _parts(tensor, columns, at_once):
+        made, own = _run(session, request, part, vector)
+        with np.errstate(invalid="ignore", over="ignore"):
+            length += float(np.square(made, dtype=np.float64).sum())
+        squares += own
+    return length**0.5, (squares / columns) ** 0.5
+
+
+def _parts(tensor: Tensor, columns: int, at_once: int) -> Iterator[_Rows]:
+    rows, step = tensor.info.size // columns, max(1, at_once // columns)
+    for start in range(0, rows, step):
+        yield _Rows(tensor, columns, start, min(step, rows - start))
+
+
+def _run(
+    session: InferenceSession, request: Request, part: _Rows, vector: F32
+) -> tuple[F32, float]:
+    """Return the product of some rows with a vector, and the sum of the rows' squares."""
+    info = part.info
+    name, encoding = info.name, info.encoding
+    dtype = DType.float32 if encoding.dtype is None else encoding.dtype
+    weight = Weight(name, dtype, info.shape, request.device, encoding.quantization)
+    given = TensorType(DType.float32, vector.shape, request.device)
+    with Graph("matrix", [given]) as graph:
+        numbers = weight_as(weight, DType.float32)
+        product = numbers @ ops.unsqueeze(graph.inputs[0], -1)
+        graph.output(product, ops.sum(numbers * numbers))
+    tree = Checkpoint(Derived(source_of(request.subject.weights), {name: part}, {}))
+    made, squares = session.load(graph, {name: tree[name]}).execute(vector)
+    return made.to_numpy(), float(squares.to_numpy())

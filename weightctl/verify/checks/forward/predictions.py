@@ -1,0 +1,68 @@
+"""What two models say of the tokens that come next, a few positions at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.verify.checks.forward.kl import Agreement
+from weightctl.verify.run.activations import Gathered
+from weightctl.verify.run.ending import following, next_tokens
+from weightctl.verify.run.likelihood import losses, perplexity, rows_of
+from weightctl.verify.run.parts import OUTPUT
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32
+    from weightctl.verify.figures import Activation, NextToken
+    from weightctl.verify.run.likelihood import F64
+    from weightctl.verify.run.parts import Running
+    from weightctl.verify.run.prompt import Prompt
+
+__all__ = ["Predictions", "predicted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """How two models' distributions agree, and how well each foretells what follows.
+
+    Perplexities are None where nothing is foretold, where the tokens are no text, and where what is
+    said is not finite.
+    """
+
+    agreement: Agreement
+    perplexity: float | None
+    reference_perplexity: float | None
+    next_tokens: tuple[NextToken, ...]
+    activation: Activation
+
+
+def predicted(
+    subject: Running, reference: Running, own: F32, wanted: F32, given: Prompt
+) -> Predictions:
+    """Return what models make of what came out of their last layers, [windows, positions, hidden].
+
+    Of positions where there is a token; tokens that one of the two alone knows do not count.
+    """
+    own, wanted, targets = own[given.mask], wanted[given.mask], following(given)
+    known = min(subject.vocabulary, reference.vocabulary)
+    agreement, gathered = Agreement(), Gathered(OUTPUT)
+    lost: list[F64] = []
+    other_lost: list[F64] = []
+    last: tuple[NextToken, ...] = ()
+    # As large as both may be together.
+    step = max(1, rows_of(max(subject.vocabulary, reference.vocabulary)) // 2)
+    for start in range(0, len(own), step):
+        logits = subject.end(own[None, start : start + step])[0, :, :known]
+        other = reference.end(wanted[None, start : start + step])[0, :, :known]
+        agreement.add(other, logits)
+        gathered.add(logits)
+        of_these = targets[start : start + step]
+        told = of_these >= 0
+        lost.append(losses(logits[told], of_these[told]))
+        other_lost.append(losses(other[told], of_these[told]))
+        last = next_tokens(logits[-1], given)
+    perplexities = [perplexity(np.concatenate(each)) for each in (lost, other_lost)]
+    own_one, other_one = perplexities if given.is_text else (None, None)
+    return Predictions(agreement, own_one, other_one, last, gathered.figure())

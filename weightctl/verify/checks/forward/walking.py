@@ -1,0 +1,163 @@
+"""Two models, walked through part by part on the same tokens, one part of each in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.verify.checks.forward.budget import as_far_off
+from weightctl.verify.checks.forward.shares import ROUNDING, Share, centered, is_beyond, share
+from weightctl.verify.run.activations import activation
+from weightctl.verify.run.parts import EMBEDDING, OUTPUT, layer_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.codecs.base import F32
+    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.figures import Activation
+    from weightctl.verify.run.parts import Flow, Replaced, Running
+    from weightctl.verify.run.prompt import Prompt
+    from weightctl.weights.derived import Tensor
+
+
+__all__ = ["Part", "Walk"]
+
+_EMBEDDING, _OUTPUT = "embedding.weight", "output.weight"
+
+# What comes out is as wide as the vocabulary, and so many positions tell how far it is off.
+_MOST_SPOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the subject, given what the reference's is given.
+
+    `found` says how far what it gives is from what the reference's gives, and `expected` how far
+    the reference's own would be with weights as far off as the encodings put them. `again` tells
+    how far a model's part is with some weights replaced: the subject's, or one that is corrected.
+    """
+
+    name: str
+    found: Share
+    expected: Share
+    again: Callable[[Running, Replaced], Share]
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it is further off than its encodings explain."""
+        return is_beyond(self.found, self.expected)
+
+    def is_well(self, running: Running, replaced: Replaced) -> bool:
+        """Whether a model's part is not, with some weights replaced."""
+        return not is_beyond(self.again(running, replaced), self.expected)
+
+
+class Walk:
+    """Where two models are, on the tokens of a prompt: first at their embeddings.
+
+    `own` is what came out of the subject's last part, which was given what came out of the one
+    before, and `wanted` the same of the reference: float32[windows, positions, hidden].
+    `activations` are those of the subject so far.
+    """
+
+    def __init__(
+        self, subject: Running, reference: Running, pairing: Pairing, prompt: Prompt
+    ) -> None:
+        self.subject, self.reference = subject, reference
+        self._pairs = {pair.module: pair for pair in pairing.pairs}
+        self._prompt = prompt
+        self._flows: dict[Running, Flow] = {}
+        self._beside = reference.begin(prompt.ids, prompt.mask)
+        self.own, self.wanted = self._flow(subject).x, self._beside.x
+        self.activations: list[Activation] = []
+        self._note(EMBEDDING)
+
+    def embedding(self) -> Part:
+        """Compare the embeddings."""
+        ids, mask = self._prompt.ids, self._prompt.mask
+        wanted = self.wanted
+
+        def again(running: Running, replaced: Replaced) -> Share:
+            return self._share(running.begin(ids, mask, replaced).x, wanted, wanted)
+
+        found = self._share(self.own, wanted, wanted)
+        return self._part(EMBEDDING, found, again)
+
+    def layer(self, number: int) -> Part:
+        """Go through a layer, and compare it."""
+        given = self.wanted
+        wanted = self.reference.layer(number, given, self._beside.beside)
+        added = _difference(wanted, given)
+
+        def again(running: Running, replaced: Replaced) -> Share:
+            beside = self._flow(running).beside
+            made = running.layer(number, given, beside, replaced)
+            return self._share(made, wanted, added)
+
+        is_apart = not np.array_equal(self.own, given)
+        both = np.concatenate([self.own, given]) if is_apart else given
+        made = self.subject.layer(number, both, self._flow(self.subject).beside)
+        self.own, forced = made[: len(given)], made[-len(given) :]
+        self.wanted = wanted
+        self._note(layer_name(number))
+        found = self._share(forced, wanted, added)
+        return self._part(layer_name(number), found, again)
+
+    def output(self) -> Part:
+        """Compare what is said at some positions behind the last layer."""
+        given = self.wanted[self._prompt.mask]
+        chosen = np.unique(np.linspace(0, len(given) - 1, _MOST_SPOKEN).astype(np.int64))
+        few = given[chosen][None]
+        wanted = centered(self.reference.end(few)[0])
+
+        def again(running: Running, replaced: Replaced) -> Share:
+            made = running.end(few, replaced)[0]
+            width = min(made.shape[-1], wanted.shape[-1])
+            aim = wanted[:, :width]
+            return share(centered(made[:, :width]), aim, aim)
+
+        return self._part(OUTPUT, again(self.subject, {}), again)
+
+    def _part(self, name: str, found: Share, again: Callable[[Running, Replaced], Share]) -> Part:
+        expected = Share(0.0, 0.0)
+        if found.beyond > ROUNDING and (far_off := self._far_off(name)):
+            expected = again(self.reference, far_off)
+        return Part(name, found, expected, again)
+
+    def _far_off(self, name: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for module in self.reference.weights_of(name):
+            pair = self._pairs.get(module)
+            if name == OUTPUT and module == _EMBEDDING:
+                # The subject may have an output of its own where the reference is tied.
+                pair = self._pairs.get(_OUTPUT, pair)
+            if pair is None:
+                continue
+            made = as_far_off(pair, self.subject.checkpoint, self.reference.checkpoint)
+            if made is not None:
+                found[module] = made
+        return found
+
+    def _flow(self, running: Running) -> Flow:
+        """Return what goes into a model's first layer, and is given to all."""
+        if running is self.reference:
+            return self._beside
+        if running not in self._flows:
+            self._flows[running] = running.begin(self._prompt.ids, self._prompt.mask)
+        return self._flows[running]
+
+    def _share(self, found: F32, wanted: F32, added: F32) -> Share:
+        mask = self._prompt.mask
+        return share(found[mask], wanted[mask], added[mask])
+
+    def _note(self, name: str) -> None:
+        self.activations.append(activation(name, self.own, self._prompt.mask))
+
+
+def _difference(wanted: F32, given: F32) -> F32:
+    with np.errstate(over="ignore", invalid="ignore"):
+        made: F32 = wanted - given
+    return made

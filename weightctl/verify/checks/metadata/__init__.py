@@ -1,0 +1,175 @@
+"""Whether tokenizer, special tokens and config are sound, and those of the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import TokenizerError, WeightctlError
+from weightctl.verify.checks.metadata.compared import Compared, Pair
+from weightctl.verify.checks.metadata.contradictions import find_contradictions
+from weightctl.verify.checks.metadata.description import describe
+from weightctl.verify.checks.metadata.file_types import check_file_type
+from weightctl.verify.checks.metadata.settings import compare_configs, compare_other_keys
+from weightctl.verify.checks.metadata.special_tokens import compare_flags, compare_special
+from weightctl.verify.checks.metadata.text_rules import (
+    compare_chat_templates,
+    compare_pre_tokenizers,
+    compare_stated_parts,
+)
+from weightctl.verify.checks.metadata.tokens import (
+    compare_merges,
+    compare_scores,
+    compare_tokens,
+    compare_types,
+)
+from weightctl.verify.compare.different import different_models
+from weightctl.verify.figures import MetadataFigures
+from weightctl.verify.results import Result
+from weightctl.verify.run.default_text import TEXT
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightctl.tokenizer.encoding import Encoder
+    from weightctl.verify.checks.metadata.description import Description
+    from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
+
+__all__ = ["COMPARISONS", "check"]
+
+# What two tokenizers are compared in; each problem names the entry that differs.
+COMPARISONS: tuple[Callable[[Pair], Compared], ...] = (
+    compare_tokens,
+    compare_types,
+    compare_scores,
+    compare_merges,
+    compare_pre_tokenizers,
+    compare_special,
+    compare_flags,
+    compare_chat_templates,
+)
+# Text of kinds that rules treat in their own ways: numbers, spaces, marks, several scripts.
+_PROBE = (
+    f"{TEXT}\n\n  12345 6,789.01\t'tis don't WE'LL x_y=z; ÉCOLE e\u0301 naïve ﬁn 东京 Привет 🙂\n "
+)
+
+
+def check(request: Request) -> Result:
+    """Compare what a checkpoint says beside its tensors with its tensors and with a reference.
+
+    Both may be in either naming convention; each is read as the model that it describes. What a
+    conversion is known to leave out, or what only tools do differently, is a note.
+    """
+    request.tell("comparing metadata", 0)
+    own = describe(request.subject)
+    if own is None:
+        return Result(skipped="no config.json or metadata of GGUF goes with the tensors")
+    checkpoint = request.subject.checkpoint
+    found = find_contradictions(own, checkpoint)
+    other = None if request.reference is None else describe(request.reference)
+    header = header_of(request.subject.stored)
+    if own.is_gguf:
+        reference = header_of(request.reference.stored) if other and request.reference else None
+        found.extend(check_file_type(header, reference))
+    if request.reference is not None:
+        text = different_models(checkpoint, request.reference.checkpoint)
+        if text:
+            found.notes.append(f"metadata were not compared: {text}")
+        elif other is None:
+            found.notes.append("metadata were not compared: none go with the reference")
+        else:
+            _compare(found, request.subject, request.reference, own, other)
+    return Result(
+        problems=tuple(found.problems),
+        figures=MetadataFigures(
+            tokens=0 if own.tokenizer is None else len(own.tokenizer.tokens),
+            tokenizer="" if own.tokenizer is None else own.tokenizer.model,
+            is_compared=other is not None,
+        ),
+        notes=tuple(found.notes),
+    )
+
+
+def _compare(
+    found: Compared, subject: Subject, reference: Subject, own: Description, other: Description
+) -> None:
+    named = {problem.where for problem in found.problems}
+    made = Compared()
+    one, two = subject.checkpoint, reference.checkpoint
+    if one is not None and two is not None:
+        made.extend(compare_configs(one, two))
+    known = one if one is not None and two is not None else None
+    made.extend(compare_other_keys(own, other, known))
+    _compare_tokenizers(made, subject, reference, own, other)
+    # A key that contradicts its own checkpoint is named once.
+    made.problems = [problem for problem in made.problems if problem.where not in named]
+    found.extend(made)
+
+
+def _compare_tokenizers(
+    found: Compared, subject: Subject, reference: Subject, own: Description, other: Description
+) -> None:
+    pair = _pair(found, own, other)
+    if pair is None:
+        return
+    if pair.tokenizer.model != pair.reference.model:
+        found.add(
+            own.place("model"),
+            f"the tokenizer is `{pair.tokenizer.model}`, and `{pair.reference.model}` in the "
+            "reference",
+        )
+        return
+    for compare in COMPARISONS:
+        found.extend(compare(pair))
+    parts = compare_stated_parts(pair)
+    if parts:
+        _judge_parts(found, parts, pair, subject, reference)
+
+
+def _pair(found: Compared, own: Description, other: Description) -> Pair | None:
+    """Return both tokenizers, read in one way; None, with a note or a problem, where that fails."""
+    if own.tokenizer is not None and other.tokenizer is not None:
+        return Pair(own, other, own.tokenizer, other.tokenizer)
+    if not own.refusal and not other.refusal:
+        if own.tokenizer is None and other.tokenizer is not None:
+            text = "there is no tokenizer, and the reference has one"
+            if own.is_gguf:
+                found.add(own.where, text)
+            else:  # programs may be given the tokenizer of another directory
+                found.notes.append(f"{own.where}: {text}")
+        elif own.tokenizer is not None:
+            found.notes.append("the tokenizer was not compared: the reference has none")
+        return None
+    if own.raw is not None and other.raw is not None:
+        return Pair(own, other, own.raw, other.raw)
+    why = own.refusal or f"the reference's: {other.refusal}"
+    found.notes.append(f"the tokenizer was not compared: {why}")
+    return None
+
+
+def _judge_parts(
+    found: Compared, parts: Sequence[str], pair: Pair, subject: Subject, reference: Subject
+) -> None:
+    """Find out whether other rules of a tokenizer.json cut or show a text otherwise."""
+    text = f"tokenizer.json differs from the reference's in {', '.join(parts)}"
+    try:
+        encoders = subject.encoder, reference.encoder
+    except (TokenizerError, WeightctlError) as error:
+        found.notes.append(f"{text}; what that changes was not tried: {error.message}")
+        return
+    if encoders[0] is None or encoders[1] is None:
+        found.notes.append(f"{text}; what that changes was not tried")
+        return
+    ours, theirs = (_try(encoder) for encoder in encoders if encoder is not None)
+    if ours == theirs:
+        found.notes.append(f"{text}; texts of several kinds come out alike")
+    else:
+        found.add(pair.own.place("tokens"), f"{text}, and texts come out differently")
+
+
+def _try(encoder: Encoder) -> tuple[object, ...]:
+    """Return what an encoder makes of a text, and what it shows of its tokens."""
+    ids = encoder.ids(_PROBE)
+    shown = [encoder.text(token) for token in dict.fromkeys(ids)]
+    return ids, shown, encoder.first, encoder.last

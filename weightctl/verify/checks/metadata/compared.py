@@ -1,0 +1,78 @@
+"""What comparing a part of two descriptions gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weightctl.verify.problem import Problem
+from weightctl.wording import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from weightctl.tokenizer import Tokenizer
+    from weightctl.verify.checks.metadata.description import Description
+
+__all__ = ["Compared", "Pair", "quote", "show_token", "state_differences"]
+
+# More examples of one kind of difference than a line needs.
+_MOST_EXAMPLES = 3
+_LONGEST = 60
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two descriptions to compare, and their tokenizers, both read in the same way."""
+
+    own: Description
+    other: Description
+    tokenizer: Tokenizer
+    reference: Tokenizer
+
+    @property
+    def is_across(self) -> bool:
+        """Whether the two have different naming conventions."""
+        return self.own.convention != self.other.convention
+
+
+@dataclass
+class Compared:
+    """The differences that ruin a model in use, and those that a person should know."""
+
+    problems: list[Problem] = field(default_factory=list[Problem])
+    notes: list[str] = field(default_factory=list[str])
+
+    def add(self, where: str, text: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(where=where, text=text))
+
+    def extend(self, other: Compared) -> None:
+        """Add what comparing another part gave."""
+        self.problems += other.problems
+        self.notes += other.notes
+
+
+def state_differences(examples: Iterable[str], count: int) -> str:
+    """Return some examples, and how many more differences of the same kind there are."""
+    shown = "; ".join(examples)
+    more = count - _MOST_EXAMPLES
+    return f"{shown}; and {more:,} more" if more > 0 else shown
+
+
+def first_examples(places: Sequence[int]) -> Sequence[int]:
+    """Return the places that are shown as examples."""
+    return places[:_MOST_EXAMPLES]
+
+
+def show_token(tokenizer: Tokenizer, token: int) -> str:
+    """Return an id and its text: 305 `a`."""
+    if not 0 <= token < len(tokenizer.tokens):
+        return f"{token}, which is outside the vocabulary of {len(tokenizer.tokens):,}"
+    return f"{token} {quote(tokenizer.tokens[token])}"
+
+
+def quote(text: str) -> str:
+    """Return a text in backquotes, cut where it is long."""
+    shown = printable(text)
+    return f"`{shown}`" if len(shown) <= _LONGEST else f"`{shown[: _LONGEST - 1]}…`"

@@ -1,0 +1,162 @@
+"""The tokenizer and the config of a checkpoint, as its own files state them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from weightctl.archs.configs import MODEL_TYPE
+from weightctl.archs.model import ARCHITECTURE
+from weightctl.errors import TokenizerError
+from weightctl.formats.huggingface import CONFIG, config
+from weightctl.tokenizer.directory import from_directory
+from weightctl.tokenizer.files import open_files
+from weightctl.tokenizer.metadata import from_metadata
+from weightctl.tokenizer.record import WORDS
+from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.verify.checks.metadata.raw_tokenizer import read_raw
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.archs.keys import Dialect
+    from weightctl.tokenizer import Tokenizer
+    from weightctl.tokenizer.files import Files
+    from weightctl.verify.subject import Subject
+    from weightctl.weights.metadata import Value
+
+__all__ = ["TOKENIZER_KEYS", "Description", "describe", "is_id", "read_ends"]
+
+# What GGUF's keys of a tokenizer begin with.
+TOKENIZER_KEYS = "tokenizer.ggml."
+_TOKENS = f"{TOKENIZER_KEYS}tokens"
+_ID = "_token_id"
+_GENERATION = "generation_config.json"
+_FILES = {word: f"{name}_token" for name, word in WORDS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a checkpoint says beside its tensors, in its own naming convention.
+
+    `where` is the GGUF file, or the directory of config.json. `tokenizer` is None where there is
+    none, or `refusal` says why it cannot be read. `metadata` are GGUF's keys. `files` are those of
+    a directory's tokenizer, and `config` and `generation` are the contents of config.json and
+    generation_config.json.
+    """
+
+    convention: Dialect
+    where: str
+    tokenizer: Tokenizer | None
+    refusal: str = ""
+    files: Files | None = None
+    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    generation: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @cached_property
+    def raw(self) -> Tokenizer | None:
+        """What tokenizer.json says literally, for tokenizers that have no form in GGUF."""
+        try:
+            return None if self.files is None else read_raw(self.files)
+        except TokenizerError:
+            return None
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it has GGUF's keys."""
+        return self.convention == "gguf"
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The part of config.json that is of the language model."""
+        nested = self.config.get("text_config")
+        return {**nested, **self.config} if is_object(nested) else self.config
+
+    def token_key(self, word: str) -> str:
+        """Return the key that a special token is stated by; `word` is GGUF's for it."""
+        return f"{TOKENIZER_KEYS}{word}{_ID}" if self.is_gguf else _FILES.get(word, word)
+
+    def place(self, key: str) -> str:
+        """Return where a key of the tokenizer stands: GGUF's key, or the file that has it."""
+        if self.is_gguf:
+            return f"{TOKENIZER_KEYS}{key}"
+        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+        paths = (os.path.join(self.where, name) for name in names)
+        return next(filter(os.path.isfile, paths), self.where)
+
+
+def describe(subject: Subject) -> Description | None:
+    """Return what a checkpoint says beside its tensors; None where no config goes with it."""
+    metadata, files = header_of(subject.stored).metadata, header_of(subject.stored).files
+    if ARCHITECTURE in metadata or _TOKENS in metadata:
+        return _of_metadata(metadata, files[0] if files else subject.path)
+    directory = os.path.dirname(files[0]) if files else ""
+    if not files or not os.path.isfile(os.path.join(directory, CONFIG)):
+        return None
+    return _of_directory(subject, directory or ".", config(files))
+
+
+def _of_metadata(metadata: Mapping[str, Value], where: str) -> Description:
+    tokens = metadata.get(_TOKENS)
+    count = len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
+    # An id out of bounds is a problem of its own, and hides none of the others.
+    sound = {
+        key: value
+        for key, value in metadata.items()
+        if not (key.startswith(TOKENIZER_KEYS) and key.endswith(_ID))
+        or (is_id(value.content) and value.content < count)
+    }
+    tokenizer, refusal = None, ""
+    try:
+        tokenizer = from_metadata(sound, where)
+    except TokenizerError as error:
+        refusal = error.message.removeprefix(f"{where}: ")
+    return Description(
+        convention="gguf", where=where, tokenizer=tokenizer, refusal=refusal, metadata=metadata
+    )
+
+
+def _of_directory(subject: Subject, directory: str, document: Mapping[str, Any]) -> Description:
+    tokenizer, files, refusal = None, None, ""
+    generation: Mapping[str, Any] = {}
+    rows = 0 if subject.checkpoint is None else subject.checkpoint.config.vocabulary
+    try:
+        files = open_files(directory)
+        generation = files.document(_GENERATION) or {}
+        tokenizer = from_directory(directory, rows, str(document.get(MODEL_TYPE)))
+    except TokenizerError as error:
+        refusal = error.message.removeprefix(f"{directory}: ")
+    return Description(
+        convention="hugging_face",
+        where=directory,
+        tokenizer=tokenizer,
+        refusal=refusal,
+        files=files,
+        config=document,
+        generation=generation,
+    )
+
+
+def read_ends(description: Description) -> tuple[int, ...]:
+    """Return the ids that end generation as a directory's configs state them.
+
+    generation_config.json comes before config.json, as in transformers.
+    """
+    for document in (description.generation, description.text_config):
+        content = document.get("eos_token_id")
+        if content is not None:
+            return tuple(_ids(content))
+    return ()
+
+
+def _ids(content: Any) -> Iterator[int]:
+    yield from filter(is_id, content if is_list(content) else [content])
+
+
+def is_id(content: Any) -> bool:
+    """Whether a value can be the id of a token."""
+    return isinstance(content, int) and not isinstance(content, bool) and content >= 0

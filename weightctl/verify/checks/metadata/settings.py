@@ -1,0 +1,115 @@
+"""Whether two configs are of the same model: each by our fields, and keys that no field has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.archs.configs import shortest
+from weightctl.archs.model import ARCHITECTURE
+from weightctl.untyped import is_list, is_object, is_sequence, is_tuple
+from weightctl.verify.checks.metadata.compared import Compared
+from weightctl.verify.compare.configs import differences, lost_window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.verify.checks.metadata.description import Description
+    from weightctl.weights.metadata import Value
+
+__all__ = ["compare_configs", "compare_other_keys"]
+
+# Parts of keys of config.json that are of training or of programs, or that are compared as what
+# they mean.
+_NOT_OF_THE_MODEL = (
+    "dropout", "initializer", "_token_id", "id2label", "label2id", "loss_coef", "quantization",
+    "pretraining_tp", "version", "use_cache", "output_", "return_dict", "torchscript", "gradient",
+)  # fmt: skip
+_DEEPEST = 8
+
+
+def compare_configs(own: RecognizedModel, other: RecognizedModel) -> Compared:
+    """Compare the configs of two models of one family, whatever conventions they are in."""
+    found = Compared()
+    found.problems += [each.problem for each in differences(own, other, with_context=True)]
+    if note := lost_window(own, other):
+        found.notes.append(note)
+    return found
+
+
+def compare_other_keys(
+    own: Description, other: Description, checkpoint: RecognizedModel | None
+) -> Compared:
+    """Compare the numbers of configs in one convention that no field of a known family reads.
+
+    Of a known family they are notes: what they do, if anything, is not known.
+    """
+    found = Compared()
+    if own.convention != other.convention:
+        return found
+    values, wanted = (_numbers(each, checkpoint) for each in (own, other))
+    for key in values | wanted:
+        if key not in values or key not in wanted:
+            # Old and new spellings of config.json leave out what the other has.
+            if own.is_gguf:
+                has = "only in the reference" if key in wanted else "not in the reference"
+                found.notes.append(f"`{key}` is {has}")
+        elif values[key] != wanted[key]:
+            text = f"is {_shown(values[key])}, and {_shown(wanted[key])} in the reference"
+            if checkpoint is None:
+                found.add(key, text)
+            else:
+                found.notes.append(f"`{key}` {text}; weightctl does not read it")
+    return found
+
+
+def _numbers(description: Description, checkpoint: RecognizedModel | None) -> dict[str, Any]:
+    if description.is_gguf:
+        return dict(_of_metadata(description.metadata, checkpoint))
+    read = set[str]()
+    if checkpoint is not None:
+        read = {key.hugging_face.rpartition(".")[2] for key in checkpoint.arch.keys}
+    return {
+        path: number
+        for path, number in _leaves(description.config, "", 0)
+        if path.rpartition(".")[2] not in read
+        and not any(part in path for part in _NOT_OF_THE_MODEL)
+    }
+
+
+def _of_metadata(
+    metadata: Mapping[str, Value], checkpoint: RecognizedModel | None
+) -> Iterator[tuple[str, Any]]:
+    if ARCHITECTURE not in metadata:
+        return
+    name = metadata[ARCHITECTURE].content
+    read = set[str]()
+    if checkpoint is not None:
+        read = {key.gguf.format(arch=name) for key in checkpoint.arch.keys}
+    for key, value in metadata.items():
+        if not key.startswith(f"{name}.") or key in read:
+            continue
+        content: Any = value.content
+        if is_sequence(content):
+            yield key, tuple(content[:])
+        elif isinstance(content, int | float | str):
+            yield key, content
+
+
+def _leaves(content: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers of a config by their paths; a list of numbers is one value."""
+    if is_object(content) and depth < _DEEPEST:
+        for key, value in content.items():
+            yield from _leaves(value, f"{path}.{key}" if path else key, depth + 1)
+    elif is_list(content) and all(isinstance(each, int | float) for each in content):
+        yield path, tuple(content)
+    elif isinstance(content, int | float):
+        yield path, content
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{shortest(value):g}"
+    return f"a list of {len(value)}" if is_tuple(value) else f"{value!s:.60}"

@@ -1,0 +1,179 @@
+"""Whether two checkpoints have the same special tokens, and end generation with the same ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.tokenizer.ends import stops
+from weightctl.tokenizer.pre_names import DEFAULT, PRES
+from weightctl.tokenizer.record import WORDS
+from weightctl.verify.checks.metadata.compared import Compared, show_token
+from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS, is_id, read_ends
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.tokenizer import Tokenizer
+    from weightctl.verify.checks.metadata.compared import Pair
+    from weightctl.verify.checks.metadata.description import Description
+
+__all__ = ["DEFAULTS", "compare_flags", "compare_special"]
+
+# The ids that llama.cpp takes where a file states none, by `tokenizer.ggml.model`
+# (src/llama-vocab.cpp, `llama_vocab::impl::load`).
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
+# The same for `tokenizer.ggml.FLAG`.
+_FLAGS: Mapping[str, Mapping[str, bool]] = {
+    "llama": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": True},
+    "gpt2": {"add_eos_token": False, "add_space_prefix": False},
+    "bert": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False},
+    "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
+}
+_END_WORDS = ("eos", "eot", "eom")
+# What config.json states beside the tokenizer's own files, which generation goes by.
+_CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def compare_special(pair: Pair) -> Compared:
+    """Compare the ids of tokens with a meaning of their own, and which of them end generation."""
+    found = Compared()
+    # What only GGUF has a word for is compared as what ends generation.
+    words = (*WORDS.values(), *(() if pair.is_across else pair.reference.special))
+    for word in dict.fromkeys((*words, *pair.tokenizer.special)):
+        if word in words or not pair.is_across:
+            _compare_word(found, pair, word)
+    for key in _CONFIG_IDS:
+        _compare_config_id(found, pair, key)
+    _compare_ends(found, pair)
+    return found
+
+
+def _compare_word(found: Compared, pair: Pair, word: str) -> None:
+    own, other = pair.tokenizer, pair.reference
+    token, wanted = own.special.get(word), other.special.get(word)
+    if token == wanted:
+        return
+    where, name = pair.own.token_key(word), word.replace("seperator", "separator")
+    if wanted is None:
+        if token is not None and token != _default(pair.other, other, word):
+            text = f"is {show_token(own, token)}, and the reference states none"
+            found.notes.append(f"`{where}` {text}")
+        return
+    there = f"{show_token(other, wanted)} in the reference"
+    if token is not None:
+        found.add(where, f"the {name} token is {show_token(own, token)}, and {there}")
+        return
+    taken = _default(pair.own, own, word)
+    if taken == wanted:
+        return
+    if pair.is_across and word not in {"bos", "eos"}:  # which other tools leave out
+        found.notes.append(f"`{where}` is not stated, and is {there}")
+        return
+    instead = "" if taken is None else f", for which llama.cpp takes {show_token(own, taken)}"
+    found.add(where, f"the {name} token is not stated{instead}, and is {there}")
+
+
+def _default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
+    """Return the id that llama.cpp takes for a special token that a GGUF file does not state."""
+    return DEFAULTS.get(tokenizer.model, {}).get(word) if description.is_gguf else None
+
+
+def _compare_config_id(found: Compared, pair: Pair, key: str) -> None:
+    if pair.is_across or pair.own.is_gguf:
+        return
+    ids: tuple[Any, Any] = (pair.own.text_config.get(key), pair.other.text_config.get(key))
+    token, wanted = ids
+    if is_id(token) and is_id(wanted) and token != wanted:
+        if any(problem.where == key.removesuffix("_id") for problem in found.problems):
+            return  # the tokenizer's own files say the same
+        found.add(
+            key,
+            f"is {show_token(pair.tokenizer, token)}, and {show_token(pair.reference, wanted)} in "
+            "the reference's config.json",
+        )
+
+
+def _compare_ends(found: Compared, pair: Pair) -> None:
+    """Compare which tokens end generation.
+
+    One that the reference has and the model lacks lets it run on; that is a problem. One more is a
+    problem where both have configs of transformers, and else may be what llama.cpp adds itself.
+    """
+    own, other = _ends(pair.own, pair.tokenizer), _ends(pair.other, pair.reference)
+    where = f"{TOKENIZER_KEYS}eos_token_id" if pair.own.is_gguf else "eos_token_id"
+    if not other or any(problem.where == where for problem in found.problems):
+        return
+    implied = _implied(pair.own, pair.tokenizer)
+    may_have = implied | _implied(pair.other, pair.reference)
+    missing = [token for token in other if token not in {*own} | implied]
+    more = [token for token in own if token not in {*other} | may_have]
+    text = (
+        f"generation ends with {_show_ends(pair.tokenizer, own)}, and with "
+        f"{_show_ends(pair.reference, other)} in the reference"
+    )
+    are_configs = not pair.is_across and not pair.own.is_gguf
+    # A config that states no end means one of its own class, which the files do not tell.
+    is_stated = bool(own) or pair.own.is_gguf or are_configs
+    if (missing and is_stated) or (more and are_configs):
+        found.add(where, text)
+    elif missing or more:
+        found.notes.append(text)
+
+
+def _ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
+    """Return the ids that end generation as a checkpoint states them."""
+    if not description.is_gguf:
+        return read_ends(description)
+    if tokenizer.ends:
+        return tokenizer.ends
+    words = () if tokenizer.model == "bert" else _END_WORDS
+    ids = (tokenizer.special.get(word) for word in words)
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _implied(description: Description, tokenizer: Tokenizer) -> set[int]:
+    """Return the tokens that llama.cpp ends generation with though the file does not state them."""
+    if not description.is_gguf:
+        return set()
+    return set(stops(tokenizer))
+
+
+def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:
+    return " or ".join(show_token(tokenizer, token) for token in ends) or "no token"
+
+
+def compare_flags(pair: Pair) -> Compared:
+    """Compare what is put around texts: `add_bos_token`, `add_space_prefix` and their like."""
+    found = Compared()
+    own, other = pair.tokenizer, pair.reference
+    for flag in dict.fromkeys((*own.flags, *other.flags)):
+        value, wanted = _flag(own, flag), _flag(other, flag)
+        if value == wanted:
+            continue
+        where = pair.own.place(flag) if pair.own.is_gguf else flag
+        if value is None or wanted is None:
+            missing = "not stated" if value is None else _show_flag(value)
+            there = "not stated" if wanted is None else _show_flag(wanted)
+            found.notes.append(f"`{where}` is {missing}, and {there} in the reference")
+        else:
+            found.add(where, f"is {_show_flag(value)}, and {_show_flag(wanted)} in the reference")
+    return found
+
+
+def _flag(tokenizer: Tokenizer, flag: str) -> bool | None:
+    value = tokenizer.flags.get(flag)
+    if value is not None:
+        return value
+    if flag == "add_bos_token" and tokenizer.model == "gpt2":
+        pre = PRES.get(tokenizer.pre or DEFAULT)
+        return None if pre is None else pre.adds_bos
+    return _FLAGS.get(tokenizer.model, {}).get(flag)
+
+
+def _show_flag(value: bool) -> str:
+    return "true" if value else "false"

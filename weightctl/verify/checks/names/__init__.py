@@ -1,0 +1,146 @@
+"""Whether the tensors of a checkpoint are those that its architecture and config ask for."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.archs.nearest import compared
+from weightctl.errors import UnknownArchitectureError, WeightctlError
+from weightctl.formats.huggingface import CONFIG, config
+from weightctl.verify.checks.names.alike import together
+from weightctl.verify.checks.names.corrections import cause_of, corrections, family_of
+from weightctl.verify.checks.names.fit import fit_of
+from weightctl.verify.checks.names.misfits import misfits
+from weightctl.verify.checks.names.tying import copies, tying_notes
+from weightctl.verify.checks.names.vocabulary import vocabulary
+from weightctl.verify.figures import NamesFigures
+from weightctl.verify.problem import Problem
+from weightctl.verify.results import Result
+from weightctl.weights.tree import header_of
+from weightctl.wording import listed
+
+if TYPE_CHECKING:
+    from weightctl.archs import RecognizedModel
+    from weightctl.archs.keys import Dialect
+    from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
+
+__all__ = ["check"]
+
+_KEY = re.compile(r"`([^`]+)`")
+_MOST_NAMED = 3
+_WITH_CONFIG = {"safetensors", "pytorch"}
+
+
+def check(request: Request) -> Result:
+    """Compare the names and shapes of a checkpoint with what its config asks for.
+
+    A model of an unknown family is skipped, as nothing says what it should have.
+    """
+    subject = request.subject
+    if not header_of(subject.stored).tensors:
+        return Result(skipped="there are no tensors that could have names")
+    request.tell("comparing names", 0)
+    checkpoint, refusal = subject.checkpoint, subject.refusal
+    if checkpoint is not None:
+        try:
+            return _of_known(checkpoint)
+        except WeightctlError as error:
+            refusal = error
+    if _lacks_config(subject) and _nearest(subject):
+        return Result(problems=(_without_config(subject),))
+    if refusal is None or (subject.is_of_unknown_family and not _has_bad_config(subject, refusal)):
+        return Result(skipped=_unknown(subject, refusal))
+    return _of_refused(subject, refusal)
+
+
+def _of_known(checkpoint: RecognizedModel) -> Result:
+    fit = fit_of(checkpoint)
+    counts = vocabulary(checkpoint, fit)
+    problems = misfits(checkpoint, fit)
+    return Result(
+        problems=(*together(problems), *copies(checkpoint), *counts.problems),
+        figures=NamesFigures(
+            family=checkpoint.arch.name,
+            layers=checkpoint.config.layers,
+            expected=fit.expected,
+            found=len(checkpoint.tensors),
+        ),
+        notes=(*tying_notes(checkpoint), *counts.notes, *_beside(checkpoint)),
+    )
+
+
+def _beside(checkpoint: RecognizedModel) -> list[str]:
+    """Say which tensors the model computes without."""
+    names = checkpoint.beside
+    if not names:
+        return []
+    shown = listed([f"`{name}`" for name in names], _MOST_NAMED)
+    return [f"of heads that it was trained with, which the model computes without: {shown}"]
+
+
+def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
+    """Whether there is a config.json, and it cannot be read."""
+    files = header_of(subject.stored).files
+    path = os.path.join(os.path.dirname(files[0]), CONFIG) if files else ""
+    return os.path.lexists(path) and not isinstance(refusal, UnknownArchitectureError)
+
+
+def _lacks_config(subject: Subject) -> bool:
+    """Whether a directory was given, of a format whose models have a config.json, and has none.
+
+    A file by itself may be of anything.
+    """
+    header = header_of(subject.stored)
+    if header.format not in _WITH_CONFIG or not os.path.isdir(subject.path):
+        return False
+    return not os.path.lexists(os.path.join(os.path.dirname(header.files[0]), CONFIG))
+
+
+def _without_config(subject: Subject) -> Problem:
+    text = f"{CONFIG} is missing: without it no program knows how to run the tensors"
+    return Problem(where=subject.path, text=text, hint="copy it from the original")
+
+
+def _nearest(subject: Subject) -> str:
+    header = header_of(subject.stored)
+    dialect: Dialect = "gguf" if header.format == "gguf" else "hugging_face"
+    return compared(header.tensors.values(), dialect)
+
+
+def _unknown(subject: Subject, refusal: WeightctlError | None) -> str:
+    """Say why nothing is known of a model, and what is nearest to it."""
+    said = "it is of no family that is known" if refusal is None else refusal.message
+    near = _nearest(subject)
+    if refusal is not None and isinstance(refusal, UnknownArchitectureError):
+        near = refusal.hint
+    return f"{said}; {near}" if near else said
+
+
+def _of_refused(subject: Subject, refusal: WeightctlError) -> Result:
+    """Return what keeps a family that is known from being built, and what would not."""
+    weights = subject.weights
+    header = header_of(weights)
+    document = None if header.format == "gguf" else config(header.files)
+    family = family_of(weights, document or {})
+    fitting = [] if family is None else corrections(weights, family, document, None)
+    file = header.files[0] if header.files else subject.path
+    path, key, text = _placed(refusal.message, file)
+    if fitting and key != fitting[0].key:
+        key, text = fitting[0].key, f"`{key}` {text}" if key else text
+    elif not fitting and refusal.hint:
+        text = f"{text}; {refusal.hint}"
+    problem = Problem(where=key or path, text=text, cause=cause_of(fitting))
+    return Result(problems=(problem,))
+
+
+def _placed(message: str, file: str) -> tuple[str, str, str]:
+    """Return the file and the key that an error is about, and what it says of that."""
+    for path in (file, os.path.join(os.path.dirname(file), CONFIG)):
+        text = message.removeprefix(f"{path}: ")
+        if text != message:
+            key = _KEY.match(text)
+            return (path, key[1], text[key.end() :].strip()) if key else (path, "", text)
+    return file, "", message

@@ -1,0 +1,183 @@
+"""Which value of which key of a config would fit the tensors, where the one there does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.archs.configs import MODEL_TYPE
+from weightctl.archs.kinds import Whole, shown
+from weightctl.archs.model import ARCHITECTURE
+from weightctl.archs.names import layer
+from weightctl.archs.recognition import recognize
+from weightctl.errors import WeightctlError
+from weightctl.registry import load
+from weightctl.verify.checks.names.fit import fit_of
+from weightctl.verify.problem import Cause
+from weightctl.weights.derived import Derived, tensor_of
+from weightctl.weights.metadata import Value
+from weightctl.weights.tree import Checkpoint, header_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from weightctl.archs.arch import Arch
+    from weightctl.archs.keys import Key
+    from weightctl.verify.checks.names.fit import Fit
+
+__all__ = ["FIELDS", "Correction", "cause_of", "corrections", "family_of"]
+
+# Shapes that nearly all tensors have tell enough, and a file may have any number of others.
+_MOST_SHAPES = 12
+_MOST_HEADS = 512
+# Each try looks at every tensor once; so many looks take about a second.
+_MOST_LOOKS = 200_000
+_MOST_NAMED = 4
+# What says how often something is there, and how large.
+FIELDS = ("layers", "heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocabulary",
+           "experts", "expert_intermediate", "context", "token_types")  # fmt: skip
+
+
+class Correction(NamedTuple):
+    """A key as the checkpoint spells it, what it says, and each value that would fit the tensors.
+
+    `found` is None where it says nothing.
+    """
+
+    key: str
+    found: Any
+    values: tuple[int, ...]
+
+    @property
+    def said(self) -> str:
+        """What it says, for people."""
+        return "is not there" if self.found is None else f"is {shown(self.found).strip('`')}"
+
+    @property
+    def text(self) -> str:
+        """What it says and what would fit, for people."""
+        values = ", ".join(map(str, self.values[:_MOST_NAMED]))
+        values += ", ..." * (len(self.values) > _MOST_NAMED)
+        any_of = "any of " * (len(self.values) > 1)
+        return f"`{self.key}` {self.said}, and {any_of}{values} would fit"
+
+
+def cause_of(fitting: list[Correction]) -> Cause | None:
+    """Return the cause that corrections, of which any one would do, make likely."""
+    if not fitting:
+        return None
+    return Cause("config", "; or ".join(each.text for each in fitting))
+
+
+def corrections(
+    weights: Checkpoint,
+    arch: Arch,
+    document: Mapping[str, Any] | None,
+    now_fits: Fit | None,
+    fields: Iterable[str] = FIELDS,
+) -> list[Correction]:
+    """Return the values of single keys with which the config would fit the tensors.
+
+    `document` is config.json's content, None for GGUF, whose metadata the tree has. `now_fits` is
+    what the config makes of the tensors, None where it is refused; what is wrong of that and does
+    not depend on a value may stay so. `fields` are those whose keys are tried.
+    """
+    count = len(header_of(weights).tensors)
+    left = _MOST_LOOKS // max(count, 1)
+    found: list[Correction] = []
+    for key in _keys(arch, fields):
+        name, now = _said(key, weights, document)
+        if not name:
+            continue
+        values = [value for value in _values(key.field, weights) if value != now][:left]
+        left -= len(values)
+        tried = ((value, _tried(weights, document, name, value)) for value in values)
+        good = [value for value, fit in tried if fit is not None and _is_better(fit, now_fits)]
+        if good:
+            found.append(Correction(name, now, tuple(good)))
+    return found
+
+
+def family_of(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
+    """Return the family that a checkpoint says to be of, whose config may be unsound."""
+    from weightctl.archs import ARCHS
+
+    families: list[Arch] = [load(reference) for reference in ARCHS.values()]
+    if ARCHITECTURE in header_of(weights).metadata:
+        name = header_of(weights).metadata[ARCHITECTURE].content
+        alike = [arch for arch in families if arch.gguf_name == name]
+        told = [each for each in alike if each.is_of and each.is_of(header_of(weights).metadata)]
+        return next(iter(told or alike), None)
+    kind = document.get(MODEL_TYPE)
+    return next((arch for arch in families if kind in arch.model_types), None)
+
+
+def _keys(arch: Arch, fields: Iterable[str]) -> list[Key]:
+    known = {key.field: key for key in reversed(arch.keys) if isinstance(key.kind, Whole)}
+    return [known[field] for field in fields if field in known]
+
+
+def _said(key: Key, weights: Checkpoint, document: Mapping[str, Any] | None) -> tuple[str, Any]:
+    if document is not None:
+        return ("", None) if "." in key.hugging_face else (
+            key.hugging_face, document.get(key.hugging_face)
+        )  # fmt: skip
+    name = key.gguf.format(arch=header_of(weights).metadata[ARCHITECTURE].content)
+    value = header_of(weights).metadata.get(name)
+    return name, None if value is None else value.content
+
+
+def _values(field: str, weights: Checkpoint) -> Iterator[int]:
+    """Yield what a field may be, as far as names and shapes tell."""
+    infos = header_of(weights).tensors.values()
+    if field == "layers":
+        yield from _layers(weights)
+        return
+    shapes = Counter(info.shape for info in infos).most_common(_MOST_SHAPES)
+    sizes = dict.fromkeys(size for shape, _ in shapes for size in shape)
+    if field in {"heads", "kv_heads", "head_dim"}:
+        rows = {shape[0] for shape, _ in shapes if len(shape) == 2}
+        most = min(max(rows, default=0), _MOST_HEADS)
+        yield from (n for n in range(1, most + 1) if any(row % n == 0 for row in rows))
+        return
+    yield from sizes
+
+
+def _layers(weights: Checkpoint) -> Iterator[int]:
+    numbers: set[int] = set()
+    for name in header_of(weights).tensors:
+        found = layer(name)
+        parts = name.split(".") if found is None else [str(found)]
+        numbers.update(int(part) for part in parts if part.isdecimal() and len(part) < 6)
+    if numbers:
+        yield max(numbers) + 1
+
+
+def _tried(
+    weights: Checkpoint, document: Mapping[str, Any] | None, name: str, value: int
+) -> Fit | None:
+    """Return how all fits with another value, None where the config is refused then."""
+    config = None if document is None else {**document, name: value}
+    if config is None:
+        kind = (
+            header_of(weights).metadata[name].type if name in header_of(weights).metadata else "u32"
+        )
+        tensors = {each: tensor_of(source_of(weights), each) for each in header_of(weights).tensors}
+        metadata = {**header_of(weights).metadata, name: Value(kind, value)}
+        weights = Checkpoint(Derived(source_of(weights), tensors, metadata))
+    try:
+        return fit_of(recognize(weights, config))
+    except (WeightctlError, ValueError, TypeError):
+        return None
+
+
+def _is_better(fit: Fit, before: Fit | None) -> bool:
+    """Whether all shapes fit, and no more is missing or too much than was."""
+    if before is None:
+        return fit.is_whole
+    if fit.misshaped or len(fit.padded) > len(before.padded):
+        return False
+    lacks, lacked = len(fit.missing), len(before.missing)
+    exceeds, exceeded = len(fit.unexpected), len(before.unexpected)
+    is_less = bool(before.misshaped) or lacks + exceeds < lacked + exceeded
+    return is_less and lacks <= lacked and exceeds <= exceeded

@@ -1,0 +1,125 @@
+"""Whether a tokenizer, the config and the embedding have as many tokens as each other."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.archs.configs import MODEL_TYPE
+from weightctl.archs.matching import EMBEDDING_WEIGHT
+from weightctl.errors import TokenizerError
+from weightctl.tokenizer.directory import from_directory
+from weightctl.tokenizer.files import open_files
+from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.verify.config_keys import spelled
+from weightctl.verify.problem import Cause, Problem
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.tokenizer.files import Files
+    from weightctl.verify.checks.names.fit import Fit
+
+__all__ = ["Counts", "vocabulary"]
+
+_PREFIX = "tokenizer.ggml."
+_TOKENS = f"{_PREFIX}tokens"
+_BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")
+
+
+class Counts(NamedTuple):
+    """Where the numbers of tokens contradict each other, and what a person should know of them."""
+
+    problems: list[Problem]
+    notes: list[str]
+
+
+def vocabulary(checkpoint: RecognizedModel, fit: Fit) -> Counts:
+    """Compare how many tokens the tokenizer, the config and the embedding of a checkpoint have."""
+    problems = list(_rows(checkpoint, fit))
+    if checkpoint.dialect == "gguf":
+        return Counts([*problems, *_of_metadata(checkpoint)], [])
+    directory = os.path.dirname(checkpoint.where)
+    try:
+        files = open_files(directory)
+    except TokenizerError as error:
+        problems.append(Problem(where=directory, text=_told(error)))
+        return Counts(problems, [])
+    try:
+        count, added = _counted(files, str(checkpoint.document.get(MODEL_TYPE)))
+    except TokenizerError as error:
+        return Counts(problems, [f"its tokens were not counted: {_told(error)}"])
+    rows = checkpoint.config.vocabulary
+    if count > rows:
+        where = files.path("tokenizer.json") if files.tokenizer is not None else directory
+        text = (
+            f"the tokenizer has {count} tokens, and the embedding {rows} rows: are the files of "
+            "one model?"
+        )
+        problems.append(Problem(where=where, text=text))
+    elif added > rows:
+        note = (
+            f"the tokenizer has added tokens up to {added - 1}, and the embedding {rows} rows: a "
+            f"text with tokens from {rows} on cannot be run"
+        )
+        return Counts(problems, [note])
+    return Counts(problems, [])
+
+
+def _told(error: TokenizerError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def _rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
+    """Yield tensors with more rows than there are tokens; fewer are of another shape."""
+    count = checkpoint.config.vocabulary
+    for stored in fit.padded:
+        key, rows = spelled(checkpoint, "vocabulary").key, stored.shape[0]
+        cause = None
+        if checkpoint.dialect == "hugging_face":
+            cause = Cause("config", f"`{key}` is {count}, and {rows} would fit")
+        text = f"has {rows} rows, and there are {count} tokens"
+        yield Problem(where=stored.name, text=text, cause=cause)
+
+
+def _of_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
+    """Yield where GGUF's lists of tokens are not as long as the embedding, as llama.cpp asks."""
+    metadata = header_of(checkpoint.tree).metadata
+    value = metadata.get(_TOKENS)
+    if value is None or not is_sequence(value.content):
+        return
+    count, rows = len(value.content), checkpoint.config.vocabulary
+    if count != rows and EMBEDDING_WEIGHT in checkpoint.tensors:
+        yield Problem(
+            where=_TOKENS,
+            text=f"there are {count} tokens, and the embedding has {rows} rows: llama.cpp refuses "
+            "it",
+        )
+    for key in _BESIDE:
+        beside = metadata.get(key)
+        if beside is not None and is_sequence(beside.content) and len(beside.content) != count:
+            text = f"has {len(beside.content)} elements for {count} tokens"
+            yield Problem(where=key, text=text)
+
+
+def _counted(files: Files, model_type: str) -> tuple[int, int]:
+    """Return how many tokens a directory's tokenizer has, and behind the last added one.
+
+    Each is 0 where there are none. Raises `TokenizerError` for files that are damaged.
+    """
+    document = files.tokenizer
+    if document is None:
+        found = from_directory(files.directory, 0, model_type)
+        return (0 if found is None else len(found.tokens)), 0
+    model: Any = document.get("model")
+    words: Any = model.get("vocab") if is_object(model) else None
+    count = _behind(words.values()) if is_object(words) else len(words) if is_list(words) else 0
+    added: Any = document.get("added_tokens")
+    tokens: list[Any] = added if is_list(added) else []
+    return count, _behind(token.get("id") for token in tokens if is_object(token))
+
+
+def _behind(ids: Any) -> int:
+    return 1 + max((each for each in ids if type(each) is int), default=-1)

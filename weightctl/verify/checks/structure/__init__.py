@@ -1,0 +1,182 @@
+"""Whether the files of a checkpoint are whole, agree with each other, and are read elsewhere too.
+
+What `open_weights` refuses does not come here: see `checking.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import FormatError
+from weightctl.formats.huggingface import CONFIG
+from weightctl.formats.sharded.gathered import Gathered
+from weightctl.untyped import is_object
+from weightctl.verify.checks.structure.changed_parts import changed_parts
+from weightctl.verify.checks.structure.pickled import pickled
+from weightctl.verify.checks.structure.readers import Answer, asked, reader_of
+from weightctl.verify.figures import StructureFigures
+from weightctl.verify.problem import MOST_NAMED, Problem, first_of
+from weightctl.verify.results import Result
+from weightctl.weights.json_file import read_json
+from weightctl.weights.mapping import MappedFile
+from weightctl.weights.metadata import TEXT
+from weightctl.weights.tree import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightctl.verify.request import Request
+    from weightctl.weights.info import Header
+
+__all__ = ["check"]
+
+_LARGEST_INDEX = 100_000_000
+# ggml keeps a name in 64 bytes, of which the last is 0.
+_LONGEST_GGUF_NAME = 63
+_FRAMEWORKS = ("pt", "tf", "flax", "mlx", "np")
+
+
+def check(request: Request) -> Result:
+    """Compare a checkpoint's headers, files and index, and ask its format's own reader.
+
+    A problem is what a reader refuses or takes otherwise than we do; what only costs time, or is
+    not used, is a note. Raises `FormatError` where a file can no longer be read.
+    """
+    source = source_of(request.subject.stored)
+    header = source.header
+    request.tell("reading headers", 0)
+    problems = [problem for find in _PROBLEMS for problem in find(header)]
+    if isinstance(source, Gathered):
+        problems += changed_parts(source, request)
+    request.tell("asking other readers", 0.2)
+    found = pickled(header)
+    headers = source.ranks if isinstance(source, Gathered) else (header,)
+    answer = Answer(reader_of(header), reason=found.reason) if found.reason else asked(*headers)
+    # What another reader says of a file that changes while it is read is not a property of it.
+    source.refuse_change()
+    return Result(
+        problems=(*problems, *found.problems, *answer.problems),
+        figures=StructureFigures(
+            files=len(header.files),
+            nbytes=sum(os.path.getsize(path) for path in header.files),
+            tensors=len(header.tensors),
+            readers={answer.reader: answer.reason} if answer.reader else {},
+        ),
+        notes=(
+            *header.notes,
+            *(note for find in _NOTES for note in find(header)),
+            *(() if found.problems else answer.notes),
+        ),
+    )
+
+
+def _total(header: Header) -> Iterator[Problem]:
+    """Yield the size that an index tells of all tensors, where that is another."""
+    # A manifest of ranks tells the bytes of each tensor, and no sum.
+    is_index = header.listing is not None and not header.shardings
+    told = _told_size(header.listing) if is_index and header.listing else None
+    # Some writers count a tensor as often as it has names.
+    once = sum(extent.nbytes for extent in header.extents.values())
+    again = sum(header.extents[name].nbytes for name in header.aliases.values())
+    if header.listing is not None and told is not None and told not in {once, once + again}:
+        yield Problem(
+            where=header.listing,
+            text=f"`total_size` is {told:,}, and the tensors of all parts have {once:,} bytes: is "
+            "it the index of these files?",
+        )
+
+
+def _told_size(path: str) -> int | None:
+    try:
+        document: Any = read_json(MappedFile(path), _LARGEST_INDEX)
+    except FormatError:
+        return None
+    metadata: Any = document.get("metadata") if is_object(document) else None
+    size: Any = metadata.get("total_size") if is_object(metadata) else None
+    is_whole = isinstance(size, int) or (isinstance(size, float) and size.is_integer())
+    return int(size) if is_whole and not isinstance(size, bool) else None
+
+
+def _unknown(header: Header) -> Iterator[Problem]:
+    """Yield tensors of an encoding that nobody can decode."""
+    kinds: dict[str, list[str]] = {}
+    for name, info in header.tensors.items():
+        if not info.encoding.is_known:
+            kinds.setdefault(info.encoding.name, []).append(name)
+    for kind, names in [*kinds.items()][:MOST_NAMED]:
+        more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+        yield Problem(
+            where=names[0],
+            text=f"is of {kind}{more}, an encoding that weightctl does not know: what its bytes "
+            "mean cannot be verified",
+        )
+
+
+def _long_names(header: Header) -> Iterator[Problem]:
+    """Yield names that llama.cpp refuses."""
+    if header.format != "gguf":
+        return
+    found = [name for name in header.tensors if len(name.encode()) > _LONGEST_GGUF_NAME]
+    problems = [
+        Problem(
+            where=name,
+            text=f"is a name of {len(name.encode())} bytes, and llama.cpp reads none above "
+            f"{_LONGEST_GGUF_NAME}: write it with a shorter one (--rename)",
+        )
+        for name in found
+    ]
+    yield from first_of(problems, "{} more names are longer than llama.cpp reads")
+
+
+def _nothing(header: Header) -> Iterator[str]:
+    if not header.tensors:
+        yield "there are no tensors: only what the header says could be looked at"
+
+
+def _crooked(header: Header) -> Iterator[str]:
+    """Yield how many tensors start where their elements cannot be had without a copy."""
+    if header.format != "safetensors":
+        return
+    crooked = [
+        name
+        for name, extent in header.extents.items()
+        if extent.nbytes
+        and header.tensors[name].encoding.block == 1
+        and extent.offset % header.tensors[name].encoding.size
+    ]
+    if crooked:
+        some = f"`{crooked[0]}`" if len(crooked) == 1 else f"{len(crooked)} tensors"
+        verb = "starts" if len(crooked) == 1 else "start"
+        yield (
+            f"{some} {verb} on no multiple of an element's size, so programs have to copy what "
+            "they could map; `weightctl convert` writes it aligned"
+        )
+
+
+def _no_framework(header: Header) -> Iterator[str]:
+    """Yield that transformers before version 5 refuses a file's metadata."""
+    if header.format != "safetensors" or not header.metadata:
+        return
+    value = header.metadata.get("format")
+    is_said = value is not None and value.type == TEXT and value.content in _FRAMEWORKS
+    is_model = os.path.isfile(os.path.join(os.path.dirname(header.files[0]), CONFIG))
+    if is_model and not is_said:
+        yield (
+            "its metadata do not say `format`, and transformers before version 5 refuses such "
+            "files; `weightctl convert` writes it"
+        )
+
+
+def _other_order(header: Header) -> Iterator[str]:
+    if header.big_endian:
+        yield "its numbers are big-endian, which llama.cpp reads on such machines alone"
+
+
+_PROBLEMS: tuple[Callable[[Header], Iterator[Problem]], ...] = (_total, _unknown, _long_names)
+_NOTES: tuple[Callable[[Header], Iterator[str]], ...] = (
+    _nothing,
+    _crooked,
+    _no_framework,
+    _other_order,
+)

@@ -1,0 +1,119 @@
+"""How a tensor differs from its reference, in words."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import TYPE_CHECKING
+
+from weightctl.codecs import can_decode
+from weightctl.translation.copies import is_same
+from weightctl.verify.compare.causes.rows import rows_of, stored_rows
+from weightctl.verify.compare.distance import RUN
+from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.compare.tolerance import allowed, expected, is_within
+from weightctl.wording import percent
+
+if TYPE_CHECKING:
+    from weightctl.verify.compare.distance import Measured
+    from weightctl.verify.compare.pairs import Pair
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["fault", "is_comparable", "unlike"]
+
+# Where so few runs are beyond their bar they tell more than the whole.
+_FEW_RUNS = 0.05
+_NOTHING = 1e-5
+
+
+def is_comparable(pair: Pair) -> bool:
+    """Whether both are of one shape and of numbers."""
+    mine, theirs = pair.tensor.info, pair.reference.info
+    return mine.shape == theirs.shape and _is_of_numbers(mine) and _is_of_numbers(theirs)
+
+
+def unlike(pair: Pair) -> str:
+    """Say how two tensors differ of which no numbers can be compared; nothing where they do not."""
+    mine, theirs = pair.tensor.info, pair.reference.info
+    if mine.shape != theirs.shape:
+        return f"is of shape {list(mine.shape)}, the reference's of {list(theirs.shape)}"
+    if mine.encoding != theirs.encoding:
+        if _is_of_numbers(mine) or _is_of_numbers(theirs):
+            return f"is of {mine.encoding}, the reference's of {theirs.encoding}"
+        return ""
+    return "" if is_same(pair.tensor, pair.reference) else "is not the reference's"
+
+
+def fault(pair: Pair, found: Measured, most: float | None) -> str:
+    """Say what is wrong with the values of a tensor; nothing where nothing is."""
+    if found.nonfinite:
+        return _nonfinite(pair, found)
+    if most is not None:
+        if found.relative_rmse > most:
+            return f"relative RMSE {percent(found.relative_rmse)}, above {percent(most)}"
+        return ""
+    if is_within(pair, found):
+        return ""
+    is_far = found.relative_rmse > allowed(pair, found)
+    beyond, count = (found.beyond, found.runs_beyond)
+    if is_far and not 0 < count <= _FEW_RUNS * found.runs:
+        return f"relative RMSE {percent(found.relative_rmse)}, {_times(pair, found)}"
+    how = f"up to {found.worst:.0f} times as far off as {_coarser(pair)} should be"
+    if _is_plain_twice(pair):
+        how = f"not the reference's, though {_both(pair)}"
+    if not count:
+        beyond, count = found.unequal, found.runs_unequal
+        how = "not the reference's, where all others are"
+    rows = stored_rows(pair, rows_of(pair, beyond))
+    where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]}"
+    return f"{count} {'runs' if count > 1 else 'run'} of {RUN} numbers, in {where}, {how}"
+
+
+def _nonfinite(pair: Pair, found: Measured) -> str:
+    place = found.first_nonfinite
+    row = stored_rows(pair, rows_of(pair, [place // RUN]))[0]
+    count = found.nonfinite
+    where = "here and not in the reference"
+    if found.nonfinite_there == count:
+        where = "in the reference and not here"
+    elif found.nonfinite_there:
+        where = "here or in the reference, and not in both"
+    if count > 1:
+        return f"{count:,} numbers are NaN or infinite {where}, the first in row {row}"
+    both = (pair.tensor, pair.reference)
+    numbers = [float(numbers_from(each, place, 1)[0]) for each in both]
+    kind = "NaN" if any(map(isnan, numbers)) else "infinite"
+    return f"1 number is {kind} {where}, in row {row}"
+
+
+def _is_plain_twice(pair: Pair) -> bool:
+    """Whether both are of one encoding that keeps each number by itself."""
+    one, other = pair.sides
+    return one == other and one.encoding.block == 1 and one.bits == 8 * one.encoding.size
+
+
+def _both(pair: Pair) -> str:
+    return f"both are {pair.tensor.info.encoding}"
+
+
+def _times(pair: Pair, found: Measured) -> str:
+    usual = expected(pair, found)
+    if pair.sides[0].keeps_all and usual < _NOTHING:
+        return "where nothing should be lost"
+    if _is_plain_twice(pair):
+        return f"{_both(pair)}, so it should be 0"
+    times = found.relative_rmse / usual
+    return f"{times:.0f} times the {percent(usual)} that {_coarser(pair)} should cost"
+
+
+def _coarser(pair: Pair) -> str:
+    """Return what the encoding is called that has fewer bits, of the two."""
+    is_own = pair.bits <= pair.reference_bits
+    bits, tensor = (pair.bits, pair.tensor) if is_own else (pair.reference_bits, pair.reference)
+    encoding = tensor.info.encoding
+    if bits == encoding.size * 8 / encoding.block:
+        return str(encoding)
+    return f"{bits:.3g} bits per number"
+
+
+def _is_of_numbers(info: TensorInfo) -> bool:
+    return info.encoding.is_known and info.encoding.is_real and can_decode(info.encoding)

@@ -1,0 +1,130 @@
+"""Numbers that were limited to a range."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.steps.numbers import AsFloat32
+from weightctl.verify.compare.causes.proof import explains
+from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.problem import Cause
+from weightctl.weights.derived import Made
+from weightctl.wording import number, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.codecs.base import F32
+    from weightctl.dtype import Encoding
+    from weightctl.verify.compare.distance import Measured
+    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["clipped"]
+
+_PIECE = 1 << 20
+# Of the numbers beyond a limit so many tell what it is.
+_MOST_KEPT = 1 << 16
+# One number that differs may be damage of any kind.
+_LEAST_CLIPPED = 2
+# How many times what an encoding usually costs a number must be beyond all others.
+_MARGIN = 4.0
+
+
+def clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+    """Return that all numbers of the reference beyond a limit are at that limit."""
+    if found.nonfinite or found.own_squares >= found.squares:
+        return None
+    limits = _limits(pair)
+    if limits is None:
+        return None
+    count = sum(_count(reference, limits) for _, reference in _pieces(pair))
+    made = pair._replace(reference=Made(pair.module, limits, [pair.reference]))
+    if not explains(made, pairing, found):
+        return None
+    size = pair.tensor.info.size
+    return Cause(
+        "clipped",
+        f"its numbers are clipped to {limits}: {count:,} of {size:,}, {percent(count / size)}, are "
+        "beyond that in the reference",
+    )
+
+
+class _Limits(NamedTuple):
+    """Numbers limited to a range, in float32."""
+
+    low: float
+    high: float
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Decode the numbers, and limit them."""
+        AsFloat32().read_into(inputs, start, buffer)
+        numbers = np.frombuffer(buffer, np.float32)
+        np.clip(numbers, np.float32(self.low), np.float32(self.high), out=numbers)
+
+    def __str__(self) -> str:
+        low, high = number(self.low), number(self.high)
+        if low == f"-{high}":
+            return f"±{high}"
+        if np.isinf(self.low):
+            return f"at most {high}"
+        return f"at least {low}" if np.isinf(self.high) else f"{low} to {high}"
+
+
+def _pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
+    """Yield numbers of both, some after others."""
+    block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
+    size = pair.tensor.info.size
+    for start, stop in pairwise([*range(0, size, _PIECE // block * block), size]):
+        own, reference = (
+            numbers_from(each, start, stop - start) for each in (pair.tensor, pair.reference)
+        )
+        yield own, reference
+
+
+def _limits(pair: Pair) -> _Limits | None:
+    """Return the limits that a tensor's numbers have, and its reference's do not; None for none.
+
+    Numbers of the reference that are greater than all of the tensor's, by more than an encoding
+    costs, were clipped if any were. What these are in the tensor is the limit.
+    """
+    low, high = np.inf, -np.inf
+    for own, _ in _pieces(pair):
+        low, high = min(low, float(own.min())), max(high, float(own.max()))
+    at_low, at_high = _Kept(), _Kept()
+    margin = _MARGIN * max(abs(low), abs(high)) * max(side.typical for side in pair.sides)
+    for own, reference in _pieces(pair):
+        at_low.add(own[reference < low - margin])
+        at_high.add(own[reference > high + margin])
+    if at_low.count + at_high.count < _LEAST_CLIPPED:
+        return None
+    return _Limits(at_low.median(-np.inf), at_high.median(np.inf))
+
+
+class _Kept:
+    """The first of some numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: list[F32] = []
+        self.count = 0
+
+    def add(self, numbers: F32) -> None:
+        kept = numbers[: _MOST_KEPT - self.count]
+        if kept.size:
+            self._numbers.append(kept)
+            self.count += kept.size
+
+    def median(self, default: float) -> float:
+        return float(np.median(np.concatenate(self._numbers))) if self.count else default
+
+
+def _count(reference: F32, limits: _Limits) -> int:
+    return int(np.count_nonzero((reference < limits.low) | (reference > limits.high)))

@@ -1,0 +1,47 @@
+"""Numbers that a coarser encoding took something of, and that were made full precision again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.verify.compare.once_quantized import exchanged, once_in
+from weightctl.verify.problem import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.verify.compare.distance import Measured
+    from weightctl.verify.compare.pairs import Pair, Pairing
+
+__all__ = ["DEQUANTIZED", "dequantized"]
+
+DEQUANTIZED = "dequantized"
+_MOST_NAMED = 3
+
+
+def dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+    """Return that a tensor or its reference was quantized once, one cause for all such tensors."""
+    if not _may_be(found):
+        return None
+    view = pairing.seen_in("gguf", pair)
+    if view is None:
+        return None
+    if name := once_in(view):
+        return _cause("the numbers", [*pairing.once_quantized.own, name])
+    if name := once_in(exchanged(view)):
+        return _cause("the reference's numbers", [*pairing.once_quantized.reference, name])
+    return None
+
+
+def _may_be(found: Measured) -> bool:
+    """Whether most numbers are not quite the reference's, before they are looked at in blocks."""
+    return found.runs_unequal * 2 > found.runs and found.error < found.squares
+
+
+def _cause(whose: str, encodings: Sequence[str]) -> Cause:
+    names = " and ".join(list(dict.fromkeys(encodings))[:_MOST_NAMED])
+    return Cause(
+        DEQUANTIZED,
+        f"{whose} look like those of a dequantized file: they were in {names} once, and what that "
+        "lost does not come back",
+    )

@@ -1,0 +1,75 @@
+"""Experts in the place of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.verify.compare.causes.orders import outputs_of
+from weightctl.verify.compare.causes.proof import is_likely, is_proven
+from weightctl.verify.problem import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.verify.compare.pairs import Pair, Pairing
+
+    Guess = tuple[Pair, Cause]
+
+__all__ = ["experts_alike", "other_expert"]
+
+_ORDER = Cause("expert_order", "the experts of the layer are in another order")
+_ALIKE = Cause(
+    "experts_permuted",
+    "the experts of the layer are in another order, the same in its router: the model computes the "
+    "same",
+)
+
+
+def other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference of each other expert of its layer."""
+    if pair.expert is None:
+        return
+    for other in pairing.by_layer.get((pair.part, pair.layer), ()):
+        if other.expert == pair.expert:
+            continue
+        made = _with_reference_of(pair, other)
+        if made is None or not is_likely(made, pairing):
+            continue
+        # One whose expert is still at its own place was copied, and not moved.
+        cause = _ORDER
+        if is_proven(other, pairing):
+            text = f"expert {pair.expert} is a copy of expert {other.expert}"
+            cause = Cause("expert_copied", text)
+        yield made, cause
+
+
+def experts_alike(pair: Pair, pairing: Pairing) -> Cause | None:
+    """Return that the experts of a layer and the rows of its router are in the same other order."""
+    if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
+        return None
+    key = f"layers.{pair.layer}.mlp.experts"
+    if key not in pairing.alike:
+        pairing.alike[key] = _ALIKE if _are_alike(pair.layer, pairing) else None
+    return pairing.alike[key]
+
+
+def _are_alike(layer: int, pairing: Pairing) -> bool:
+    router = pairing.by_module.get(f"layers.{layer}.mlp.router.weight")
+    places = None if router is None else outputs_of(router, pairing)
+    if places is None:
+        return False
+    for pair in pairing.pairs:
+        if pair.layer != layer or pair.expert is None or places[pair.expert] == pair.expert:
+            continue
+        others = pairing.by_layer[pair.part, layer]
+        other = next((each for each in others if each.expert == places[pair.expert]), None)
+        made = None if other is None else _with_reference_of(pair, other)
+        if made is None or not is_proven(made, pairing):
+            return False
+    return True
+
+
+def _with_reference_of(pair: Pair, other: Pair) -> Pair | None:
+    if other.reference.info.shape != pair.tensor.info.shape:
+        return None
+    return pair._replace(reference=other.reference, reference_bits=other.reference_bits)

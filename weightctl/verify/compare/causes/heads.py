@@ -1,0 +1,136 @@
+"""Attention heads in another order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.verify.compare.causes.orders import (
+    COLUMNS,
+    blocks_of,
+    order_of,
+    outputs_of,
+    permuted_text,
+)
+from weightctl.verify.compare.causes.proof import is_proven
+from weightctl.verify.problem import Cause
+
+if TYPE_CHECKING:
+    from weightctl.verify.compare.distance import Measured
+    from weightctl.verify.compare.pairs import Pair, Pairing
+
+    Places = tuple[int, ...]
+    # The order of the heads of each kind.
+    Heads = dict[str, Places]
+
+__all__ = ["heads_alike", "heads_exchanged"]
+
+_QUERY, _KEY, _VALUE, _OUTPUT = "query heads", "key heads", "value heads", "heads"
+_KINDS = {
+    "attention.q": (_QUERY,),
+    "attention.k": (_KEY,),
+    "attention.v": (_VALUE,),
+    "attention.o": (_OUTPUT,),
+    "attention.qkv": (_QUERY, _KEY, _VALUE),
+}
+_ALIKE = Cause(
+    "heads_permuted",
+    "its attention heads are in another order, the same in all projections: the model computes the "
+    "same",
+)
+
+
+def heads_exchanged(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+    """Return that the heads of a projection are in another order."""
+    del found
+    orders = _orders(pair, pairing)
+    if orders is None:
+        return None
+    texts = [permuted_text(order, kind) for kind, order in orders.items() if _is_moved(order)]
+    return Cause("heads_exchanged", " and ".join(texts)) if texts else None
+
+
+def heads_alike(pair: Pair, pairing: Pairing) -> Cause | None:
+    """Return that the heads of a layer are in another order, the same in all its projections."""
+    before, name, _ = pair.module.partition("attention.")
+    if not name or pair.part.rpartition(".")[0] not in _KINDS:
+        return None
+    if before not in pairing.alike:
+        group = [
+            each
+            for each in pairing.pairs
+            if each.module.startswith(before + name)
+            and each.part.rpartition(".")[0] in _KINDS
+            and each.part != "attention.o.bias"
+        ]
+        pairing.alike[before] = _ALIKE if _are_alike(pair, group, pairing) else None
+    # What is added after all heads has no heads.
+    return None if pair.part == "attention.o.bias" else pairing.alike[before]
+
+
+def _are_alike(pair: Pair, group: list[Pair], pairing: Pairing) -> bool:
+    first = _orders(pair, pairing)
+    if first is None or not any(map(_is_moved, first.values())):
+        return False
+    heads: Heads = {}
+    for each in group:
+        orders = _orders(each, pairing) or _unmoved(each, pairing)
+        if orders is None or any(heads.get(kind, order) != order for kind, order in orders.items()):
+            return False
+        heads |= orders
+    if heads.keys() != {_QUERY, _KEY, _VALUE, _OUTPUT}:
+        return False
+    shared = len(heads[_QUERY]) // len(heads[_KEY])
+    is_of_group = all(
+        heads[_KEY][place // shared] == head // shared for place, head in enumerate(heads[_QUERY])
+    )
+    return heads[_QUERY] == heads[_OUTPUT] and heads[_KEY] == heads[_VALUE] and is_of_group
+
+
+def _orders(pair: Pair, pairing: Pairing) -> Heads | None:
+    """Return the order of each kind of heads that a tensor has; None where its rows are others."""
+    kinds = _KINDS.get(pair.part.rpartition(".")[0])
+    counts = _counts(pairing)
+    if kinds is None or counts is None:
+        return None
+    if kinds == (_OUTPUT,):
+        view = pairing.seen_in("gguf", pair)
+        places = None if view is None else order_of(view, pairing, COLUMNS)
+    else:
+        places = outputs_of(pair, pairing)
+    total = sum(counts[kind] for kind in kinds)
+    order = None if places is None else blocks_of(places, len(places) // total)
+    return None if order is None or len(order) != total else _apart(order, kinds, counts)
+
+
+def _apart(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) -> Heads | None:
+    """Return the order of each kind by itself; None where heads of one are among another's."""
+    found: Heads = {}
+    start = 0
+    for kind in kinds:
+        stop = start + counts[kind]
+        if not all(start <= head < stop for head in order[start:stop]):
+            return None
+        found[kind] = tuple(head - start for head in order[start:stop])
+        start = stop
+    return found
+
+
+def _unmoved(pair: Pair, pairing: Pairing) -> Heads | None:
+    """Return the order of heads that are where the reference's are; None where they are not."""
+    counts = _counts(pairing)
+    if counts is None or not is_proven(pair, pairing):
+        return None
+    return {kind: tuple(range(counts[kind])) for kind in _KINDS[pair.part.rpartition(".")[0]]}
+
+
+def _counts(pairing: Pairing) -> dict[str, int] | None:
+    config: Any = None if pairing.reference is None else pairing.reference.config
+    heads = getattr(config, "heads", 0)
+    shared = getattr(config, "kv_heads", heads)
+    if not heads or not shared:
+        return None
+    return {_QUERY: heads, _KEY: shared, _VALUE: shared, _OUTPUT: heads}
+
+
+def _is_moved(order: Places) -> bool:
+    return order != tuple(range(len(order)))

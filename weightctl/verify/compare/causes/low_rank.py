@@ -1,0 +1,115 @@
+"""A change that is a product of two narrow matrices, such as a LoRA adapter makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.compare.tolerance import allowed, expected
+from weightctl.verify.problem import Cause
+from weightctl.wording import percent
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.verify.compare.distance import Measured
+    from weightctl.verify.compare.pairs import Pair, Pairing
+
+    F64 = NDArray[np.float64]
+
+__all__ = ["low_rank"]
+
+# Rows that are looked at, from all over a matrix: half of them give the directions of the change,
+# and the others must have no other ones.
+_MOST_ROWS = 1024
+_MOST_RANK = 128
+# A rank is low where it is at most this part of the rows looked at, and of the columns.
+_LOW = 4
+# The change of random numbers in all directions has hardly any of its energy in a few of them.
+_LEAST_SHARE = 0.8
+# What is left may be so many times the squares that encodings cost.
+_REST = 1.5
+# Few rows or columns that are others are of a low rank too: the change must be in more than so many
+# times its rank of them.
+_SPREAD = 2
+
+
+class _Fit(NamedTuple):
+    """The rank of a change, and the part of its energy that is of that rank."""
+
+    rank: int
+    share: float
+
+
+def low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+    """Return that the difference from the reference is a matrix of low rank."""
+    del pairing
+    shape = pair.tensor.info.shape
+    if len(shape) != 2 or found.nonfinite:
+        return None
+    own, reference = _sampled(pair)
+    change = own - reference
+    squares = float(np.vdot(reference[1::2], reference[1::2]))
+    fit = _fit(
+        change,
+        usual=_REST * expected(pair, found) ** 2 * squares,
+        most=allowed(pair, found) ** 2 * squares,
+    )
+    if fit is None:
+        return None
+    return Cause(
+        "low_rank",
+        f"a change of rank {fit.rank} was added to it, {percent(fit.share)} of the squared "
+        "difference: a LoRA adapter was merged, or left out, on one side",
+    )
+
+
+def _sampled(pair: Pair) -> tuple[F64, F64]:
+    """Return some rows of both."""
+    count, width = pair.tensor.info.shape
+    places = np.unique(np.linspace(0, count - 1, min(count, _MOST_ROWS)).astype(np.int64)).tolist()
+    own, reference = (
+        np.stack([numbers_from(tensor, row * width, width) for row in places]).astype(np.float64)
+        for tensor in (pair.tensor, pair.reference)
+    )
+    return own, reference
+
+
+def _fit(change: F64, *, usual: float, most: float) -> _Fit | None:
+    """Return the rank of a change, shape (rows, columns); None where it is not low.
+
+    Of every second row, `usual` and `most` are the squares that may be left beside it.
+    """
+    given, others = change[::2], change[1::2]
+    size = min(len(others) // _LOW, change.shape[1] // _LOW, _MOST_RANK)
+    total = float(np.vdot(others, others))
+    if size < 1 or total <= most:
+        return None
+    held = np.cumsum(np.square(others @ _directions(given, size)).sum(axis=0))
+    rank = int(np.searchsorted(held, total - usual)) + 1
+    if rank > len(held):
+        return None
+    left = max(total - float(held[rank - 1]), 0.0)
+    share = 1 - left / total
+    least = _SPREAD * rank
+    if left > most or share < _LEAST_SHARE or min(_spread(change), _spread(change.T)) <= least:
+        return None
+    return _Fit(rank, share)
+
+
+def _directions(rows: F64, size: int) -> F64:
+    """Return the directions that most of some rows is in, [columns, size], the first one first."""
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    largest = np.argsort(values)[::-1][:size]
+    kept = values[largest] > values[largest[0]] * np.finfo(np.float64).eps * len(rows)
+    spans = rows.T @ vectors[:, largest[kept]]
+    made: F64 = np.linalg.qr(spans)[0]
+    return made
+
+
+def _spread(change: F64) -> float:
+    """Return in about how many rows a change is."""
+    squares = np.vecdot(change, change)
+    return float(np.sum(squares) ** 2 / np.sum(np.square(squares)))

@@ -1,0 +1,140 @@
+"""Bits that were read as something else: in the other byte order, or as another dtype."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.verify.compare.causes.proof import is_proven
+from weightctl.verify.problem import Cause
+from weightctl.weights.derived import Made
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
+    from weightctl.verify.compare.distance import Measured
+    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["misread"]
+
+_F32, _F16, _BF16 = (ENCODINGS[name] for name in ("F32", "F16", "BF16"))
+# What checkpoints of full precision are stored in.
+_PLAIN = (_F32, _BF16, _F16)
+_LEAST_DIFFERENT = 0.5
+
+
+def misread(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+    """Return that the bits of a tensor were read in another byte order, or as another dtype.
+
+    They are read anew where the tensor still has them. Where it was quantized afterwards the
+    reference's numbers are misread in the same way.
+    """
+    if found.runs_unequal < _LEAST_DIFFERENT * found.runs and not found.nonfinite:
+        return None
+    own = pairing.checkpoint
+    view = pair if own is None else pairing.seen_in(own.dialect, pair)
+    if view is None:
+        return None
+    for step in _READINGS:
+        if any(is_proven(made, pairing) for made in _corrected(view, step)):
+            return _cause(step)
+    return None
+
+
+class _Reading(NamedTuple):
+    """Numbers whose bits as `held` are read as `meant` instead, with their bytes swapped or not."""
+
+    held: Encoding
+    meant: Encoding
+    is_swapped: bool
+
+    @property
+    def undone(self) -> _Reading:
+        """The reading that gives back the numbers that this one is given."""
+        return _Reading(self.meant, self.held, self.is_swapped)
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and what the bits are read as."""
+        (info,) = inputs
+        if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
+            raise ConversionError(f"`{info.name}` is {info.encoding}, and not {self.held}")
+        return info.shape, self.meant
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read the numbers, and their bits as something else."""
+        (tensor,) = inputs
+        stored, width = tensor.info.encoding, self.held.size
+        raw = bytearray(len(buffer) // width * stored.size)
+        tensor.read_into(start // width * stored.size, memoryview(raw))
+        bits = _as(self.held, stored, np.frombuffer(raw, np.uint8))
+        if self.is_swapped:
+            bits = bits.reshape(-1, width)[:, ::-1].reshape(-1)
+        np.frombuffer(buffer, np.uint8)[:] = bits
+
+    def __str__(self) -> str:
+        return f"bits of {self.held} as {self.meant}"
+
+
+def _readings() -> Iterator[_Reading]:
+    for encoding in _PLAIN:
+        yield _Reading(encoding, encoding, is_swapped=True)
+    for held, meant in permutations((_F16, _BF16)):
+        yield _Reading(held, meant, is_swapped=False)
+
+
+# How a tensor is read anew; `held` is what its bits were taken for by mistake.
+_READINGS = tuple(_readings())
+
+
+def _corrected(pair: Pair, step: _Reading) -> Iterator[Pair]:
+    """Yield the pair with the tensor read anew, and with the reference misread."""
+    own, reference = pair.tensor, pair.reference
+    encoding = own.info.encoding
+    if encoding == step.held or _holds(own, step.held):
+        yield pair._replace(tensor=Made(pair.module, step, [own]))
+    elif encoding in _PLAIN and encoding.size < step.held.size:
+        return
+    with suppress(ConversionError):
+        yield pair._replace(reference=Made(pair.module, step.undone, [reference]))
+
+
+def _holds(tensor: Tensor, encoding: Encoding) -> bool:
+    """Whether the first numbers of a tensor in float32 may have been in a narrower encoding."""
+    if tensor.info.encoding != _F32:
+        return False
+    raw = bytearray(min(tensor.info.nbytes, 1 << 12))
+    tensor.read_into(0, memoryview(raw))
+    numbers = np.frombuffer(raw, np.uint8)
+    again = _as(_F32, encoding, _as(encoding, _F32, numbers))
+    is_number = np.isfinite(numbers.view(np.float32))
+    bits, bits_again = (each.view(np.uint32)[is_number] for each in (numbers, again))
+    return np.array_equal(bits, bits_again)
+
+
+def _as(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
+    """Return plain numbers in another encoding."""
+    with np.errstate(all="ignore"):  # misread bits may be NaN, and overflow
+        return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
+
+
+def _cause(step: _Reading) -> Cause:
+    if step.is_swapped:
+        return Cause(
+            "byte_order",
+            f"its byte order is swapped: the {step.held.size} bytes of each number are in reverse, "
+            "as where big-endian numbers are taken for little-endian ones",
+        )
+    return Cause(
+        "wrong_dtype",
+        f"its bits are those of {step.meant} numbers, and were read as {step.held}",
+    )

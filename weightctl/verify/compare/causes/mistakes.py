@@ -1,0 +1,211 @@
+"""Mistakes that tools make with tensors: each is made to the reference, to see whether it is it."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from weightctl.archs.changes import half_split_order, interleaved_order
+from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
+from weightctl.errors import ConversionError
+from weightctl.steps.numbers import AsFloat32, Plus
+from weightctl.steps.rows import RowOrder, Rows
+from weightctl.steps.transposed import Transposed
+from weightctl.verify.compare.causes.experts import other_expert
+from weightctl.verify.compare.causes.interleaved import interleaved
+from weightctl.verify.compare.causes.norms import other_norm
+from weightctl.verify.compare.once_quantized import exchanged
+from weightctl.verify.problem import Cause
+from weightctl.weights.derived import Made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.weights.derived import Step, Tensor
+
+    Guess = tuple[Pair, Cause]
+
+__all__ = ["MISTAKES", "OF_OTHERS", "TRANSPOSED"]
+
+_ROPE = Cause(
+    "rope_rows",
+    "its rows are in the other dialect's order: the permutation of q and k for rotary embeddings "
+    "was left out, or done where it was done already",
+)
+_GATE_AND_UP = Cause("gate_and_up_swapped", "the gate and up projections stand for one another")
+_KEY_AND_VALUE = Cause(
+    "key_and_value_swapped", "the key and value projections stand for one another"
+)
+_PARTS = Cause("parts_exchanged", "the parts of the fused projection stand in another order")
+TRANSPOSED = Cause("transposed", "it is transposed: rows stand for columns")
+_TIED = Cause("tied", "it is a copy of the embedding, where the reference has an output of its own")
+_OTHERS = (
+    (".attention.q.", ".attention.k.", Cause(
+        "query_and_key_swapped", "the query and key projections stand for one another")),
+    (".attention.q.", ".attention.o.", Cause(
+        "query_and_output_swapped", "the query and output projections stand for one another")),
+    (".attention.k.", ".attention.v.", _KEY_AND_VALUE),
+    (".gate.", ".up.", _GATE_AND_UP),
+)  # fmt: skip
+
+
+def _rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    for order in _orders(pair, pairing):
+        if (made := _with(pair, RowOrder(order))) is not None:
+            yield made, _ROPE
+
+
+def _orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of rows that a tensor of queries or keys may be in by mistake."""
+    which = {"attention.q": "heads", "attention.k": "kv_heads"}.get(pair.part.rpartition(".")[0])
+    model = pairing.reference
+    config: Any = None if model is None else model.config
+    if which is None or not (hasattr(config, "head_dim") and hasattr(config, which)):
+        return
+    rotated = getattr(config, "rope_dimensions", None)
+    heads = getattr(config, which)
+    shape = pair.reference.info.shape
+    if shape and shape[0] == heads * config.head_dim:
+        yield interleaved_order(heads, config.head_dim, rotated)
+        yield half_split_order(heads, config.head_dim, rotated)
+
+
+def _other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Another projection of the layer in its place."""
+    for one, other, cause in _OTHERS:
+        for own, its in ((one, other), (other, one)):
+            if own in pair.module:
+                counterpart = pairing.by_module.get(pair.module.replace(own, its))
+                yield from _instead(pair, counterpart, pairing, cause)
+
+
+def _instead(
+    pair: Pair, counterpart: Pair | None, pairing: Pairing, cause: Cause
+) -> Iterator[Guess]:
+    """Yield the pair with the reference of another, its rows as they are or in another order."""
+    if counterpart is None or counterpart.reference.info.shape != pair.tensor.info.shape:
+        return
+    made = pair._replace(reference=counterpart.reference, reference_bits=counterpart.reference_bits)
+    yield made, cause
+    for order in (*_orders(counterpart, pairing), *_orders(pair, pairing)):
+        if (turned := _with(made, RowOrder(order))) is not None:
+            yield turned, cause
+
+
+def _fused(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """The parts of what is one tensor in this family, in another order."""
+    shape, model = pair.reference.info.shape, pairing.reference
+    if not shape or model is None:
+        return
+    if pair.part.startswith("mlp.gate_up."):
+        half = shape[0] // 2
+        order = (*range(half, shape[0]), *range(half))
+        if (made := _with(pair, RowOrder(order))) is not None:
+            yield made, _GATE_AND_UP
+    if pair.part.startswith("attention.qkv."):
+        config: Any = model.config
+        # Of a family without the field all parts are alike.
+        shared = shape[0] // 3
+        if hasattr(config, "kv_heads") and hasattr(config, "head_dim"):
+            shared = config.kv_heads * config.head_dim
+        sizes = (shape[0] - 2 * shared, shared, shared)
+        starts = (0, sizes[0], sizes[0] + shared)
+        for order in permutations(range(3)):
+            rows = tuple(
+                row for each in order for row in range(starts[each], starts[each] + sizes[each])
+            )
+            cause = _KEY_AND_VALUE if order == (0, 2, 1) else _PARTS
+            if order != (0, 1, 2) and (made := _with(pair, RowOrder(rows))) is not None:
+                yield made, cause
+
+
+def _transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    del pairing
+    if len(pair.reference.info.shape) != 2:
+        return
+    # What is turned twice is read number by number, where the other side will do as well.
+    if _is_turned(pair.reference):
+        turned = None if _is_turned(pair.tensor) else _with(exchanged(pair), Transposed())
+        made = None if turned is None else exchanged(turned)
+    else:
+        made = _with(pair, Transposed())
+    if made is not None:
+        yield made, TRANSPOSED
+
+
+def _is_turned(tensor: Tensor) -> bool:
+    return str(Transposed()) in tensor.origin.steps
+
+
+def _norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    del pairing
+    if len(pair.reference.info.shape) != 1 or not pair.module.endswith(".weight"):
+        return
+    for offset, text in (
+        (-1.0, "it is 1 less than it should be: the norm is stored as `w` where `1 + w` belongs"),
+        (1.0, "it is 1 more than it should be: the norm is stored as `1 + w` where `w` belongs"),
+    ):
+        if (made := _with(pair, Plus(offset))) is not None:
+            yield made, Cause("norm_offset", text)
+
+
+def _copied(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """The embedding as output, where the reference has another."""
+    if pair.module == OUTPUT_WEIGHT:
+        yield from _instead(pair, pairing.by_module.get(EMBEDDING_WEIGHT), pairing, _TIED)
+
+
+def _other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    if pair.layer is None:
+        return
+    for other in pairing.by_part.get((pair.part, pair.expert), ()):
+        if other.layer != pair.layer:
+            cause = Cause("layers_exchanged", f"its numbers are those of layer {other.layer}")
+            yield from _instead(pair, other, pairing, cause)
+
+
+def _shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Each row one place further on."""
+    del pairing
+    shape = pair.tensor.info.shape
+    if len(shape) != 2 or shape != pair.reference.info.shape or shape[0] < 3:
+        return
+    last = shape[0]
+    for mine, theirs, what in ((1, 0, "after"), (0, 1, "before")):
+        yield (
+            pair._replace(
+                tensor=Made(pair.module, Rows(mine, last - theirs), [pair.tensor]),
+                reference=Made(pair.module, Rows(theirs, last - mine), [pair.reference]),
+            ),
+            Cause("shifted", f"each row stands one place {what} where it belongs"),
+        )
+
+
+def _with(pair: Pair, step: Step) -> Pair | None:
+    """Return the pair with a step done to the reference; None where it cannot be."""
+    reference: Tensor = pair.reference
+    try:
+        if isinstance(step, Transposed) and reference.info.encoding.block > 1:
+            reference = Made(pair.module, AsFloat32(), [reference])
+        return pair._replace(reference=Made(pair.module, step, [reference]))
+    except ConversionError:
+        return None
+
+
+# In this order: the likeliest first, and what is quick before what looks at all layers.
+MISTAKES: Sequence[Callable[[Pair, Pairing], Iterator[Guess]]] = (
+    _rope_rows,
+    _other_projection,
+    _fused,
+    interleaved,
+    _transposed,
+    _norm_offset,
+    _copied,
+    other_norm,
+    other_expert,
+    _other_layer,
+    _shifted,
+)
+# Those by which another tensor of the pairing stands where one belongs.
+OF_OTHERS = {_other_projection, _copied, other_norm, other_expert, _other_layer}

@@ -1,0 +1,248 @@
+"""In which order a tensor has the rows or the columns of its reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.errors import ConversionError
+from weightctl.steps.numbers import AsFloat32
+from weightctl.steps.rows import RowOrder
+from weightctl.verify.compare.causes.proof import is_proven
+from weightctl.verify.compare.measuring import numbers_from
+from weightctl.weights.derived import Made
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32
+    from weightctl.dtype import Encoding
+    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import TensorInfo
+
+    Places = tuple[int, ...]
+
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "blocks_of",
+    "is_in_order",
+    "order_of",
+    "outputs_of",
+    "permuted_text",
+    "swapped",
+]
+
+ROWS, COLUMNS = 0, 1
+
+# So many numbers of a row or column distinguish it from all others.
+_SIGNATURE = 64
+# Rows that follow one another are read together, from so many places.
+_BANDS = 4
+_PIECE = 1 << 20
+# More rows that differ are not matched with one another: that takes as many steps squared.
+_MOST_MATCHED = 1 << 15
+# So many are matched first; most of them must have a place.
+_PROBES = 16
+# A row that is so many times as far off as usual may be another one.
+_OFF, _LEAST_OFF = 3.0, 1e-3
+# A row is another one where its distance is less than this part of that from the row at its place.
+_NEARER = 0.5
+_AT_ONCE = 512
+# So many places of an order are listed.
+_MOST_LISTED = 8
+
+
+class _Sides(NamedTuple):
+    """What distinguishes the rows or columns of a tensor, and of its reference: [places, n]."""
+
+    own: F32
+    reference: F32
+
+
+def order_of(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
+    """Return which row of the reference, or column, each of a tensor is; proven.
+
+    None where they are in the reference's order, or where no order makes the one the other.
+    """
+    key = (pair.module, axis, pair.tensor.origin.steps)
+    if key not in pairing.orders:
+        pairing.orders[key] = _found(pair, pairing, axis)
+    return pairing.orders[key]
+
+
+def outputs_of(pair: Pair, pairing: Pairing) -> Places | None:
+    """Return which output of the reference each output of a linear layer is; proven, else None.
+
+    `pair` is of a weight, or of a bias, which must be in the order of its weight.
+    """
+    view = pairing.seen_in("gguf", pair)
+    if view is None or len(view.tensor.info.shape) != 1:
+        return None if view is None else order_of(view, pairing, ROWS)
+    weight = pairing.by_module.get(f"{pair.module.removesuffix('.bias')}.weight")
+    if weight is None or weight.module == pair.module:
+        return None
+    places = outputs_of(weight, pairing)
+    return places if places is not None and is_in_order(view, pairing, ROWS, places) else None
+
+
+def is_in_order(pair: Pair, pairing: Pairing, axis: int, places: Places) -> bool:
+    """Whether a tensor is its reference with the rows or columns in a given order."""
+    made = _in_order(pair, axis, places)
+    return made is not None and is_proven(made, pairing)
+
+
+def blocks_of(places: Places, size: int) -> Places | None:
+    """Return the order of blocks of `size` rows or columns; None where blocks are not whole."""
+    if size < 1 or len(places) % size:
+        return None
+    given = np.asarray(places).reshape(-1, size)
+    starts = given[:, 0]
+    if (starts % size).any() or (given != starts[:, None] + np.arange(size)).any():
+        return None
+    return tuple((starts // size).tolist())
+
+
+def swapped(places: Places) -> tuple[int, int] | None:
+    """Return the two places that are swapped; None where more than these differ."""
+    wrong = [place for place, number in enumerate(places) if place != number]
+    return (wrong[0], wrong[1]) if len(wrong) == 2 else None
+
+
+def permuted_text(places: Places, noun: str) -> str:
+    """Say in which order rows, columns or blocks are: `heads 1 and 3 are swapped`."""
+    pair = swapped(places)
+    if pair is not None:
+        return f"{noun} {pair[0]} and {pair[1]} are swapped"
+    more = ", ..." if len(places) > _MOST_LISTED else ""
+    listed = ", ".join(map(str, places[:_MOST_LISTED]))
+    return f"its {noun} are in another order: those of the reference are {listed}{more}"
+
+
+def _in_order(pair: Pair, axis: int, places: Places) -> Pair | None:
+    """Return the pair with the reference's rows or columns in an order; None if it has others."""
+    reference = pair.reference
+    try:
+        if axis == ROWS:
+            made = Made(pair.module, RowOrder(places), [reference])
+        else:
+            numbers = Made(pair.module, AsFloat32(), [reference])
+            made = Made(pair.module, _ColumnOrder(places), [numbers])
+    except ConversionError:
+        return None
+    return pair._replace(reference=made)
+
+
+class _ColumnOrder(NamedTuple):
+    """Columns of numbers in float32 in another order: each is that whose number is in its place."""
+
+    order: Places
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return shape and encoding of the input."""
+        (info,) = inputs
+        if len(info.shape) != 2 or info.shape[1] != len(self.order):
+            raise ConversionError(f"`{info.name}` does not have {len(self.order)} columns")
+        return info.shape, info.encoding
+
+    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+        """Read whole rows, and pick their columns."""
+        (tensor,) = inputs
+        row = tensor.info.nbytes // tensor.info.shape[0]
+        first, last = start // row, -(-(start + len(buffer)) // row)
+        raw = bytearray((last - first) * row)
+        tensor.read_into(first * row, memoryview(raw))
+        rows = np.frombuffer(raw, np.float32).reshape(last - first, -1)
+        picked = rows[:, np.asarray(self.order)].reshape(-1).view(np.uint8)
+        begin = start - first * row
+        np.frombuffer(buffer, np.uint8)[:] = picked[begin : begin + len(buffer)]
+
+    def __str__(self) -> str:
+        return "columns in another order"
+
+
+def _found(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
+    shape = pair.tensor.info.shape
+    if len(shape) != 2 or shape != pair.reference.info.shape or 0 in shape:
+        return None
+    read = _rows if axis == ROWS else _columns
+    sides = _Sides(read(pair.tensor), read(pair.reference))
+    if not all(np.isfinite(side).all() for side in sides):
+        return None
+    usual = max(side.typical for side in pair.sides)
+    places = _matched(sides, max(_OFF * usual, _LEAST_OFF))
+    if places is None or not is_in_order(pair, pairing, axis, places):
+        return None
+    return places
+
+
+def _rows(tensor: Tensor) -> F32:
+    """Return numbers of each row, from all over it."""
+    count, width = tensor.info.shape
+    columns = np.unique(np.linspace(0, width - 1, _SIGNATURE).astype(np.int64))
+    step = max(_PIECE // width, 1)
+    made = np.empty((count, len(columns)), np.float32)
+    for first in range(0, count, step):
+        rows = min(step, count - first)
+        numbers = numbers_from(tensor, first * width, rows * width).reshape(rows, width)
+        made[first : first + rows] = numbers[:, columns]
+    return made
+
+
+def _columns(tensor: Tensor) -> F32:
+    """Return numbers of each column, from rows all over the tensor."""
+    count, width = tensor.info.shape
+    band = min(count, _SIGNATURE // _BANDS)
+    starts = dict.fromkeys((count - band) * part // (_BANDS - 1) for part in range(_BANDS))
+    bands = [numbers_from(tensor, start * width, band * width) for start in starts]
+    return np.ascontiguousarray(np.concatenate(bands).reshape(-1, width).T)
+
+
+def _matched(sides: _Sides, threshold: float) -> Places | None:
+    """Return which of the reference's each is; None where most are their own, or nothing's.
+
+    Those that are off by no more than a threshold are their own.
+    """
+    apart, lengths = _squares(sides.own - sides.reference), _squares(sides.reference)
+    wrong = np.flatnonzero(apart > threshold**2 * lengths)
+    if not 2 <= len(wrong) <= _MOST_MATCHED:
+        return None
+    own, reference = sides.own[wrong], sides.reference[wrong]
+    probes = np.unique(np.linspace(0, len(wrong) - 1, _PROBES).astype(np.int64))
+    nearest = _nearest(own[probes], reference)
+    is_moved = _squares(own[probes] - reference[nearest]) < _NEARER**2 * apart[wrong][probes]
+    if 2 * np.count_nonzero(is_moved & (nearest != probes)) < len(probes):
+        return None
+    places = np.arange(len(apart))
+    places[wrong] = wrong[_each_once(_nearest(own, reference))]
+    return tuple(places.tolist())
+
+
+def _nearest(own: F32, reference: F32) -> NDArray[np.int64]:
+    """Return the number of the reference's row that is nearest to each row."""
+    squares = np.vecdot(reference, reference)
+    nearest = np.empty(len(own), np.int64)
+    for first in range(0, len(own), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        nearest[part] = np.argmin(squares - 2 * (own[part] @ reference.T), axis=1)
+    return nearest
+
+
+def _each_once(nearest: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return an order that has each number once: of rows that are equal any one is the nearest."""
+    _, first = np.unique(nearest, return_index=True)
+    is_second = np.ones(len(nearest), bool)
+    is_second[first] = False
+    made = nearest.copy()
+    made[is_second] = np.setdiff1d(np.arange(len(nearest)), nearest)
+    return made
+
+
+def _squares(rows: F32) -> NDArray[np.float64]:
+    wide = rows.astype(np.float64)
+    found: NDArray[np.float64] = np.vecdot(wide, wide)
+    return found

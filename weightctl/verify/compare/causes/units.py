@@ -1,0 +1,78 @@
+"""The inner units of an MLP in another order."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.verify.compare.causes.orders import (
+    COLUMNS,
+    ROWS,
+    is_in_order,
+    order_of,
+    outputs_of,
+)
+from weightctl.verify.problem import Cause
+
+if TYPE_CHECKING:
+    from weightctl.verify.compare.pairs import Pair, Pairing
+
+    Places = tuple[int, ...]
+
+__all__ = ["units_alike"]
+
+# A part of an MLP, or of one of its experts, that has to do with the inner units.
+_PART = re.compile(
+    r"(?P<mlp>.*\bmlp\.(?:experts\.\d+\.)?)(?P<part>(?:gate|up|gate_up)\.\w+|down\.weight)"
+)
+_FUSED, _DOWN = "gate_up.", "down."
+_ALIKE = Cause(
+    "units_permuted",
+    "the inner units of its MLP are in another order, the same in all projections: the model "
+    "computes the same",
+)
+
+
+def units_alike(pair: Pair, pairing: Pairing) -> Cause | None:
+    """Return that the inner units of an MLP are in another order, the same in its projections."""
+    found = _PART.fullmatch(pair.module)
+    if found is None:
+        return None
+    mlp = found["mlp"]
+    if mlp not in pairing.alike:
+        places = _units(pair, found["part"], pairing)
+        are_alike = places is not None and all(
+            _has_units(each, part["part"], places, pairing)
+            for each in pairing.pairs
+            if (part := _PART.fullmatch(each.module)) is not None and part["mlp"] == mlp
+        )
+        pairing.alike[mlp] = _ALIKE if are_alike else None
+    return pairing.alike[mlp]
+
+
+def _units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
+    """Return which inner unit of the reference each of a tensor is; None where that is unknown."""
+    if part.startswith(_DOWN):
+        view = pairing.seen_in("gguf", pair)
+        return None if view is None else order_of(view, pairing, COLUMNS)
+    places = outputs_of(pair, pairing)
+    if places is None or not part.startswith(_FUSED):
+        return places
+    units = places[: len(places) // 2]
+    return units if places == _fused(units) else None
+
+
+def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
+    """Whether a tensor of an MLP has the inner units in a given order."""
+    view = pairing.seen_in("gguf", pair)
+    if view is None:
+        return False
+    axis = COLUMNS if part.startswith(_DOWN) else ROWS
+    places = _fused(units) if part.startswith(_FUSED) else units
+    known = pairing.orders.get((view.module, axis, view.tensor.origin.steps))
+    return known == places or is_in_order(view, pairing, axis, places)
+
+
+def _fused(units: Places) -> Places:
+    """Return the rows of gate and up in one tensor."""
+    return (*units, *(len(units) + unit for unit in units))

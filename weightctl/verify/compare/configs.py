@@ -1,0 +1,245 @@
+"""What two configs of one family say otherwise that changes what the model computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
+from typing import TYPE_CHECKING, Any
+
+from weightctl.archs.configs import shortest
+from weightctl.archs.keys import Present
+from weightctl.archs.kinds import shown, shown_apart
+from weightctl.errors import WeightctlError
+from weightctl.untyped import is_sequence
+from weightctl.verify.compare.rotations import plain, rotates_alike
+from weightctl.verify.config_keys import Spelling, spelled
+from weightctl.verify.problem import Cause, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.archs import RecognizedModel
+    from weightctl.archs.keys import Config
+
+__all__ = ["Difference", "corrected", "differences", "lost_window"]
+
+# What is compared as the speeds that it all makes, not field by field.
+_STRETCH = ("rope_scaling", "has_rope_factors")
+# What the tensors tell better: a separate output may be a copy of the embedding.
+_ELSEWHERE = {"tied", *_STRETCH}
+# What changes nothing where there is no table of positions.
+_CONTEXT, _POSITIONS = "context", "position_embedding"
+_WINDOWS = ("sliding_window", "windowed_layers")
+# What tells the speeds of rotations but for how they are stretched.
+_TURNS = ("rope_base", "rope_dimensions")
+_BIAS_DROPPED = "bias_dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key that has another value in the reference's config.
+
+    `changes` are the fields of the subject's config with the values that it has there.
+    """
+
+    problem: Problem
+    changes: Mapping[str, Any]
+
+
+def differences(
+    subject: RecognizedModel, reference: RecognizedModel, *, with_context: bool = False
+) -> list[Difference]:
+    """Return in which keys two checkpoints of one family differ, those that count.
+
+    What the dialects always have in their own way is no difference, nor is a value that follows
+    from another that differs. The length of the context counts where positions have a table of
+    their own, and else `with_context`: it changes no short text, and cuts long ones.
+    """
+    own, other = plain(subject), plain(reference)
+    found: list[Difference] = []
+    following: dict[str, Any] = {}
+    unequal = list(
+        _unequal(subject, reference, own.config, other.config, with_context=with_context)
+    )
+    for name, value, wanted in unequal:
+        if _follows(subject, reference, name, wanted):
+            following[name] = wanted
+        else:
+            _add(found, _difference(subject, reference, name, value, wanted))
+    is_told = any(name in _TURNS for name, *_ in unequal)
+    if not is_told and not rotates_alike(own, other):
+        found.append(_stretched(subject, reference, own.config, other.config))
+    if not found:
+        # They follow from what is nowhere said, and is the same.
+        told = [each for each in unequal if each[0] in following]
+        return [_difference(subject, reference, *each) for each in told]
+    # They come right with the rest.
+    found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
+    return found
+
+
+def _add(found: list[Difference], new: Difference) -> None:
+    """Add a difference, to the one by the same key where there is one."""
+    for place, each in enumerate(found):
+        if each.problem.where == new.problem.where:
+            found[place] = replace(each, changes={**each.changes, **new.changes})
+            return
+    found.append(new)
+
+
+def corrected(subject: RecognizedModel, found: list[Difference]) -> RecognizedModel | None:
+    """Return a checkpoint with the reference's values in its config; None where none can be."""
+    changes = {name: value for each in found for name, value in each.changes.items()}
+    given: Any = subject.config
+    try:
+        return replace(subject, config=replace(given, **changes))
+    except (TypeError, ValueError, WeightctlError):
+        return None
+
+
+def lost_window(subject: RecognizedModel, reference: RecognizedModel) -> str:
+    """Return a note on a sliding window that GGUF left out, empty where there is none."""
+    windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
+    if windows[0] == windows[1] or not _is_no_window(subject, reference):
+        return ""
+    here, there = map(_told, windows)
+    return (
+        f"the sliding window is {here}, and {there} in the reference: no text that fits tells them "
+        f"apart, or llama.cpp has none for {subject.arch.name}"
+    )
+
+
+def _unequal(
+    subject: RecognizedModel,
+    reference: RecognizedModel,
+    own: Config,
+    other: Config,
+    *,
+    with_context: bool,
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the fields that differ and count, with both values."""
+    given: Any = own
+    for name in (each.name for each in fields_of(given)):
+        value, wanted = getattr(own, name), getattr(other, name)
+        if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_dialect(subject, name):
+            continue
+        has_table = any(line.module == _POSITIONS for line in subject.arch.names)
+        if name == _CONTEXT and not (has_table or with_context):
+            continue
+        if name in _WINDOWS and _is_no_window(subject, reference):
+            continue
+        yield name, value, wanted
+
+
+def _is_same(value: Any, wanted: Any) -> bool:
+    # GGUF has numbers in float32, and config.json in decimals.
+    if isinstance(value, float) and isinstance(wanted, float):
+        return value == wanted or shortest(value) == shortest(wanted)
+    return bool(value == wanted)
+
+
+def _is_of_dialect(subject: RecognizedModel, field: str) -> bool:
+    """Whether no key says a field, and the dialect alone does."""
+    lines = [key for key in subject.arch.keys if key.field == field]
+    return not any(key.gguf or key.hugging_face or key.seen for key in lines)
+
+
+def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
+    """Whether a window is such as GGUF may leave out, since llama.cpp reads past it."""
+    pair = {each.dialect: each.config for each in (subject, reference)}
+    in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
+    windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
+    may_lack = len(pair) == 2 and in_gguf is None and not subject.arch.keeps_window
+    contexts = [each.config.context for each in (subject, reference)]
+    is_wide = all(w is None or w >= c for w, c in zip(windows, contexts, strict=True))
+    return may_lack or is_wide
+
+
+def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, wanted: Any) -> bool:
+    """Whether the value is not said, and would be the reference's if other fields were."""
+    where = spelled(subject, field)
+    if not callable(where.default) or (where.is_said and not where.follows):
+        return False
+    if where.follows and not hasattr(subject.config, where.follows):
+        # Nothing else tells that.
+        return False
+    try:
+        return _is_same(where.default(reference.fields), wanted)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _difference(
+    subject: RecognizedModel, reference: RecognizedModel, field: str, value: Any, wanted: Any
+) -> Difference:
+    where, there = spelled(subject, field), spelled(reference, field)
+    if isinstance(where.seen, Present) and field.endswith("bias"):
+        return Difference(_of_bias(where, has_none=not value), {field: wanted})
+    if where.follows and where.follows == there.follows:
+        pair = [each.fields.get(where.follows) for each in (subject, reference)]
+        text = _compared(where, there, *pair)
+    elif where.follows or there.follows:
+        name = field.removeprefix("scaling.").replace("_", " ")
+        text = f"{_gives(where, name, value)}, and {_gives(there, name, wanted)} in the reference"
+    else:
+        text = _compared(where, there, value, wanted)
+    cause = Cause("config", f"the config's {text}")
+    problem = Problem(where=where.key, text="differs from the reference's", cause=cause)
+    return Difference(problem, {field: wanted})
+
+
+def _compared(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
+    own, other = _told(value), _told(wanted)
+    if is_sequence(value) and is_sequence(wanted):
+        own, other = shown_apart(value, wanted)
+    said = f"is {own}, and {other} in the reference"
+    if not where.is_said:
+        said = f"is not said, which means {own}, and {other} in the reference"
+    is_called_otherwise = there.is_said and there.key != where.key
+    named = f", whose `{there.key}` it is" if is_called_otherwise else ""
+    return f"`{where.key}` {said}{named}"
+
+
+def _gives(where: Spelling, name: str, value: Any) -> str:
+    """Say which key a value has, or which it follows from."""
+    if where.follows:
+        return f"`{where.key}` makes the {name} {_told(value)}"
+    return f"`{where.key}` is {_told(value)}"
+
+
+def _of_bias(where: Spelling, *, has_none: bool) -> Problem:
+    if not has_none:
+        return Problem(where=where.key, text="is there, and the reference has no such bias")
+    cause = Cause(_BIAS_DROPPED, "the reference's biases were left out, in this and other layers")
+    return Problem(where=where.key, text="is not there, and the reference has one", cause=cause)
+
+
+def _stretched(
+    subject: RecognizedModel, reference: RecognizedModel, own: Config, other: Config
+) -> Difference:
+    """Return how the stretching of rotations differs, by the first key that does."""
+    values: list[dict[str, Any]] = []
+    for config in (own, other):
+        given: Any = getattr(config, "rope_scaling", None)
+        names = () if given is None else [each.name for each in fields_of(given)]
+        values.append({name: getattr(given, name) for name in names} or {"kind": None})
+    unequal = [
+        name
+        for name in values[0] | values[1]
+        if not _is_same(values[0].get(name), values[1].get(name))
+    ]
+    first = next((name for name in ("kind", *unequal) if name in unequal), "kind")
+    pair = [each.get(first) for each in values]
+    made = _difference(subject, reference, f"scaling.{first}", *pair)
+    changes = {"rope_scaling": getattr(other, "rope_scaling", None)}
+    if hasattr(own, "has_rope_factors"):
+        changes["has_rope_factors"] = False
+    return Difference(made.problem, changes)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "none"}[value]
+    if isinstance(value, float):
+        return f"{shortest(value):g}"
+    return shown(value).strip("`")

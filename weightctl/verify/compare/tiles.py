@@ -1,0 +1,208 @@
+"""How far some numbers are from others, in all and in each run, against what encodings cost."""
+
+from __future__ import annotations
+
+from math import inf, isfinite, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.verify.compare.cost import Side, decoded
+from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+    F64 = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+
+__all__ = ["Tile"]
+
+# What the squares of float32 that are all of full precision add up to at least.
+_LEAST = 1e-30
+# Where the difference is not so many times what one encoding costs the other is not asked.
+_NEAR = 2.0
+# Float32's own rounding, of a few operations.
+_ROUNDING = 2.0**-22
+# Where nothing but this part of a run's difference is left when its numbers are divided by a factor
+# that is a power of two, nearly, this part of the limit counts.
+_REST, _NEAR_POWER, _LEAST_FACTOR = 0.1, 0.1, 0.05
+_OF_ONE_FACTOR = 0.4
+# Zeros are not what an encoding makes of a run where it would lose less than this part of it.
+_KEPT = 0.25
+# A run that an encoding happens to hold well is still allowed this part of what is usual.
+_SHARE = 0.5
+
+
+class Tile:
+    """Some numbers of both, cut into runs; the last of a tensor is filled up with zeros."""
+
+    def __init__(
+        self,
+        raws: Sequence[U8],
+        sides: tuple[Side, Side],
+        start: int,
+        count: int,
+        is_shifted: bool,
+    ) -> None:
+        self._raws, self._sides = raws, sides
+        self._start, self._count = start, count
+        self._is_shifted = is_shifted
+        self._is_same = sides[0] == sides[1]
+
+    def measured(self, limit: float) -> Measured:
+        """Return how far they are apart; `limit` is how many times its cost a run may be off."""
+        found = Measured(self._count)
+        own, reference = (
+            _runs(decoded(raw, side.encoding))
+            for raw, side in zip(self._raws, self._sides, strict=True)
+        )
+        first = self._start // RUN
+        difference = own - reference
+        error, squares = _squares(difference), _squares(reference)
+        if not (isfinite(error.sum()) and isfinite(squares.sum())):
+            own, reference = self._without_nonfinite(own, reference, found)
+            difference = own - reference
+            error, squares = _squares(difference), _squares(reference)
+        found.squares = float(squares.sum())
+        is_unequal = self._unequal(error)
+        if is_unequal is None:
+            # Equal bytes cost nothing.
+            found.own_squares = found.product = found.squares
+            if not self._is_same:
+                found.cost = float(self._cost(own, reference, squares, error, limit).sum())
+            return found
+        own_squares = _squares(own)
+        found.own_squares = float(own_squares.sum())
+        # Of the squares it could not be had where one number is huge.
+        found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
+        found.error = float(error.sum())
+        found.max_error = float(np.abs(difference).max())
+        cost = self._cost(own, reference, squares, error, limit)
+        found.cost = float(cost.sum())
+        ratio = error / self._allowed(cost, squares)
+        found.worst = sqrt(float(ratio.max()))
+        is_beyond = self._beyond(ratio, limit, error, own, reference)
+        # A coarse encoding may be allowed as much as that.
+        is_beyond |= (own_squares == 0) & (cost < squares * _KEPT)
+        beyond = np.flatnonzero(is_beyond)
+        found.runs_beyond = len(beyond)
+        found.beyond = (beyond[:MOST_KEPT] + first).tolist()
+        unequal = np.flatnonzero(is_unequal)
+        found.runs_unequal = len(unequal)
+        found.unequal = (unequal[:MOST_KEPT] + first).tolist()
+        return found
+
+    @staticmethod
+    def _beyond(ratio: F64, limit: float, error: F64, own: F32, reference: F32) -> Bools:
+        """Return which runs are further off than the limit, or nearly so and all by one factor.
+
+        A bit of a scale's exponent makes that a power of two. For the sake of a few numbers that
+        matter most an encoder makes all of a run smaller, by any factor.
+        """
+        beyond = ratio > limit * limit
+        near = np.flatnonzero(ratio > (limit * _OF_ONE_FACTOR) ** 2)
+        if near.size:
+            runs, wanted = (each[near].astype(np.float64) for each in (own, reference))
+            product = np.vecdot(runs, wanted)
+            factor = product / (np.vecdot(wanted, wanted) + np.finfo(np.float64).tiny)
+            power = np.log2(np.maximum(factor, _LEAST_FACTOR))
+            is_power = (np.rint(power) != 0) & (np.abs(power - np.rint(power)) < _NEAR_POWER)
+            rest = np.vecdot(runs, runs) - factor * product
+            beyond[near[is_power & (rest < error[near] * _REST)]] = True
+        return beyond
+
+    def _without_nonfinite(self, own: F32, reference: F32, found: Measured) -> tuple[F32, F32]:
+        is_finite, other = np.isfinite(own), np.isfinite(reference)
+        is_damaged = is_finite != other
+        is_alike = (own == reference) | (np.isnan(own) & np.isnan(reference))
+        is_damaged |= ~is_finite & ~other & ~is_alike
+        found.nonfinite = int(np.count_nonzero(is_damaged))
+        found.nonfinite_there = int(np.count_nonzero(is_finite & ~other))
+        if found.nonfinite:
+            found.first_nonfinite = self._start + int(np.argmax(is_damaged.reshape(-1)))
+        both = is_finite & other
+        return np.where(both, own, np.float32(0)), np.where(both, reference, np.float32(0))
+
+    def _unequal(self, error: F64) -> Bools | None:
+        """Return which runs are not equal, in bytes where both are of one encoding."""
+        if not self._is_same:
+            return error > 0 if error.any() else None
+        one, other = self._raws
+        if np.array_equal(one, other):
+            return None
+        encoding = self._sides[0].encoding
+        width = encoding.size * max(RUN // encoding.block, 1)
+        is_unequal = np.zeros(-(-len(one) // width), bool)
+        is_unequal[np.flatnonzero(one != other) // width] = True
+        return np.repeat(is_unequal, max(encoding.block // RUN, 1))[: len(error)]
+
+    def _cost(self, own: F32, reference: F32, squares: F64, error: F64, limit: float) -> F64:
+        """Return what the encodings cost each run, in squares.
+
+        That is of the reference's numbers in the encoding of fewer bits; where the difference is
+        greater the other may have been made of these.
+        """
+        mine, theirs = self._sides
+        if self._is_same:
+            # Which numbers both were made of nobody knows.
+            return self._usual(mine, squares) * 2
+        ways = [(mine, reference), (theirs, own)]
+        if mine.bits > theirs.bits:
+            ways.reverse()
+        cost = np.zeros(len(squares))
+        for side, numbers in ways:
+            cost += self._of(side, numbers, squares)
+            is_beyond = (error > limit * limit * self._allowed(cost, squares)).any()
+            if not is_beyond and error.sum() <= _NEAR**2 * cost.sum():
+                break
+        return cost
+
+    def _of(self, side: Side, numbers: F32, squares: F64) -> F64:
+        if side.keeps_all:
+            return np.zeros(len(squares))
+        flat = numbers.reshape(-1)[: self._count]
+        through = side.through(np.ascontiguousarray(flat))
+        if through is None:
+            return self._usual(side, squares)
+        lost = _squares(_runs(through - flat))
+        return np.where(np.isfinite(lost), lost, 0)
+
+    def _usual(self, side: Side, squares: F64) -> F64:
+        """Return what is usual for numbers as large as those that a scale is shared with."""
+        if side.keeps_all:
+            return np.zeros(len(squares))
+        together = len(squares) if side.is_apart else max(side.encoding.block // RUN, 1)
+        if together > 1:
+            groups = np.add.reduceat(squares, np.arange(0, len(squares), together)) / together
+            squares = np.repeat(groups, together)[: len(squares)]
+        return squares * side.typical**2
+
+    def _allowed(self, cost: F64, squares: F64) -> F64:
+        coarser = max(side.typical for side in self._sides)
+        least = squares * ((_SHARE * coarser) ** 2 + _ROUNDING**2)
+        if self._is_shifted:
+            least = least + RUN * _ROUNDING**2
+        return np.maximum(cost, least) + np.finfo(np.float64).tiny
+
+
+def _runs(numbers: F32) -> F32:
+    """Return numbers in rows of a run each."""
+    rest = -len(numbers) % RUN
+    if rest:
+        numbers = np.concatenate([numbers, np.zeros(rest, np.float32)])
+    return numbers.reshape(-1, RUN)
+
+
+def _squares(runs: F32) -> F64:
+    """Return the sum of squares of each run."""
+    found: F64 = np.vecdot(runs, runs).astype(np.float64)
+    if found.size and not (found.min() > _LEAST and found.max() < inf):
+        # Squares of numbers this small or large are beyond float32's.
+        wide = runs.astype(np.float64)
+        found = np.vecdot(wide, wide)
+    return found

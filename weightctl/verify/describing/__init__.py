@@ -1,1 +1,0 @@
-"""What a checkpoint says beside its tensors: tokenizer, special tokens and config, compared."""

@@ -1,1 +1,0 @@
-"""Two models, run side by side on the same tokens."""

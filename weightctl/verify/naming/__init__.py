@@ -1,1 +1,0 @@
-"""The tensors of a checkpoint against those that its config asks for."""

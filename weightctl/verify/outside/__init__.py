@@ -1,1 +1,0 @@
-"""What other programs make of the files of a checkpoint."""

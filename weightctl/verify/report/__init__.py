@@ -1,0 +1,78 @@
+"""Reports that are kept: what verifying a checkpoint found, in a file for people or for scripts."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightctl.errors import OutputError
+from weightctl.registry import load
+from weightctl.targets import check_place, is_stream, refuse_inputs, refuse_what_is_there
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from weightctl.verify.results import Report
+
+__all__ = ["REPORTS", "check_targets", "write"]
+
+# What a path ends in, and what makes the text of such a file: `(report: Report) -> str`.
+REPORTS: dict[str, str] = {
+    ".html": "weightctl.verify.report.html:page",
+    ".md": "weightctl.verify.report.markdown:page",
+    ".json": "weightctl.verify.report.json_document:page",
+}
+
+
+def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bool = False) -> None:
+    """Refuse, before anything is computed, reports that could not or must not be written.
+
+    `inputs` are files that are read. Raises `OutputError` for a suffix that is none of `REPORTS`,
+    an input, a place that is not there, and without `force` for a file that is.
+    """
+    read = list(inputs)
+    for path in paths:
+        _ = _maker(path)
+        if is_stream(path):
+            continue
+        real = os.path.realpath(path)
+        if [os.path.realpath(other) for other in paths].count(real) > 1:
+            raise OutputError(f"{path} is named twice", hint="name each report once")
+        if os.path.isdir(real):
+            raise OutputError(f"{path} is a directory", hint="name a file for the report")
+        refuse_inputs(real, read)
+        refuse_what_is_there([real], force=force)
+        check_place(os.path.dirname(real), path, 0)
+
+
+def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
+    """Keep a report in files, each in the form that its suffix asks for.
+
+    They appear whole, and all of them or none; a pipe is written at once. Raises `OutputError`
+    where that cannot be, for a suffix that is none of `REPORTS`, and without `force` for a file
+    that is there.
+    """
+    from weightctl.output import output_files, output_stream
+
+    made = [(path, _maker(path)(report).encode()) for path in paths]
+    real = [os.path.realpath(path) for path in paths if not is_stream(path)]
+    refuse_what_is_there(real, force=force)
+    with output_files(force=force) as create:
+        for path, raw in made:
+            if not is_stream(path):
+                create(os.path.realpath(path)).write(raw)
+    for path, raw in made:
+        if is_stream(path):
+            with output_stream(path) as stream:
+                stream.write(raw)
+
+
+def _maker(path: str) -> Callable[[Report], str]:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in REPORTS:
+        raise OutputError(
+            f"{path}: which kind of report? Its suffix is none of {', '.join(REPORTS)}",
+            hint="name it report.html for a page with pictures",
+        )
+    maker: Callable[[Report], str] = load(REPORTS[suffix])
+    return maker

@@ -1,0 +1,141 @@
+"""The errors of all tensors in one picture: a column a layer, a row a kind of tensor."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from weightctl.verify.report.axis import axis
+from weightctl.verify.report.drawing import WIDTH, label, legend, picture
+from weightctl.verify.report.markup import Markup, element, join
+from weightctl.verify.report.phrases import DASH, TIMES, cut, encodings, tick, times
+from weightctl.verify.report.ranking import excess
+from weightctl.wording import counted, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.verify.figures import TensorError
+    from weightctl.verify.report.grid import Cell, Grid
+
+__all__ = ["error_map", "excess_map"]
+
+_LEFT, _TOP, _ROW, _FOOT = 188.0, 26.0, 20.0, 34.0
+_WIDEST, _NARROWEST = 56.0, 6.0
+_LEVELS = 9
+# How many times the usual error, up to which a tensor has the colour; what is more has the last.
+_BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
+
+
+def error_map(grid: Grid) -> Markup:
+    """Return a picture of relative RMSE."""
+    worst = [cell.worst for cell in grid.cells.values()]
+    sound = [error.relative_rmse for error in worst if not error.is_problem]
+    scale = axis(sound or [error.relative_rmse for error in worst], 0, _LEVELS - 1, decades=0.65)
+
+    def colour(error: TensorError) -> str:
+        if error.relative_rmse == 0:
+            return "same"
+        return f"h{round(scale.at(error.relative_rmse))}"
+
+    steps = [
+        (f"h{level}", 10 ** (scale.low + (scale.high - scale.low) * level / (_LEVELS - 1)))
+        for level in range(0, _LEVELS, 2)
+    ]
+    colours = [("same", "equal"), *((class_, f"{tick(100 * value)} %") for class_, value in steps)]
+    return _map("Relative RMSE of each tensor, by layer and kind", grid, colour, colours)
+
+
+def excess_map(grid: Grid) -> Markup:
+    """Return a picture of how many times the error is what the encodings should cost."""
+
+    def colour(error: TensorError) -> str:
+        if error.relative_rmse == error.expected == 0:
+            return "same"
+        found = excess(error)
+        level = sum(found > bound for bound in _BOUNDS)
+        return f"r{level}"
+
+    bounds = [f"{bound} {TIMES}" for bound in ("1¼", "2", "3", "6")]
+    words = ["below ½", "½", "usual", *bounds]
+    colours = [("same", "equal"), *((f"r{level}", text) for level, text in enumerate(words))]
+    title = "Error of each tensor as a multiple of what its encoding costs, by layer and kind"
+    return _map(title, grid, colour, colours)
+
+
+def _map(
+    title: str,
+    grid: Grid,
+    colour: Callable[[TensorError], str],
+    colours: list[tuple[str, str]],
+) -> Markup:
+    step = min(max((WIDTH - _LEFT - 8) / max(len(grid.layers), 1), _NARROWEST), _WIDEST)
+    columns = {layer: _LEFT + step * place for place, layer in enumerate(grid.layers)}
+    rows = {kind: _TOP + _ROW * place for place, kind in enumerate(grid.kinds)}
+    parts = [
+        element(
+            "g",
+            label(cut(kind, 28), _LEFT - 8, y + 14, anchor="end", class_="name"),
+            element("title", kind),
+        )
+        for kind, y in rows.items()
+    ]
+    bottom = _TOP + _ROW * len(rows)
+    parts += _column_labels(columns, step)
+    gap = 1.5 if step > 10 else 0.5
+    for (kind, layer), cell in grid.cells.items():
+        is_problem = cell.worst.is_problem
+        parts.append(
+            element(
+                "rect",
+                element("title", _told(cell, layer)),
+                x=columns[layer],
+                y=rows[kind],
+                width=step - gap,
+                height=_ROW - 1.5,
+                rx=2 if step > 10 else None,
+                class_=f"{colour(cell.worst)} bad" if is_problem else colour(cell.worst),
+            )
+        )
+        if is_problem and step > 10:
+            x, y = columns[layer] + (step - gap) / 2, rows[kind] + (_ROW - 1.5) / 2
+            parts.append(
+                element("path", d=f"M{x - 3:.1f} {y - 3:.1f}l6 6m0-6l-6 6", class_="cross")
+            )
+    parts.append(legend([*colours, ("bad", "a problem")], _LEFT, bottom + 24))
+    width = max(WIDTH, _LEFT + step * len(columns) + 8)
+    return picture(title, parts, bottom + _FOOT, width)
+
+
+def _column_labels(columns: dict[int | None, float], step: float) -> list[Markup]:
+    """Return the layers' numbers over their columns, as many as there is room for."""
+    labels: list[Markup] = []
+    free = 0.0
+    for layer, x in columns.items():
+        text = DASH if layer is None else cut(str(layer), 9)
+        room = 7.0 * len(text) + 10
+        middle = x + step / 2
+        if middle - room / 2 >= free and (layer is None or _is_round(layer, step)):
+            labels.append(label(text, middle, _TOP - 8))
+            free = middle + room / 2
+    return labels
+
+
+def _is_round(layer: int, step: float) -> bool:
+    every = next(count for count in (1, 2, 5, 10, 20, 50, 100) if count * step > 32 or count == 100)
+    return layer % every == 0
+
+
+def _told(cell: Cell, layer: int | None) -> Markup:
+    error = cell.worst
+    which = f" (the worst of {counted(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
+    place = "" if layer is None else f", layer {cut(str(layer), 9)}"
+    worst = f", worst run {times(error.worst)}" if isfinite(error.worst) and error.worst else ""
+    return join(
+        [
+            f"{cut(error.name, 120)}{which}{place}",
+            Markup("&#10;"),
+            f"{encodings(error)}: relative RMSE {percent(error.relative_rmse)}",
+            f", usual {percent(error.expected)}{worst}",
+        ]
+    )

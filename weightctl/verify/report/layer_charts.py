@@ -1,0 +1,148 @@
+"""What each part of a model gives, from the embedding to the output, in pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.verify.report.axis import axis
+from weightctl.verify.report.drawing import HEIGHT, WIDTH, label, legend, line, picture
+from weightctl.verify.report.markup import Markup, decimal, element, join
+from weightctl.verify.report.phrases import cut, tick, times
+from weightctl.verify.report.ranking import ratio
+from weightctl.wording import counted, number, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.verify.figures import Activation, LayerDivergence
+    from weightctl.verify.report.axis import Axis
+
+__all__ = ["activation_chart", "divergence_chart"]
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 20.0, 34.0, 34.0
+_LAYER = "layers."
+
+
+class _Frame(NamedTuple):
+    """Where the parts of a model stand in a picture, and the lines behind them."""
+
+    places: list[float]
+    axis: Axis
+    lines: list[Markup]
+
+
+def activation_chart(activations: Sequence[Activation]) -> Markup:
+    """Return a picture of the root mean square of what each part gives, and the greatest."""
+    values = [value for part in activations for value in (part.rms, part.greatest)]
+    frame = _frame([part.name for part in activations], values)
+    parts = list(frame.lines)
+    for class_, heights in (
+        ("second", [part.greatest for part in activations]),
+        ("first", [part.rms for part in activations]),
+    ):
+        points = [
+            (x, frame.axis.at(height)) for x, height in zip(frame.places, heights, strict=True)
+        ]
+        path = "L".join(f"{decimal(x)} {decimal(y)}" for x, y in points)
+        parts.append(element("path", d=f"M{path}", class_=f"curve {class_}"))
+        if len(points) <= 64:
+            parts += [
+                element("circle", cx=x, cy=y, r=2.5, class_=f"dot {class_}") for x, y in points
+            ]
+    for part, x in zip(activations, frame.places, strict=True):
+        told = f"{cut(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
+        if part.nonfinite:
+            told += f", {counted(part.nonfinite, 'number')} NaN or infinite"
+            y = frame.axis.at(part.rms)
+            parts.append(element("circle", cx=x, cy=y, r=5, class_="dot bad"))
+        parts.append(_pointed_at(x, frame, told))
+    entries = [("second", "greatest"), ("first", "root mean square")]
+    if any(part.nonfinite for part in activations):
+        entries.append(("bad", "NaN or infinite numbers"))
+    parts.append(legend(entries, _LEFT, 16))
+    return picture("Root mean square and greatest number that each part of the model gives", parts)
+
+
+def divergence_chart(layers: Sequence[LayerDivergence]) -> Markup:
+    """Return a picture of how far each part is from the reference's, and how far is usual."""
+    values = [value for part in layers for value in (part.divergence, part.expected)]
+    frame = _frame([part.name for part in layers], values, in_percent=True)
+    parts = list(frame.lines)
+    step = (WIDTH - _LEFT - _RIGHT) / max(len(layers), 1)
+    half = min(max(step / 2 - 1, 2), 9)
+    for part, x in zip(layers, frame.places, strict=True):
+        usual, y = frame.axis.at(part.expected), frame.axis.at(part.divergence)
+        if part.expected > 0:
+            parts.append(line(x - half, usual, x + half, usual, "usual"))
+        kind = "bad" if part.is_problem else "first"
+        if part.is_problem:
+            parts.append(line(x, usual, x, y, "stem bad"))
+        radius = 5 if part.is_problem else min(3.5, half)
+        parts.append(element("circle", cx=x, cy=y, r=radius, class_=f"dot {kind}"))
+        told = (
+            f"{cut(part.name, 60)}: {percent(part.divergence)}, usual {percent(part.expected)}"
+            f" ({times(ratio(part.divergence, part.expected))})"
+        )
+        parts.append(_pointed_at(x, frame, told))
+    entries = [("first", "divergence"), ("usual", "what the encodings usually cost")]
+    if any(part.is_problem for part in layers):
+        entries.append(("bad", "a problem"))
+    parts.append(legend(entries, _LEFT, 16))
+    return picture("Divergence of each part of the model from the reference's", parts)
+
+
+def _frame(names: Sequence[str], values: Sequence[float], *, in_percent: bool = False) -> _Frame:
+    def written(value: float) -> str:
+        return f"{tick(100 * value)} %" if in_percent else tick(value)
+
+    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    scale = axis(values, bottom, _TOP)
+    lines = [
+        join(
+            [
+                line(_LEFT, scale.at(value), right, scale.at(value)),
+                label(written(value), _LEFT - 8, scale.at(value) + 4, anchor="end"),
+            ]
+        )
+        for value in scale.ticks()
+    ]
+    inner = right - _LEFT - 24
+    step = inner / max(len(names) - 1, 1)
+    places = [_LEFT + 12 + step * place for place in range(len(names))]
+    return _Frame(places, scale, [*lines, *_names_below(names, places)])
+
+
+def _names_below(names: Sequence[str], places: list[float]) -> list[Markup]:
+    """Return what the parts are called, as many as there is room for: the last one first."""
+    labels: list[Markup] = []
+    y = HEIGHT - _BOTTOM + 20
+    texts = [cut(name.removeprefix(_LAYER), 14) for name in names]
+    taken: list[tuple[float, float]] = []
+    # Words first: they stand for what is no layer.
+    order = sorted(range(len(names)), key=lambda place: (names[place].startswith(_LAYER), place))
+    for every in (10, 5, 2, 1):
+        for place in order:
+            text, x = texts[place], places[place]
+            if text.isdecimal() and (int(text) % every or (every == 1 and len(names) > 45)):
+                continue
+            half = 3.6 * len(text) + 4
+            x = min(max(x, _LEFT - 40 + half), WIDTH - half)
+            if all(x + half <= low or x - half >= high for low, high in taken):
+                taken.append((x - half, x + half))
+                labels.append(label(text, x, y))
+    return labels
+
+
+def _pointed_at(x: float, frame: _Frame, told: str) -> Markup:
+    """Return what shows a text when something of a part is pointed at, however small it is."""
+    half = (frame.places[1] - frame.places[0]) / 2 if len(frame.places) > 1 else 20.0
+    left, right = max(x - half, _LEFT), min(x + half, WIDTH - _RIGHT)
+    return element(
+        "rect",
+        element("title", told),
+        x=left,
+        y=_TOP,
+        width=right - left,
+        height=HEIGHT - _TOP - _BOTTOM,
+        class_="sense",
+    )

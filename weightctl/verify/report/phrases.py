@@ -1,0 +1,142 @@
+"""What was measured, in the words and digits that people read."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from weightctl.verify.report.findings import is_partial
+from weightctl.wording import counted, number, percent, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.verify.figures import (
+        Divergence,
+        ForwardFigures,
+        LayerDivergence,
+        TensorError,
+    )
+    from weightctl.verify.results import Report, Result
+
+__all__ = [
+    "DASH",
+    "TIMES",
+    "all_usual",
+    "cut",
+    "encodings",
+    "facts",
+    "shape_text",
+    "tick",
+    "times",
+    "verdict",
+    "verdict_of_check",
+    "visible",
+]
+
+# Signs that look like a letter and a hyphen.
+DASH, TIMES = "\u2013", "\u00d7"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def tick(value: float) -> str:
+    """Return a number beside an axis, where there is little room: `0.02`, `3.2·10⁻⁵`."""
+    if value == 0 or not isfinite(value) or 1e-4 < abs(value) < 1e5:
+        return number(value + 0.0, 2) if isfinite(value) else number(value)
+    digits, _, power = f"{value:.1e}".partition("e")
+    raised = str(int(power)).translate(_RAISED)
+    digits = digits.removesuffix(".0")
+    return f"10{raised}" if digits == "1" else f"{digits}·10{raised}"
+
+
+def times(value: float) -> str:
+    """Return how many times something is: 2.1 and the sign."""
+    return f"{number(value, 2)} {TIMES}"
+
+
+def cut(text: str, length: int) -> str:
+    """Return a printable text of at most so many characters, dots for those in its middle."""
+    text = printable(text)
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape, outermost first: its sizes with the sign between them."""
+    return f" {TIMES} ".join(map(str, shape))
+
+
+def verdict(report: Report) -> str:
+    """Return what came of it all, in a line."""
+    ran = sum(not result.skipped for result in report.results.values())
+    found = len(report.problems)
+    if found:
+        wrong = sum(bool(result.problems) for result in report.results.values())
+        return f"{counted(found, 'problem')} in {wrong:,} of {counted(ran, 'check')}"
+    left = len(report.results) - ran
+    return f"no problems found in {counted(ran, 'check')}" + (f", {left} skipped" if left else "")
+
+
+def verdict_of_check(result: Result) -> str:
+    """Return what came of a check: `fine`, `partly`, `3 problems` or `skipped`."""
+    if result.problems:
+        return counted(len(result.problems), "problem")
+    if result.skipped:
+        return "skipped"
+    return "partly" if is_partial(result.figures) else "fine"
+
+
+def facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:
+    """Return what is known of how a model ran: what it is, the number, and what that means."""
+    found: list[tuple[str, str, str]] = []
+    divergence = figures.divergence
+    if figures.perplexity is not None:
+        other = divergence.reference_perplexity if divergence else None
+        against = (
+            f"the reference's is {number(other, 4)}"
+            if other is not None
+            else "the less, the better"
+        )
+        found.append(("perplexity", number(figures.perplexity, 4), against))
+    return found + (_of_divergence(divergence) if divergence else [])
+
+
+def _of_divergence(divergence: Divergence) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = []
+    if divergence.mean is not None:
+        found.append(("mean KL", number(divergence.mean), "nats a position"))
+    if divergence.percentile_99 is not None:
+        found.append(("99th percentile", number(divergence.percentile_99), "nats"))
+    if divergence.greatest is not None:
+        found.append(("greatest KL", number(divergence.greatest), "nats"))
+    if divergence.top_1 is not None:
+        found.append(("top-1 agreement", percent(divergence.top_1), "same likeliest token"))
+    if divergence.cosine is not None:
+        found.append(("least cosine", number(divergence.cosine, 5), "between states"))
+    return found
+
+
+def all_usual(layers: Sequence[LayerDivergence]) -> str:
+    """Say that no part diverges from the reference's by more than is usual, and which does most."""
+    most = max(layers, key=lambda part: part.divergence)
+    if most.divergence == 0:
+        return "Every part gives exactly what the reference's gives."
+    usual = f", where {percent(most.expected)} is usual" if most.expected > 0 else ""
+    return (
+        "No part is further from the reference's than is usual: the furthest is "
+        f"`{cut(most.name, 60)}`, by {percent(most.divergence)}{usual}."
+    )
+
+
+def encodings(error: TensorError) -> str:
+    """Return how a tensor is stored, and the reference's where that is stored otherwise."""
+    if error.encoding == error.reference_encoding:
+        return error.encoding
+    return f"{error.encoding} against {error.reference_encoding}"
+
+
+def visible(text: str) -> str:
+    """Return a token's text with its spaces to be seen."""
+    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")

@@ -1,0 +1,169 @@
+"""What a page tells in tables."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.verify import CHECKS
+from weightctl.verify.report.findings import finding
+from weightctl.verify.report.markup import Markup, coded, element, join
+from weightctl.verify.report.phrases import (
+    DASH,
+    cut,
+    encodings,
+    shape_text,
+    times,
+    verdict_of_check,
+    visible,
+)
+from weightctl.verify.report.ranking import excess, ratio
+from weightctl.wording import number, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from weightctl.verify.figures import MatrixGain, NextToken, TensorError
+    from weightctl.verify.results import Report
+
+__all__ = ["checks", "gains", "next_tokens", "tensors"]
+
+# A longer name of a tensor has dots in its middle, and so has a token a third as long.
+_LONGEST = 120
+
+
+class _Column(NamedTuple):
+    title: str
+    class_: str | None = None
+
+
+def _table(
+    columns: Sequence[_Column],
+    rows: Iterable[Markup],
+    caption: str = "",
+    class_: str | None = None,
+) -> Markup:
+    head = element(
+        "tr", *(element("th", title, scope="col", class_=kind) for title, kind in columns)
+    )
+    table = element(
+        "table",
+        *((element("caption", caption),) if caption else ()),
+        element("thead", head),
+        element("tbody", *rows),
+        class_=class_,
+    )
+    return element("div", table, class_="scroll", tabindex="0")
+
+
+def _row(columns: Sequence[_Column], cells: Sequence[str], class_: str | None = None) -> Markup:
+    written = [
+        element("td", cell, class_=column.class_)
+        for column, cell in zip(columns, cells, strict=True)
+    ]
+    return element("tr", *written, class_=class_)
+
+
+def checks(report: Report) -> Markup:
+    """Return what each check looked at, and what came of it."""
+    columns = (
+        _Column("Check", "nowrap"), _Column("Verdict", "nowrap"), _Column("Looked at", "wide"),
+        _Column("Seconds", "n time"),
+    )  # fmt: skip
+    rows: list[Markup] = []
+    for name, result in report.results.items():
+        said = verdict_of_check(result)
+        is_whole = said == "fine"
+        state = "wrong" if result.problems else "good" if is_whole else "skipped"
+        sign = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}[state]
+        about = CHECKS[name].about if name in CHECKS else ""
+        told = result.skipped or finding(result.figures)
+        cells = (
+            element("code", name),
+            element("span", sign + said, class_=f"state {state}"),
+            join([about, *([element("div", coded(told), class_="soft")] if told else [])]),
+            f"{report.seconds[name]:.2f}",
+        )
+        rows.append(_row(columns, cells))
+    return _table(columns, rows)
+
+
+def tensors(errors: Sequence[TensorError], caption: str = "") -> Markup:
+    """Return how far tensors are off."""
+    columns = (
+        _Column("Tensor", "wide"), _Column("Encoding"), _Column("Relative RMSE", "n"),
+        _Column("Usual", "n"), _Column("Times usual", "n"), _Column("Worst run", "n"),
+        _Column("Max error", "n"), _Column("Cosine", "n"),
+    )  # fmt: skip
+    rows = [
+        _row(
+            columns,
+            (
+                join(
+                    [
+                        element("code", cut(error.name, _LONGEST)),
+                        element("div", shape_text(error.shape), class_="soft"),
+                    ]
+                ),
+                encodings(error),
+                percent(error.relative_rmse),
+                percent(error.expected),
+                times(excess(error)),
+                times(error.worst),
+                number(error.max_error),
+                number(error.cosine, 5),
+            ),
+            "bad" if error.is_problem else None,
+        )
+        for error in errors
+    ]
+    return _table(columns, rows, caption)
+
+
+def next_tokens(tokens: Sequence[NextToken]) -> Markup:
+    """Return which tokens may come next, and how likely that is."""
+    columns = (
+        _Column("Token", "n"), _Column("Text", "nowrap"), _Column("Probability", "n"),
+        _Column("", "track"),
+    )  # fmt: skip
+    most = max((token.probability for token in tokens if token.probability <= 1), default=0) or 1
+    rows = [
+        _row(
+            columns,
+            (
+                str(token.token),
+                element("code", cut(visible(token.text), _LONGEST // 3)) if token.text else "",
+                percent(token.probability),
+                _bar(token.probability / most),
+            ),
+        )
+        for token in tokens
+    ]
+    return _table(columns, rows, class_="slim")
+
+
+def gains(matrices: Sequence[MatrixGain]) -> Markup:
+    """Return how long the vectors are that matrices make of unit vectors."""
+    columns = (
+        _Column("Matrix", "wide"), _Column("Shape"), _Column("Length", "n"), _Column("Usual", "n"),
+        _Column("Times usual", "n"),
+    )  # fmt: skip
+    rows = [
+        _row(
+            columns,
+            (
+                element("code", cut(matrix.name, _LONGEST)),
+                shape_text(matrix.shape),
+                number(matrix.gain),
+                number(matrix.usual),
+                times(ratio(matrix.gain, matrix.usual)),
+            ),
+        )
+        for matrix in matrices
+    ]
+    return _table(columns, rows)
+
+
+def _bar(share: float) -> Markup:
+    width = 100.0 if isnan(share) else 100 * min(max(share, 0.0), 1.0)
+    return element("span", Markup(""), class_="bar", style=f"width:{width:.1f}%")

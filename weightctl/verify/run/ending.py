@@ -1,0 +1,182 @@
+"""What a model says in the end: whether it makes sense, how likely the text is, what comes next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.verify.figures import NextToken
+from weightctl.verify.problem import Problem
+from weightctl.verify.run.activations import Gathered, activation
+from weightctl.verify.run.likelihood import (
+    least_losses,
+    log_probabilities,
+    losses,
+    perplexity,
+    rows_of,
+)
+from weightctl.verify.run.parts import OUTPUT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32
+    from weightctl.verify.figures import Activation
+    from weightctl.verify.run.likelihood import F64
+    from weightctl.verify.run.parts import Running
+    from weightctl.verify.run.prompt import Prompt
+
+__all__ = ["Ending", "ended", "following", "next_tokens"]
+
+_NEXT = 5
+# Differences below this part of the numbers themselves are float32's rounding.
+_ALIKE = 1e-6
+# How unexpected, in nats, what a model is certain of still is.
+_CERTAIN = 1e-5
+
+# Those of a model for tests, or of an alphabet of its own, need not be those of English.
+_LEAST_VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What came of a model's last part; nothing where it did not run."""
+
+    figures: tuple[Activation, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    perplexity: float | None = None
+    next_tokens: tuple[NextToken, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def ended(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = False) -> Ending:
+    """Run the output on what came out of the last layer, a few positions at a time.
+
+    A model that is worse than chance at a text is worth a note, as the text may be strange; a
+    problem where any model `must_make_sense` of it, plain English.
+    """
+    if not running.has_logits:
+        return _of_states(running.end(x), given)
+    rows, targets = x[given.mask], following(given)
+    gathered, judged = Gathered(OUTPUT), _Judged()
+    step = rows_of(running.vocabulary)
+    found: list[F64] = []
+    last: tuple[NextToken, ...] = ()
+    for start in range(0, len(rows), step):
+        logits = running.end(rows[None, start : start + step])[0]
+        least, of_these = least_losses(logits), targets[start : start + step]
+        gathered.add(logits)
+        judged.add(logits, least)
+        # Of those that nothing follows the first token stands in, and is left out.
+        lost = losses(logits, np.maximum(of_these, 0), least)
+        found.append(lost[of_these >= 0])
+        if start + step >= len(rows):
+            last = next_tokens(logits[-1], given)
+    figure = gathered.figure()
+    ppl = None if figure.nonfinite else perplexity(np.concatenate(found))
+    # To be no better than chance on tokens that are chance is no wonder.
+    is_lost = given.is_text and ppl is not None and ppl > running.vocabulary
+    has_several = len(np.unique(given.ids[given.mask])) > 1
+    text = _nonfinite(figure) or judged.wrong(has_several=has_several, is_lost=is_lost)
+    problems = [Problem(where=OUTPUT, text=text)] if text else []
+    is_lost = is_lost and not text
+    if is_lost and must_make_sense and running.vocabulary >= _LEAST_VOCABULARY:
+        is_lost = False
+        problems.append(Problem(where="", text=_senseless(ppl, running)))
+    notes = (
+        (f"it is worse than chance: any of {running.vocabulary:,} tokens would be as likely",)
+        if is_lost
+        else ()
+    )
+    return Ending(
+        figures=(figure,),
+        problems=tuple(problems),
+        perplexity=ppl if given.is_text else None,
+        next_tokens=() if figure.nonfinite else last,
+        notes=notes,
+    )
+
+
+def _senseless(ppl: float | None, running: Running) -> str:
+    return (
+        f"perplexity {ppl:.3g} on plain English is worse than guessing among "
+        f"{running.vocabulary:,} tokens: the model does not work; if all else is fine, the config "
+        "(norm epsilon, rope theta, heads) or exchanged weights are likely"
+    )
+
+
+def following(given: Prompt) -> NDArray[np.int64]:
+    """Return which token follows each position of the mask in its window, -1 where none does."""
+    after = np.full(given.ids.shape, -1, np.int64)
+    after[:, :-1] = np.where(given.mask[:, 1:], given.ids[:, 1:], -1)
+    return after[given.mask]
+
+
+def next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
+    """Return the likeliest tokens that a position's logits say come next, the likeliest first."""
+    if not np.isfinite(logits).all():
+        return ()
+    logarithms = log_probabilities(logits)
+    likeliest = np.argsort(-logarithms, kind="stable")[:_NEXT]
+    return tuple(
+        NextToken(
+            token=int(token),
+            text=given.text_of(int(token)),
+            probability=float(np.exp(logarithms[token])),
+        )
+        for token in likeliest
+    )
+
+
+class _Judged:
+    """What logits of many positions have in common, looked at a piece at a time."""
+
+    def __init__(self) -> None:
+        self._first: F32 | None = None
+        self._differs, self._spreads = False, False
+        self._certain, self._count = 0, 0
+
+    def add(self, logits: F32, least: F64) -> None:
+        """Look at those of more positions, and at how unexpected the likeliest token of each is."""
+        first = logits[0] if self._first is None else self._first
+        self._first = first.copy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            smallest = _ALIKE * np.abs(first).max()
+            # The first rows of a model that is well settle it.
+            self._differs = self._differs or any(
+                bool((np.abs(row - first) > smallest).any()) for row in logits
+            )
+            self._spreads = self._spreads or any(
+                bool(row.max() - row.min() > smallest) for row in logits
+            )
+        self._certain += int((least < _CERTAIN).sum())
+        self._count += len(logits)
+
+    def wrong(self, *, has_several: bool, is_lost: bool) -> str:
+        """Say what no working model's logits are; `has_several` tokens, and not all the same."""
+        if not self._spreads:
+            return "every token is as likely as any other, at every position"
+        if not self._differs and has_several:
+            return "it says the same after every token, whatever came before"
+        if is_lost and self._certain > 0.9 * self._count:
+            return "it is certain of what comes next at nearly every position, and wrong"
+        return ""
+
+
+def _of_states(states: F32, given: Prompt) -> Ending:
+    figure = activation(OUTPUT, states, given.mask)
+    text = _nonfinite(figure)
+    if not text and len(np.unique(given.ids[given.mask])) > 1:
+        rows = states[given.mask]
+        if np.abs(rows - rows[0]).max() <= _ALIKE * np.abs(rows).max():
+            text = "its states are the same for every token, whatever the text"
+    problems = (Problem(where=OUTPUT, text=text),) if text else ()
+    return Ending(figures=(figure,), problems=problems)
+
+
+def _nonfinite(figure: Activation) -> str:
+    if not figure.nonfinite:
+        return ""
+    return f"{figure.nonfinite:,} of its numbers are NaN or infinite, and what went into it was not"

@@ -1,0 +1,229 @@
+"""A model that is run a part at a time."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.engine import InferenceSession
+from weightctl.errors import ShardingError
+from weightctl.graph.graph import Graph
+from weightctl.nn.base_layer import under
+from weightctl.nn.sites import naming_of
+from weightctl.split import Grid
+from weightctl.verify.run.ranks import Ranks
+from weightctl.weights.buffer import Buffer
+from weightctl.weights.derived import Derived
+from weightctl.weights.tree import Checkpoint, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.archs.checkpoint import RecognizedModel
+    from weightctl.archs.network import Network
+    from weightctl.codecs.base import F32
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import Encoding
+    from weightctl.errors import WeightctlError
+    from weightctl.formats.sharded.gathered import Gathered
+    from weightctl.graph.types import TensorType
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "layer_name", "unbuilt"]
+
+Replaced: TypeAlias = "Mapping[str, Tensor | F32]"
+
+EMBEDDING, OUTPUT = "embedding", "output"
+# The input of encoders, and what networks call the first dimension of theirs.
+_MASK, _BATCH = "mask", "batch"
+_NOTHING: Replaced = MappingProxyType({})
+
+
+def layer_name(number: int) -> str:
+    """Return what a layer is called, in figures and problems."""
+    return f"layers.{number}"
+
+
+def unbuilt(error: WeightctlError) -> str:
+    """Return why a checkpoint is no model that can be run, in a line."""
+    return f"the model cannot be built: {error.headline} (`names` tells more)"
+
+
+class Flow(NamedTuple):
+    """What goes into a layer, float32[windows, positions, hidden], and what all are given."""
+
+    x: F32
+    beside: tuple[Buffer, ...]
+
+
+class Running:
+    """A model in float32 that is run part by part; the weights of one are in memory at a time.
+
+    Its parts are `embedding`, `layers.0` and so on, and `output`. What is `replaced` stands in for
+    the checkpoint's tensors, by the names of our modules. Of a checkpoint that is `cut` for several
+    ranks these compute it together, but for parts of which something is replaced; `grid` are those
+    that do, and `notes` say why where they cannot. Raises `ArchitectureError` where the checkpoint
+    is no whole model, and `EngineError` where there is no torch or no such device.
+    """
+
+    def __init__(
+        self, checkpoint: RecognizedModel, device: DeviceRef = CPU, cut: Gathered | None = None
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.notes: tuple[str, ...] = ()
+        self._session = InferenceSession([device])
+        self._network = checkpoint.module()
+        self._network.to(device)
+        self._weights = self._network.raw_state_dict()
+        self._ranks: Ranks | None = None
+        if cut is not None and cut.manifest.grid.ranks > 1:
+            try:
+                self._ranks = Ranks(checkpoint, cut, device)
+            except ShardingError as error:
+                self.notes = (f"the ranks did not compute it together: {error.headline}",)
+        self._types = [value.type for value in self._begin(self._network).outputs]
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks that compute it together; one alone where it is not cut."""
+        return Grid() if self._ranks is None else self._ranks.grid
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self._network.layers)
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether it says what comes next; else it gives the last layer's states."""
+        return hasattr(self._network, OUTPUT)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it knows."""
+        _, shape = self._network.embedding.weight.original_dtype_and_shape
+        return shape.sizes[0]
+
+    def begin(
+        self, ids: NDArray[np.int64], mask: NDArray[np.bool_], replaced: Replaced = _NOTHING
+    ) -> Flow:
+        """Run what comes before the layers, on tokens and where they are: [windows, positions].
+
+        Raises `EngineError` for tokens that it does not know.
+        """
+        given = [mask.astype(np.int64) if name == _MASK else ids for name in self._network.INPUTS]
+        with self._with(replaced):
+            graph = self._begin(self._computing(replaced))
+        x, *beside = self._run(graph, given, replaced)
+        return Flow(x.to_numpy(), tuple(beside))
+
+    def layer(
+        self, number: int, x: F32, beside: Sequence[Buffer], replaced: Replaced = _NOTHING
+    ) -> F32:
+        """Return what a layer makes of any number of windows, as many times those of `beside`."""
+        network = self._computing(replaced)
+        with self._with(replaced), _built(network, layer_name(number), self._types) as graph:
+            first, *others = graph.inputs
+            graph.output(network.through(network.layers[number], first, tuple(others)))
+        given = [
+            _repeated(each, kind, len(x))
+            for each, kind in zip(beside, self._types[1:], strict=True)
+        ]
+        return self._run(graph, [x, *given], replaced)[0].to_numpy()
+
+    def end(self, x: F32, replaced: Replaced = _NOTHING) -> F32:
+        """Return the logits [windows, positions, vocabulary], or the states of an encoder.
+
+        No position sees another here: any part of what came out of the last layer will do.
+        """
+        with self._with(replaced):
+            graph = self._end(self._computing(replaced))
+        return self._run(graph, [x], replaced)[0].to_numpy()
+
+    def weights_of(self, part: str) -> list[str]:
+        """Return the names by our modules of the weights that a part needs.
+
+        A tied output needs the embedding's.
+        """
+        if part == EMBEDDING:
+            return list(self._begin(self._network).weights_by_name)
+        if part == OUTPUT:
+            return list(self._end(self._network).weights_by_name)
+        return [name for name in self._weights if name.startswith(f"{part}.")]
+
+    def _computing(self, replaced: Replaced) -> Network:
+        """Return what computes a part: the ranks together, where nothing stands in for weights."""
+        return self._network if replaced or self._ranks is None else self._ranks.network
+
+    def _begin(self, network: Network) -> Graph:
+        with _built(network, EMBEDDING, network.input_types()) as graph:
+            x, beside = network.begin(*graph.inputs)
+            graph.output(x, *beside)
+        return graph
+
+    def _end(self, network: Network) -> Graph:
+        with _built(network, OUTPUT, self._types[:1]) as graph:
+            graph.output(network.end(graph.inputs[0]))
+        return graph
+
+    def _run(self, graph: Graph, given: Sequence[Any], replaced: Replaced) -> list[Buffer]:
+        registry: dict[str, Any] = {}
+        for name, weight in graph.weights_by_name.items():
+            if name in replaced:
+                registry[name] = self._stood_in(name, replaced[name])
+            elif self._ranks is not None and weight.shard_of is not None:
+                registry[name] = self._ranks.part(weight)
+            else:
+                registry[name] = self.checkpoint.weights[name]
+        return self._session.load(graph, registry).execute(*given)
+
+    def _stood_in(self, name: str, given: Tensor | F32) -> Checkpoint | F32:
+        if isinstance(given, np.ndarray):
+            return given
+        return Checkpoint(Derived(source_of(self.checkpoint.tree), {name: given}, {}))[name]
+
+    @contextmanager
+    def _with(self, replaced: Replaced) -> Generator[None]:
+        """Have the weights be stored as what stands in for them, in graphs that are built here."""
+        changed = {name: self._weights[name] for name in replaced}
+        before = {
+            name: (*weight.original_dtype_and_shape, weight.quantization_encoding)
+            for name, weight in changed.items()
+        }
+        try:
+            for name, weight in changed.items():
+                shape, encoding = _stored_as(replaced[name])
+                dtype = DType.float32 if encoding.dtype is None else encoding.dtype
+                weight.configure(dtype, shape, encoding.quantization)
+            yield
+        finally:
+            for name, weight in changed.items():
+                weight.configure(*before[name])
+
+
+@contextmanager
+def _built(network: Network, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
+    # The weights are named already: to do so for each layer anew is a third of a model's time.
+    with Graph(name, types) as graph, under(naming_of(network)):
+        yield graph
+
+
+def _stored_as(given: Tensor | F32) -> tuple[tuple[int, ...], Encoding]:
+    if isinstance(given, np.ndarray):
+        return given.shape, DType(given.dtype.name).encoding
+    return given.info.shape, given.info.encoding
+
+
+def _repeated(given: Buffer, kind: TensorType, windows: int) -> Buffer:
+    """Return what is of each window once more for each further window, all else as it is."""
+    if str(kind.shape[0]) != _BATCH or given.shape[0] == windows:
+        return given
+    array = given.to_numpy()
+    return Buffer.from_numpy(np.concatenate([array] * (windows // len(array))))

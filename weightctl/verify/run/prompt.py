@@ -1,0 +1,188 @@
+"""The tokens that a model is run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.errors import ConversionError, TokenizerError
+from weightctl.verify.run.default_text import TEXT
+from weightctl.wording import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.archs.checkpoint import RecognizedModel
+    from weightctl.tokenizer.encoding import Encoder
+    from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
+
+__all__ = ["MOST_WINDOWS", "WINDOW", "Prompt", "prompt"]
+
+WINDOW, MOST_WINDOWS = 256, 8
+_SEED = 8
+_SHOWN = 4
+_TOKENS_HINT = "give token ids: --tokens 1,2,3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Tokens in windows that do not see each other, int64[windows, positions].
+
+    The `mask` is true where there is one of the prompt's, and not behind the end of the last
+    window. `source` says for people where they are from, and `text_of` what a token stands for,
+    empty where that is not known. They make a text unless `is_text` is false: then what a model
+    expects of them says nothing.
+    """
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    source: str
+    text_of: Callable[[int], str]
+    is_text: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are."""
+        return int(self.mask.sum())
+
+
+def prompt(request: Request, *subjects: Subject) -> Prompt:
+    """Return the tokens that were asked for, or those of the text, for models that are known.
+
+    The first that has a tokenizer says what they stand for, or makes them of the text. Without
+    either the text is our own; where no model has a tokenizer for that, tokens are drawn, always
+    the same. Raises `ConversionError` where what was asked for is nothing that such models run on:
+    tokens that they do not know, a text of no tokens, or one without a tokenizer. Raises
+    `TokenizerError` where a tokenizer is damaged, or is another model's.
+    """
+    if request.tokens is not None:
+        return _of_tokens(request.tokens, subjects)
+    if request.text is not None:
+        _require_text(request.text)
+    elif find_spec("tokenizers") is None:
+        why = "for a text of ours: pip install 'weightctl[verify]' (`tokenizers`)"
+        return _drawn(_known(subjects[-1]), why)
+    chosen, encoder = _with_encoder(subjects)
+    if encoder is not None:
+        return _of_text(request.text, _known(chosen), encoder)
+    if request.text is None:
+        return _drawn(_known(chosen), "there is no tokenizer beside the checkpoint or in it")
+    raise ConversionError(
+        f"{chosen.path}: there is no tokenizer to cut the text with", hint=_TOKENS_HINT
+    )
+
+
+def _of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
+    checkpoint = _known(subjects[0])
+    if not tokens:
+        raise ConversionError("no tokens were given", hint=_TOKENS_HINT)
+    if strange := _strange(tokens, checkpoint):
+        raise ConversionError(f"the tokens {strange}", hint=_TOKENS_HINT)
+    try:
+        encoder = None if find_spec("tokenizers") is None else _with_encoder(subjects)[1]
+    except TokenizerError:  # it is only to say what they stand for
+        encoder = None
+    text_of = _nothing if encoder is None else encoder.text
+    return _cut(tokens, _length(checkpoint), "the tokens that were given", text_of=text_of)
+
+
+def _of_text(given: str | None, checkpoint: RecognizedModel, encoder: Encoder) -> Prompt:
+    ids = encoder.ids(TEXT if given is None else given)
+    if not ids:
+        raise ConversionError("the text has no tokens", hint="give a longer one")
+    if strange := _strange([*encoder.first, *ids, *encoder.last], checkpoint):
+        raise TokenizerError(
+            f"the tokenizer's tokens {strange}", hint="is the tokenizer that of another model?"
+        )
+    source = "the built-in text" if given is None else "the text"
+    around = (encoder.first, encoder.last)
+    return _cut(ids, _length(checkpoint), source, around, encoder.text)
+
+
+def _known(subject: Subject) -> RecognizedModel:
+    if subject.checkpoint is None:
+        raise ValueError("a prompt is for a model that is known")
+    return subject.checkpoint
+
+
+def _length(checkpoint: RecognizedModel) -> int:
+    return max(1, min(WINDOW, checkpoint.config.context))
+
+
+def _require_text(text: str) -> None:
+    if find_spec("tokenizers") is None:
+        raise ConversionError(
+            "text is cut into tokens by `tokenizers`, which is not installed",
+            hint=f"pip install 'weightctl[verify]', or {_TOKENS_HINT}",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConversionError(
+            f"the text is no UTF-8, from character {error.start} on", hint="give it in UTF-8"
+        ) from error
+
+
+def _with_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
+    """Return the first that has a tokenizer, and that; else the last, and none."""
+    for subject in subjects:
+        if subject.encoder is not None:
+            return subject, subject.encoder
+    return subjects[-1], None
+
+
+def _nothing(_: int) -> str:
+    return ""
+
+
+def _drawn(checkpoint: RecognizedModel, why: str) -> Prompt:
+    length = _length(checkpoint)
+    drawn = np.random.default_rng(_SEED).integers(0, checkpoint.config.vocabulary, length)
+    note = f"the model ran on random tokens, which no perplexity can be judged by: {why}"
+    cut = _cut(drawn.tolist(), length, "random tokens")
+    return replace(cut, is_text=False, notes=(note,))
+
+
+def _strange(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
+    """Name those that are no tokens of a model, empty where all are."""
+    vocabulary = checkpoint.config.vocabulary
+    strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))
+    if not strange:
+        return ""
+    return f"{listed(strange, _SHOWN)} are none of the model's, which knows 0 to {vocabulary - 1}"
+
+
+def _cut(
+    ids: Sequence[int],
+    length: int,
+    source: str,
+    around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    text_of: Callable[[int], str] = _nothing,
+) -> Prompt:
+    """Return windows of so many positions, what belongs around a text around each."""
+    first, last = around
+    room = length - len(first) - len(last)
+    if room < 1:
+        first, last, room = (), (), length
+    parts = [ids[start : start + room] for start in range(0, len(ids), room)]
+    windows = [[*first, *part, *last] for part in parts[:MOST_WINDOWS]]
+    made = np.zeros((len(windows), len(windows[0])), np.int64)
+    mask = np.zeros(made.shape, np.bool_)
+    for row, window in enumerate(windows):
+        made[row, : len(window)] = window
+        mask[row, : len(window)] = True
+    left_out = len(ids) - room * MOST_WINDOWS
+    added = f", {int(mask.sum()):,} with those that its tokenizer adds" if first or last else ""
+    note = (
+        f"the model ran on the first {room * MOST_WINDOWS:,} tokens of {source}{added}: the other "
+        f"{left_out:,} were left out"
+    )
+    notes = (note,) if left_out > 0 else ()
+    return Prompt(ids=made, mask=mask, source=source, text_of=text_of, notes=notes)

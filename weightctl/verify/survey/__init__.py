@@ -1,1 +1,0 @@
-"""All numbers of a checkpoint, looked at once."""
