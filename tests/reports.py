@@ -19,8 +19,7 @@ from weightctl.verify.figures import (
     TensorError,
     ValuesFigures,
 )
-from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.results import Report, Result
+from weightctl.verify.results import Cause, Problem, Report, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from weightctl.kernels import active
 from weightctl.store import save
 from weightctl.threads import Memory
 from weightctl.verify.checks.finite.numbers import decoded, runs_of
-from weightctl.verify.checks.finite.side_by_side import surveys
+from weightctl.verify.checks.finite.survey import surveys
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
-from weightctl.verify.problem import Cause, Problem
 from weightctl.verify.report.remedies import remedies
-from weightctl.verify.results import Report, Result
+from weightctl.verify.results import Cause, Problem, Report, Result
 
 ROOT = Path(__file__).parent.parent.parent
 README, SCHEMA = ROOT / "README.md", ROOT / "weightctl" / "schemas" / "verify.json"

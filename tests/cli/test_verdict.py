@@ -29,8 +29,7 @@ from weightctl.verify.figures import (
     NextToken,
     ValuesFigures,
 )
-from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.results import Report, Result
+from weightctl.verify.results import Cause, Problem, Report, Result
 
 SCREENS = Path(__file__).parent / "verdicts"
 COLUMNS = (80, 200)

@@ -15,8 +15,7 @@ from weightctl.steps.numbers import AsFloat32, numbers_of
 from weightctl.store import open_weights
 from weightctl.verify import Subject
 from weightctl.verify.checks.forward.budget import as_far_off
-from weightctl.verify.compare.pairing import paired
-from weightctl.verify.compare.pairs import in_dialect
+from weightctl.verify.compare.pairs import in_dialect, paired
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:

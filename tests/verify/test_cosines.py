@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weightctl.verify.checks.forward.cosines import least_cosine
+from weightctl.verify.checks.forward.divergence import least_cosine
 
 
 def test_states_that_are_equal_have_a_cosine_of_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weightctl.verify.checks.forward.distribution import histogram, spread
+from weightctl.verify.checks.forward.divergence import histogram, spread
 
 
 def test_a_spread_has_the_mean_the_percentile_and_the_greatest() -> None:

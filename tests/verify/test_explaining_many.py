@@ -10,9 +10,8 @@ from arrays import stored
 from weightctl.steps.rows import Rows
 from weightctl.verify import Subject
 from weightctl.verify.compare.causes import PATIENCE, explain_each
-from weightctl.verify.compare.measuring import sample_of
-from weightctl.verify.compare.pairing import paired
-from weightctl.verify.compare.samples import Samples
+from weightctl.verify.compare.measure import Samples, sample_of
+from weightctl.verify.compare.pairs import paired
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:

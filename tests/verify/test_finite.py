@@ -18,7 +18,7 @@ from build import F32, Gguf, Tensor
 from weightctl.store import open_weights
 from weightctl.verify import Request, Result, Subject
 from weightctl.verify.checks.finite import check
-from weightctl.verify.checks.finite.side_by_side import surveys
+from weightctl.verify.checks.finite.survey import surveys
 from weightctl.verify.figures import FiniteFigures
 
 if TYPE_CHECKING:

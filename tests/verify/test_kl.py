@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from weightctl.verify.checks.forward.kl import Agreement
+from weightctl.verify.checks.forward.divergence import Agreement
 
 LOGITS = arrays.arrays(np.float32, (3, 7), elements=st.floats(-50, 50, width=32))
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.compare.distance import MOST_KEPT, Measured
-from weightctl.verify.compare.measuring import measured, sampled
+from weightctl.verify.compare.distance import MOST_KEPT, Measured, is_within, run_limit
+from weightctl.verify.compare.measure import measured, sampled
 from weightctl.verify.compare.pairs import Pair
-from weightctl.verify.compare.tolerance import is_within, run_limit
 from weightctl.weights import as_checkpoint
 from weightctl.weights.data import WeightData
 from weightctl.weights.derived import Tensor, tensor_of

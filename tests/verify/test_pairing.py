@@ -13,8 +13,7 @@ from arrays import stored
 from weightctl.cli import app
 from weightctl.steps.numbers import numbers_of
 from weightctl.verify import Subject
-from weightctl.verify.compare.pairing import paired
-from weightctl.verify.compare.pairs import in_dialect
+from weightctl.verify.compare.pairs import in_dialect, paired
 
 if TYPE_CHECKING:
     from pathlib import Path

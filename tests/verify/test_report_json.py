@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from reports import MADE, encoder, experts, faulty, hostile, nonfinite, report
-from weightctl.verify.problem import Problem
 from weightctl.verify.report.json_document import document, page
-from weightctl.verify.results import Result
+from weightctl.verify.results import Problem, Result
 
 
 def read(text: str) -> Any:

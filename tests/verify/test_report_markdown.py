@@ -11,9 +11,8 @@ from pages import Rendered
 
 from reports import HOSTILE, MADE, faulty, hostile, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, ValuesFigures
-from weightctl.verify.problem import Cause, Problem
 from weightctl.verify.report.markdown import page
-from weightctl.verify.results import Result
+from weightctl.verify.results import Cause, Problem, Result
 
 OURS = {
     "h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "code", "ul", "li", "em",

@@ -12,9 +12,8 @@ from pages import of_class, page_of, parsed, section, text_of
 
 from reports import MADE, faulty, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, NextToken, ValuesFigures
-from weightctl.verify.problem import Cause, Problem
 from weightctl.verify.report.html import page
-from weightctl.verify.results import Result
+from weightctl.verify.results import Cause, Problem, Result
 
 OURS = {
     "html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "div",

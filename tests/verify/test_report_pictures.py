@@ -14,10 +14,9 @@ from pages import of_class, page_of, pictures, text_of
 
 from reports import MADE, encoder, experts, faulty, norm, report, tensor, unknown_family
 from weightctl.verify.figures import Divergence
-from weightctl.verify.report.axis import axis
-from weightctl.verify.report.grid import grid
-from weightctl.verify.report.heat_map import error_map
-from weightctl.verify.report.histogram import histogram_chart
+from weightctl.verify.report.charts import histogram_chart
+from weightctl.verify.report.drawing import axis
+from weightctl.verify.report.heat_map import error_map, grid
 from weightctl.verify.report.html import page
 from weightctl.verify.report.ranking import worst_first
 

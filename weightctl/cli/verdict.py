@@ -17,8 +17,7 @@ from weightctl.wording import counted, number, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.verify.problem import Problem
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Problem, Report, Result
 
 __all__ = ["brief", "verdict"]
 

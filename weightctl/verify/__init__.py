@@ -8,9 +8,8 @@ from weightctl.registry import loaded_on_use
 
 if TYPE_CHECKING:
     from weightctl.verify.checking import verify
-    from weightctl.verify.problem import Cause, Problem
     from weightctl.verify.request import Request
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Cause, Problem, Report, Result
     from weightctl.verify.subject import Subject
 
 __all__ = [
@@ -64,8 +63,8 @@ CHECKS: dict[str, Check] = {
 }
 
 _NAMES = {
-    "Cause": "weightctl.verify.problem:Cause",
-    "Problem": "weightctl.verify.problem:Problem",
+    "Cause": "weightctl.verify.results:Cause",
+    "Problem": "weightctl.verify.results:Problem",
     "Report": "weightctl.verify.results:Report",
     "Request": "weightctl.verify.request:Request",
     "Result": "weightctl.verify.results:Result",

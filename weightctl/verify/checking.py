@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.registry import load
 from weightctl.verify import CHECKS
-from weightctl.verify.contradictions import require_consistent
-from weightctl.verify.problem import Problem
-from weightctl.verify.results import Report, Result
+from weightctl.verify.request import require_consistent
+from weightctl.verify.results import Problem, Report, Result
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import header_of, source_of
 

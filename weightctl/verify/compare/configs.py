@@ -1,4 +1,4 @@
-"""What two configs of one family say otherwise that changes what the model computes."""
+"""Differences between two configs of one family that change what the model computes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any
 
-from weightctl.archs.configs import shortest
+import numpy as np
+
+from weightctl.archs.configs import Read, shortest
 from weightctl.archs.keys import Present
 from weightctl.archs.kinds import shown, shown_apart
-from weightctl.errors import WeightctlError
+from weightctl.errors import GraphError, WeightctlError
+from weightctl.nn.rope_scaling import inverse_frequencies
+from weightctl.steps.numbers import numbers_of
 from weightctl.untyped import is_sequence
-from weightctl.verify.compare.rotations import plain, rotates_alike
 from weightctl.verify.config_keys import Spelling, spelled
-from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.results import Cause, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from weightctl.archs import RecognizedModel
-    from weightctl.archs.keys import Config
+    from weightctl.archs.keys import Config, Fields
 
-__all__ = ["Difference", "corrected", "differences", "lost_window"]
+
+__all__ = [
+    "Difference",
+    "corrected",
+    "differences",
+    "lost_window",
+    "rotates_alike",
+    "spell_out_rope",
+]
 
 # What is compared as the speeds that it all makes, not field by field.
 _STRETCH = ("rope_scaling", "has_rope_factors")
@@ -33,6 +46,9 @@ _WINDOWS = ("sliding_window", "windowed_layers")
 # What tells the speeds of rotations but for how they are stretched.
 _TURNS = ("rope_base", "rope_dimensions")
 _BIAS_DROPPED = "bias_dropped"
+# A few roundings of float32, in which GGUF has factors.
+_ROUNDING = 1e-5
+_LONGEST = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ def differences(
     from another that differs. The length of the context counts where positions have a table of
     their own, and else `with_context`: it changes no short text, and cuts long ones.
     """
-    own, other = plain(subject), plain(reference)
+    own, other = spell_out_rope(subject), spell_out_rope(reference)
     found: list[Difference] = []
     following: dict[str, Any] = {}
     unequal = list(
@@ -243,3 +259,51 @@ def _told(value: Any) -> str:
     if isinstance(value, float):
         return f"{shortest(value):g}"
     return shown(value).strip("`")
+
+
+def spell_out_rope(checkpoint: RecognizedModel) -> Read:
+    """Return what a config says, with what GGUF has small tensors for said in words.
+
+    As it is where config.json had no words for that.
+    """
+    fields: Fields = checkpoint.fields
+    try:
+        for names in checkpoint.arch.tensors(checkpoint.config):
+            told, tensor = names.line.told, checkpoint.tensors.get(names.module)
+            if told is not None and tensor is not None:
+                fields = told(fields, numbers_of(tensor))
+        if fields is checkpoint.fields:
+            return Read(fields, checkpoint.config)
+        return Read(fields, checkpoint.arch.make_config(checkpoint.arch.checked(fields)))
+    except (KeyError, ValueError, WeightctlError):
+        return Read(checkpoint.fields, checkpoint.config)
+
+
+def rotates_alike(one: Read, other: Read) -> bool:
+    """Whether two configs turn pairs of numbers by the same angles; True where neither turns any.
+
+    Speeds of a checkpoint's own tensors that no config has words for are not compared.
+    """
+    if any(getattr(each.config, "has_rope_factors", False) for each in (one, other)):
+        return True
+    found, wanted = (_speeds(each.config) for each in (one, other))
+    return len(found) == len(wanted) and all(
+        a.shape == b.shape and np.allclose(a, b, rtol=_ROUNDING, atol=0)
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def _speeds(config: Any) -> Sequence[NDArray[Any]]:
+    """Return the speeds of near and far positions, and what cosines are multiplied by."""
+    base, scaling = getattr(config, "rope_base", None), getattr(config, "rope_scaling", None)
+    if base is None:
+        return ()
+    amplitude = np.array(1.0 if scaling is None else scaling.amplitude)
+    try:
+        return (
+            inverse_frequencies(config.rope_dimensions, base, scaling),
+            inverse_frequencies(config.rope_dimensions, base, scaling, _LONGEST),
+            amplitude,
+        )
+    except GraphError:
+        return (amplitude,)

@@ -1,4 +1,4 @@
-"""What an encoding costs: how far numbers are from themselves once they have been through it."""
+"""What encodings cost: the bits of each value, and how far values are from themselves after one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import NonFiniteError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.info import Header, TensorInfo
 
-__all__ = ["Side", "decoded", "typical"]
+
+__all__ = ["Side", "bits_of", "decoded", "typical"]
 
 _F32 = ENCODINGS["F32"]
 # Bits of the significand, the hidden one too.
@@ -33,6 +38,25 @@ _MOST = 0.6
 # Of eight bits some are an exponent's, or one scale serves a whole channel.
 _EIGHT_BITS = (7.0, 9.0)
 _ABOVE_BLOCKS = 5.0
+
+
+def bits_of(header: Header) -> Callable[[Tensor], float]:
+    """Return what tells the bits per number of a tensor of this header, or made of one.
+
+    A weight that is stored in parts, of which scales are some, is counted with all of them.
+    """
+    apart: dict[tuple[TensorInfo, ...], float] = {
+        origin.sources: sum(source.nbytes for source in origin.sources) * 8 / info.size
+        for name, origin in header.origins.items()
+        if (info := header.tensors.get(name)) is not None and info.size and origin.sources
+    }
+
+    def bits(tensor: Tensor) -> float:
+        sources = tensor.origin.sources
+        encoding = sources[0].encoding if sources else tensor.info.encoding
+        return apart.get(sources, encoding.size * 8 / encoding.block)
+
+    return bits
 
 
 def typical(encoding: Encoding, bits: float) -> float:

@@ -12,7 +12,7 @@ from weightctl.codecs import can_encode
 from weightctl.dtype import ENCODINGS
 from weightctl.verify.compare.cost import Side
 from weightctl.verify.compare.distance import RUN
-from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.compare.measure import numbers_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

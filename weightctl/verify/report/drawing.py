@@ -1,13 +1,24 @@
-"""Pictures as SVG, whose colours are those of the page: light or dark."""
+"""Pictures as SVG, whose colours are those of the page: light or dark; and their axes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import ceil, floor, isfinite, isnan, log10
+from typing import TYPE_CHECKING
+
 from weightctl.verify.report.markup import Markup, element
 
-__all__ = ["HEIGHT", "WIDTH", "label", "legend", "line", "picture"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+__all__ = ["HEIGHT", "WIDTH", "Axis", "axis", "label", "legend", "line", "picture"]
 
 # Of a picture, in its own units; a page that is narrower has it scrolled.
 WIDTH, HEIGHT = 960.0, 260.0
+# What is smaller or larger is drawn at the end, as what is smaller by so many decades than the
+# greatest is.
+_LEAST, _GREATEST, _DECADES = 1e-30, 1e30, 10
 
 
 def picture(
@@ -41,3 +52,64 @@ def legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
         ]
         x += 32 + 6.6 * len(words)
     return element("g", *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis between two exponents of 10, drawn from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float = 0.0
+    end: float = 1.0
+
+    def at(self, value: float) -> float:
+        """Return where a value is drawn; at the ends what is beyond them, and 0 at the low one."""
+        if isnan(value):  # drawn where infinity is
+            return self.end
+        exponent = log10(min(max(value, _LEAST), _GREATEST))
+        share = (min(max(exponent, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return the values that are written beside it, between three and eight."""
+        decades = range(ceil(self.low - 1e-9), floor(self.high + 1e-9) + 1)
+        if len(decades) > 3:
+            return [10.0**power for power in decades[:: ceil(len(decades) / 7)]]
+        lowest, highest = floor(self.low), ceil(self.high)
+        steps = [digit * 10.0**power for power in range(lowest, highest + 1) for digit in (1, 2, 5)]
+        return [step for step in steps if self.low - 1e-9 <= log10(step) <= self.high + 1e-9]
+
+
+def axis(
+    values: Iterable[float], start: float = 0.0, end: float = 1.0, decades: float = 1.0
+) -> Axis:
+    """Return an axis that has all the positive finite values on it, and at least so many decades.
+
+    Of more than ten decades it has the greatest.
+    """
+    found = [
+        log10(min(max(value, _LEAST), _GREATEST))
+        for value in values
+        if isfinite(value) and value > 0
+    ]
+    high = max(found, default=0.0)
+    low = max(min(found, default=-1.0), high - _DECADES)
+    low, high = _down(low), _up(high)
+    if high - low < decades - 1e-9:
+        low = _down(high - decades)
+    return Axis(low, high, start, end)
+
+
+def _down(exponent: float) -> float:
+    """Return the exponent of the next 1, 2 or 5 of a decade that is not above one."""
+    return max(step for step in _steps(exponent) if step <= exponent + 1e-9)
+
+
+def _up(exponent: float) -> float:
+    """Return the exponent of the next 1, 2 or 5 of a decade that is not below one."""
+    return min(step for step in _steps(exponent) if step >= exponent - 1e-9)
+
+
+def _steps(exponent: float) -> list[float]:
+    return [floor(exponent) + log10(digit) for digit in (1, 2, 5, 10)]

@@ -1,30 +1,108 @@
-"""The errors of all tensors in one picture: a column a layer, a row a kind of tensor."""
+"""The errors of all tensors in one picture: a column for each layer, a row for each kind."""
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from weightctl.verify.report.axis import axis
-from weightctl.verify.report.drawing import WIDTH, label, legend, picture
+from weightctl.verify.report.drawing import WIDTH, axis, label, legend, picture
 from weightctl.verify.report.markup import Markup, element, join
 from weightctl.verify.report.phrases import DASH, TIMES, cut, encodings, tick, times
-from weightctl.verify.report.ranking import excess
+from weightctl.verify.report.ranking import badness, excess
 from weightctl.wording import counted, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightctl.verify.figures import TensorError
-    from weightctl.verify.report.grid import Cell, Grid
 
-__all__ = ["error_map", "excess_map"]
 
+__all__ = ["Cell", "Grid", "error_map", "excess_map", "grid"]
+
+_Place = TypeVar("_Place")
+
+# So many rows and columns are drawn, and what has no room is told.
+_MOST_KINDS = 40
+_MOST_LAYERS = 300
 _LEFT, _TOP, _ROW, _FOOT = 188.0, 26.0, 20.0, 34.0
 _WIDEST, _NARROWEST = 56.0, 6.0
 _LEVELS = 9
 # How many times the usual error, up to which a tensor has the colour; what is more has the last.
 _BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
+
+
+class Cell(NamedTuple):
+    """What is drawn of the tensors of a kind in a layer: how many they are, and the worst."""
+
+    tensors: int
+    worst: TensorError
+
+
+class Grid(NamedTuple):
+    """Tensors by what they are and by their layer, None for those outside the layers.
+
+    `left_out` counts the tensors for which there is no room.
+    """
+
+    kinds: Sequence[str]
+    layers: Sequence[int | None]
+    cells: dict[tuple[str, int | None], Cell]
+    left_out: int
+
+
+def grid(errors: Sequence[TensorError]) -> Grid:
+    """Return tensors by kind and layer; of several in one place, as experts are, the worst."""
+    cells: dict[tuple[str, int | None], Cell] = {}
+    for error in errors:
+        place = _find_place(error)
+        there = cells.get(place)
+        if there is None:
+            cells[place] = Cell(1, error)
+        else:
+            worst = max(there.worst, error, key=badness)
+            cells[place] = Cell(there.tensors + 1, worst)
+    kinds = _keep_worst(((kind, cell) for (kind, _), cell in cells.items()), _MOST_KINDS)
+    layers = _keep_worst(((layer, cell) for (_, layer), cell in cells.items()), _MOST_LAYERS)
+    shown = {
+        place: cell for place, cell in cells.items() if place[0] in kinds and place[1] in layers
+    }
+    places = {layer for _, layer in shown}
+    # Rows that only have something outside the layers stand below the others.
+    inside = {kind for kind, layer in shown if layer is not None}
+    return Grid(
+        kinds=sorted(dict.fromkeys(kind for kind, _ in shown), key=lambda kind: kind not in inside),
+        layers=sorted(places, key=lambda layer: -1 if layer is None else layer),
+        cells=shown,
+        left_out=len(errors) - sum(cell.tensors for cell in shown.values()),
+    )
+
+
+def _find_place(error: TensorError) -> tuple[str, int | None]:
+    """Return what kind of tensor one is, and its layer.
+
+    Where no family says which, the layer is the first number in the name. Other numbers are those
+    of experts and the like, and make no kinds.
+    """
+    pieces = error.part.removesuffix(".weight").split(".")
+    layer = error.layer
+    if layer is None:
+        first = next((n for n, piece in enumerate(pieces) if _is_number(piece)), None)
+        if first is not None and len(pieces) > 1:
+            layer = int(pieces[first])
+    return ".".join("*" if _is_number(piece) else piece for piece in pieces), layer
+
+
+def _is_number(piece: str) -> bool:
+    return piece.isascii() and piece.isdigit() and len(piece) < 10
+
+
+def _keep_worst(places: Iterable[tuple[_Place, Cell]], most: int) -> set[_Place]:
+    """Return so many of the places, those with the worst tensors."""
+    worst: dict[_Place, tuple[bool, float, float, float]] = {}
+    for place, cell in places:
+        found = badness(cell.worst)
+        worst[place] = max(worst.get(place, found), found)
+    return set(sorted(worst, key=worst.__getitem__, reverse=True)[:most])
 
 
 def error_map(grid: Grid) -> Markup:
@@ -43,7 +121,7 @@ def error_map(grid: Grid) -> Markup:
         for level in range(0, _LEVELS, 2)
     ]
     colours = [("same", "equal"), *((class_, f"{tick(100 * value)} %") for class_, value in steps)]
-    return _map("Relative RMSE of each tensor, by layer and kind", grid, colour, colours)
+    return _draw_map("Relative RMSE of each tensor, by layer and kind", grid, colour, colours)
 
 
 def excess_map(grid: Grid) -> Markup:
@@ -60,10 +138,10 @@ def excess_map(grid: Grid) -> Markup:
     words = ["below ½", "½", "usual", *bounds]
     colours = [("same", "equal"), *((f"r{level}", text) for level, text in enumerate(words))]
     title = "Error of each tensor as a multiple of what its encoding costs, by layer and kind"
-    return _map(title, grid, colour, colours)
+    return _draw_map(title, grid, colour, colours)
 
 
-def _map(
+def _draw_map(
     title: str,
     grid: Grid,
     colour: Callable[[TensorError], str],
@@ -81,14 +159,14 @@ def _map(
         for kind, y in rows.items()
     ]
     bottom = _TOP + _ROW * len(rows)
-    parts += _column_labels(columns, step)
+    parts += _label_columns(columns, step)
     gap = 1.5 if step > 10 else 0.5
     for (kind, layer), cell in grid.cells.items():
         is_problem = cell.worst.is_problem
         parts.append(
             element(
                 "rect",
-                element("title", _told(cell, layer)),
+                element("title", _describe_cell(cell, layer)),
                 x=columns[layer],
                 y=rows[kind],
                 width=step - gap,
@@ -107,7 +185,7 @@ def _map(
     return picture(title, parts, bottom + _FOOT, width)
 
 
-def _column_labels(columns: dict[int | None, float], step: float) -> list[Markup]:
+def _label_columns(columns: dict[int | None, float], step: float) -> list[Markup]:
     """Return the layers' numbers over their columns, as many as there is room for."""
     labels: list[Markup] = []
     free = 0.0
@@ -126,7 +204,7 @@ def _is_round(layer: int, step: float) -> bool:
     return layer % every == 0
 
 
-def _told(cell: Cell, layer: int | None) -> Markup:
+def _describe_cell(cell: Cell, layer: int | None) -> Markup:
     error = cell.worst
     which = f" (the worst of {counted(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
     place = "" if layer is None else f", layer {cut(str(layer), 9)}"

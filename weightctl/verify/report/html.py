@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from weightctl import __version__
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report import tables
-from weightctl.verify.report.grid import grid
-from weightctl.verify.report.heat_map import error_map, excess_map
-from weightctl.verify.report.histogram import histogram_chart
-from weightctl.verify.report.layer_charts import activation_chart, divergence_chart
+from weightctl.verify.report.charts import activation_chart, divergence_chart, histogram_chart
+from weightctl.verify.report.heat_map import error_map, excess_map, grid
 from weightctl.verify.report.markup import Markup, coded, element, join
 from weightctl.verify.report.phrases import all_usual, cut, facts, verdict
 from weightctl.verify.report.ranking import strangest, title_of, worst_first
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from weightctl.verify.figures import LayerDivergence, MatrixGain
-    from weightctl.verify.problem import Problem
-    from weightctl.verify.results import Report
+    from weightctl.verify.results import Problem, Report
 
 __all__ = ["page"]
 

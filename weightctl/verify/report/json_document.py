@@ -13,8 +13,7 @@ from weightctl.verify.report.remedies import remedies
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
-    from weightctl.verify.problem import Problem
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Problem, Report, Result
 
 __all__ = ["document", "page"]
 

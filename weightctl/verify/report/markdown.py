@@ -1,15 +1,16 @@
-"""A report as Markdown, for an issue or a model's card."""
+"""A report as Markdown, for an issue or a model's card; nothing that a file says becomes markup."""
 
 from __future__ import annotations
 
+import re
 from math import isfinite, log10
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report.findings import finding
-from weightctl.verify.report.markdown_text import code, text
 from weightctl.verify.report.phrases import (
+    cut,
     encodings,
     facts,
     shape_text,
@@ -20,19 +21,24 @@ from weightctl.verify.report.phrases import (
 )
 from weightctl.verify.report.ranking import excess, ratio, strangest, title_of, worst_first
 from weightctl.verify.report.remedies import remedies
-from weightctl.wording import counted, number, percent
+from weightctl.wording import counted, number, percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.verify.figures import Activation, Divergence, MatrixGain, NextToken
-    from weightctl.verify.problem import Problem
-    from weightctl.verify.results import Report
+    from weightctl.verify.results import Problem, Report
 
-__all__ = ["page"]
+
+__all__ = ["escape_text", "page", "quote_code"]
 
 _WORST, _GAINS, _LAYERS = 12, 20, 40
 _BARS = "▁▂▃▄▅▆▇█"
+# What begins markup, a link or a mention; an underscore between letters does not.
+_SIGNS = re.compile(r"[\\`*\[\]<>~&#$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# What makes a list or a heading of a line that it begins.
+_FIRST = re.compile(r"[-+=](?=[-=\s]|$)|\d+[.)](?=\s|$)")
+_LONGEST = 120
 
 
 def page(report: Report) -> str:
@@ -50,19 +56,21 @@ def page(report: Report) -> str:
 
 
 def _header(report: Report) -> str:
-    against = f", against {code(report.reference)}" if report.reference else ""
+    against = f", against {quote_code(report.reference)}" if report.reference else ""
     rows = [
         (
-            code(name),
+            quote_code(name),
             verdict_of_check(result),
-            text(result.skipped or finding(result.figures)),
+            escape_text(result.skipped or finding(result.figures)),
             f"{report.seconds[name]:.2f}",
         )
         for name, result in report.results.items()
     ]
     lines = [
-        f"# {code(report.path)}: {verdict(report)}",
-        f"{text(report.description)}{against}" if report.description else against.strip(", "),
+        f"# {quote_code(report.path)}: {verdict(report)}",
+        f"{escape_text(report.description)}{against}"
+        if report.description
+        else against.strip(", "),
         _table(["Check", "Verdict", "Looked at", "Seconds"], rows, right={3}),
     ]
     return "\n\n".join(line for line in lines if line)
@@ -75,18 +83,19 @@ def _problems(problems: Sequence[Problem]) -> str:
 
 
 def _next(advice: Sequence[str]) -> str:
-    listed = [f"- {text(each)}" for each in advice]
+    listed = [f"- {escape_text(each)}" for each in advice]
     return "\n".join(["## What to do next", "", *listed]) if advice else ""
 
 
 def _problem(problem: Problem) -> str:
-    where = f"{code(problem.where)}: " if problem.where else ""
-    told = f"- {where}{text(problem.said)} *({text(problem.check)})*"
+    where = f"{quote_code(problem.where)}: " if problem.where else ""
+    told = f"- {where}{escape_text(problem.said)} *({escape_text(problem.check)})*"
     if problem.hint:
-        told = f"{told}\n  **Hint:** {text(problem.hint)}"
+        told = f"{told}\n  **Hint:** {escape_text(problem.hint)}"
     if problem.cause is None:
         return told
-    return f"{told}\n  **Likely cause:** {text(problem.cause.text)} ({code(problem.cause.name)})"
+    name, text = problem.cause
+    return f"{told}\n  **Likely cause:** {escape_text(text)} ({quote_code(name)})"
 
 
 def _forward(figures: ForwardFigures | None) -> Iterator[str]:
@@ -96,7 +105,7 @@ def _forward(figures: ForwardFigures | None) -> Iterator[str]:
     if known or figures.next_tokens:
         yield "## What the model says"
     if known:
-        yield _table(["", "", ""], [list(map(text, fact)) for fact in known], right={1})
+        yield _table(["", "", ""], [list(map(escape_text, fact)) for fact in known], right={1})
     if figures.next_tokens:
         yield _next_tokens(figures.next_tokens)
     if figures.divergence is not None and figures.divergence.layers:
@@ -111,7 +120,7 @@ def _next_tokens(tokens: Sequence[NextToken]) -> str:
     rows = [
         (
             str(token.token),
-            code(visible(token.text)) if token.text else "",
+            quote_code(visible(token.text)) if token.text else "",
             percent(token.probability),
         )
         for token in tokens
@@ -127,14 +136,14 @@ def _activations(activations: Sequence[Activation]) -> Iterator[str]:
     yield f"`{_curve(rms)}` root mean square of what each part gives, {ends} (log scale)"
     lost = [part for part in activations if part.nonfinite]
     if lost:
-        rows = [(code(part.name), f"{part.nonfinite:,}") for part in lost[:_LAYERS]]
+        rows = [(quote_code(part.name), f"{part.nonfinite:,}") for part in lost[:_LAYERS]]
         yield _table(["Part", "NaN or infinite"], rows, right={1})
 
 
 def _matrices(matrices: Sequence[MatrixGain]) -> Iterator[str]:
     rows = [
         (
-            code(matrix.name),
+            quote_code(matrix.name),
             shape_text(matrix.shape),
             number(matrix.gain),
             times(ratio(matrix.gain, matrix.usual)),
@@ -159,7 +168,7 @@ def _divergence(divergence: Divergence) -> Iterator[str]:
     most = max(_WORST, sum(part.is_problem for part in order))
     rows = [
         (
-            code(part.name),
+            quote_code(part.name),
             percent(part.divergence),
             percent(part.expected),
             times(ratio(part.divergence, part.expected)),
@@ -176,8 +185,8 @@ def _values(figures: ValuesFigures | None) -> Iterator[str]:
     ranked = worst_first(figures.tensors)
     rows = [
         (
-            code(error.name),
-            text(encodings(error)),
+            quote_code(error.name),
+            escape_text(encodings(error)),
             percent(error.relative_rmse),
             percent(error.expected),
             times(excess(error)),
@@ -202,7 +211,9 @@ def _values(figures: ValuesFigures | None) -> Iterator[str]:
 
 
 def _notes(notes: Sequence[str]) -> str:
-    return "\n".join(["## Notes", "", *(f"- {text(note)}" for note in notes)]) if notes else ""
+    return (
+        "\n".join(["## Notes", "", *(f"- {escape_text(note)}" for note in notes)]) if notes else ""
+    )
 
 
 def _table(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:
@@ -222,3 +233,51 @@ def _curve(values: Sequence[float]) -> str:
         return _BARS[round(height * (len(_BARS) - 1))]
 
     return "".join(map(bar, values))
+
+
+def escape_text(written: str) -> str:
+    """Return a text of ours in which what stands between two backticks is code, in one line."""
+    return "<br>".join(_escape_line(line.strip()) for line in written.split("\n") if line.strip())
+
+
+def quote_code(shown: str, most: int = _LONGEST) -> str:
+    """Return a text as code of at most so many characters, which nothing in it ends."""
+    shown = cut(shown, max(most, 1))
+    if "|" in shown:
+        # In a table it would end the cell, and how it is escaped there differs between readers.
+        return f"<code>{''.join(map(_escape_char, shown))}</code>"
+    if not shown.strip():
+        return f'"{shown}"'
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence = "`" * (longest + 1)
+    room = " " if longest else ""
+    return f"{fence}{room}{shown}{room}{fence}"
+
+
+def _escape_line(line: str) -> str:
+    pieces = line.split("`")
+    if len(pieces) % 2 == 0:
+        return _escape_first(line)
+    first, *others = pieces
+    return _escape_first(first) + "".join(
+        quote_code(piece) if number % 2 else _escape_signs(piece)
+        for number, piece in enumerate(others, start=1)
+        if piece
+    )
+
+
+def _escape_first(line: str) -> str:
+    """Return text that may stand at the beginning of a line."""
+    begins = _FIRST.match(line)
+    if begins is None:
+        return _escape_signs(line)
+    last = begins.end() - 1
+    return f"{line[:last]}\\{line[last]}{_escape_signs(line[last + 1 :])}"
+
+
+def _escape_signs(line: str) -> str:
+    return _SIGNS.sub(r"\\\g<0>", printable(line)).replace("|", "&#124;")
+
+
+def _escape_char(char: str) -> str:
+    return char if char.isalnum() or char in " ./-" else f"&#{ord(char)};"

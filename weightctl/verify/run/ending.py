@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.verify.figures import NextToken
-from weightctl.verify.problem import Problem
+from weightctl.verify.results import Problem
 from weightctl.verify.run.activations import Gathered, activation
 from weightctl.verify.run.likelihood import (
     least_losses,

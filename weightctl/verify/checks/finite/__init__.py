@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from weightctl.archs.names import numbered
 from weightctl.verify.checks.finite.judging import Finding, Judge
 from weightctl.verify.checks.finite.numbers import is_numbers
-from weightctl.verify.checks.finite.side_by_side import surveys
+from weightctl.verify.checks.finite.survey import surveys
 from weightctl.verify.figures import FiniteFigures
-from weightctl.verify.problem import MOST_NAMED, Problem
-from weightctl.verify.results import Result
+from weightctl.verify.results import MOST_NAMED, Problem, Result
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.tree import header_of, source_of
 

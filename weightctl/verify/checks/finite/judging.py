@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.archs.changes import PLUS_ONE
 from weightctl.threads import Memory
-from weightctl.verify.checks.finite.byte_order import has_swapped_bytes
-from weightctl.verify.checks.finite.closer_look import NONFINITE, located, nonfinite_in
 from weightctl.verify.checks.finite.empty_rows import Vocabulary, is_made, is_table, may_be_zero
-from weightctl.verify.problem import MOST_NAMED, Cause
+from weightctl.verify.checks.finite.faults import (
+    NONFINITE,
+    has_swapped_bytes,
+    located,
+    nonfinite_in,
+)
+from weightctl.verify.results import MOST_NAMED, Cause
 from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.archs import RecognizedModel
-    from weightctl.verify.checks.finite.closer_look import Kind
-    from weightctl.verify.checks.finite.quick_look import Survey
+    from weightctl.verify.checks.finite.faults import Kind
+    from weightctl.verify.checks.finite.survey import Survey
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo

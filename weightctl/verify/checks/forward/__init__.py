@@ -12,8 +12,7 @@ from weightctl.registry import load
 from weightctl.verify.checks.forward.bars import over_max_divergence, over_max_perplexity, unjudged
 from weightctl.verify.checks.forward.matrices import check_matrices
 from weightctl.verify.figures import Activation, ForwardFigures
-from weightctl.verify.problem import Problem
-from weightctl.verify.results import Result
+from weightctl.verify.results import Problem, Result
 from weightctl.verify.run.activations import activation, usual_size
 from weightctl.verify.run.ending import Ending, ended
 from weightctl.verify.run.parts import EMBEDDING, Running, layer_name, unbuilt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.verify.problem import Problem
+from weightctl.verify.results import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
-from weightctl.verify.compare.causes.alike import computes_the_same
+from weightctl.verify.compare.causes import computes_the_same
 from weightctl.verify.compare.configs import Difference, corrected
-from weightctl.verify.compare.measuring import measured
+from weightctl.verify.compare.distance import is_within, run_limit
+from weightctl.verify.compare.measure import measured
 from weightctl.verify.compare.pairs import in_dialect
-from weightctl.verify.compare.tolerance import is_within, run_limit
-from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.results import Cause, Problem
 from weightctl.verify.run.parts import OUTPUT, Running
 
 if TYPE_CHECKING:

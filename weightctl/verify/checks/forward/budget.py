@@ -11,7 +11,7 @@ from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32
 from weightctl.verify.compare.cost import Side
-from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.compare.measure import numbers_from
 from weightctl.verify.compare.pairs import in_dialect
 from weightctl.weights.derived import Made
 

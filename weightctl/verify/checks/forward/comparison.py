@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ArchitectureError, TokenizerError
 from weightctl.verify.checks.forward.bars import over_max_divergence, over_max_perplexity
 from weightctl.verify.checks.forward.blame import Blame
-from weightctl.verify.checks.forward.cosines import least_cosine
-from weightctl.verify.checks.forward.distribution import histogram, spread
+from weightctl.verify.checks.forward.divergence import histogram, least_cosine, spread
 from weightctl.verify.checks.forward.faults import Faults
 from weightctl.verify.checks.forward.predictions import predicted
 from weightctl.verify.checks.forward.walking import Walk
 from weightctl.verify.compare.configs import differences
-from weightctl.verify.compare.different import different_models
+from weightctl.verify.compare.pairs import different_models
 from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
-from weightctl.verify.problem import Problem
-from weightctl.verify.results import Result
+from weightctl.verify.results import Problem, Result
 from weightctl.verify.run.parts import Running, unbuilt
 from weightctl.verify.run.prompt import prompt
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.verify.compare.causes import explain_each
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
-from weightctl.verify.problem import MOST_NAMED, Cause, Problem, first_of
+from weightctl.verify.results import MOST_NAMED, Cause, Problem, first_of
 from weightctl.wording import counted, listed, percent
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from weightctl.graph.weight import Weight
 from weightctl.logical import is_buffer
 from weightctl.nn.precision import weight_as
 from weightctl.verify.figures import ForwardFigures, MatrixGain
-from weightctl.verify.problem import Problem
-from weightctl.verify.results import Result
+from weightctl.verify.results import Problem, Result
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 from weightctl.wording import listed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.verify.checks.forward.kl import Agreement
+from weightctl.verify.checks.forward.divergence import Agreement
 from weightctl.verify.run.activations import Gathered
 from weightctl.verify.run.ending import following, next_tokens
 from weightctl.verify.run.likelihood import losses, perplexity, rows_of

@@ -22,10 +22,10 @@ from weightctl.verify.checks.metadata.tokens import (
     compare_tokens,
     compare_types,
 )
-from weightctl.verify.compare.different import different_models
+from weightctl.verify.compare.pairs import different_models
 from weightctl.verify.figures import MetadataFigures
 from weightctl.verify.results import Result
-from weightctl.verify.run.default_text import TEXT
+from weightctl.verify.run.prompt import TEXT
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from weightctl.verify.problem import Problem
+from weightctl.verify.results import Problem
 from weightctl.wording import printable
 
 if TYPE_CHECKING:

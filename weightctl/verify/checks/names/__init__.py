@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.archs.nearest import compared
 from weightctl.errors import UnknownArchitectureError, WeightctlError
 from weightctl.formats.huggingface import CONFIG, config
-from weightctl.verify.checks.names.alike import together
 from weightctl.verify.checks.names.corrections import cause_of, corrections, family_of
 from weightctl.verify.checks.names.fit import fit_of
 from weightctl.verify.checks.names.misfits import misfits
 from weightctl.verify.checks.names.tying import copies, tying_notes
 from weightctl.verify.checks.names.vocabulary import vocabulary
 from weightctl.verify.figures import NamesFigures
-from weightctl.verify.problem import Problem
-from weightctl.verify.results import Result
+from weightctl.verify.results import Problem, Result, first_of
 from weightctl.weights.tree import header_of
 from weightctl.wording import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Dialect
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
 
-__all__ = ["check"]
+
+__all__ = ["check", "together"]
 
 _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
+# So many alike are still told one by one.
+_FEW = 3
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def check(request: Request) -> Result:
@@ -144,3 +149,24 @@ def _placed(message: str, file: str) -> tuple[str, str, str]:
             key = _KEY.match(text)
             return (path, key[1], text[key.end() :].strip()) if key else (path, "", text)
     return file, "", message
+
+
+def together(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return the problems, with one for all that differ in the numbers of layers and experts alone.
+
+    Where more than `MOST_NAMED` are left the last says how many are not named.
+    """
+    alike: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        kind = (_NUMBER.sub("N", f"{problem.where}: {problem.text}"), str(problem.cause))
+        alike.setdefault(kind, []).append(problem)
+    made: list[Problem] = []
+    for same in alike.values():
+        made += same if len(same) <= _FEW else [_folded(same)]
+    return tuple(first_of(made, "{} more problems of these kinds are not named"))
+
+
+def _folded(same: list[Problem]) -> Problem:
+    first, last = same[0], same[-1]
+    text = f"{first.text}, and so are {len(same) - 1} more like it, up to `{last.where}`"
+    return replace(first, text=text)

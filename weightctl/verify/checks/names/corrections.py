@@ -13,7 +13,7 @@ from weightctl.archs.recognition import recognize
 from weightctl.errors import WeightctlError
 from weightctl.registry import load
 from weightctl.verify.checks.names.fit import fit_of
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.metadata import Value
 from weightctl.weights.tree import Checkpoint, header_of, source_of

@@ -9,7 +9,7 @@ from weightctl.archs.matching import OUTPUT_WEIGHT
 from weightctl.verify.checks.names.corrections import FIELDS, cause_of, corrections
 from weightctl.verify.checks.names.tying import forgotten
 from weightctl.verify.config_keys import spelled
-from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:

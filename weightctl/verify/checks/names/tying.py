@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.errors import ArchitectureError
 from weightctl.translation.copies import check_copies, is_same
-from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from weightctl.tokenizer.directory import from_directory
 from weightctl.tokenizer.files import open_files
 from weightctl.untyped import is_list, is_object, is_sequence
 from weightctl.verify.config_keys import spelled
-from weightctl.verify.problem import Cause, Problem
+from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""Whether the files of a checkpoint are whole, agree with each other, and are read elsewhere too.
-
-What `open_weights` refuses does not come here: see `checking.py`.
-"""
+"""The check `structure`: files are whole, agree with each other, and are read elsewhere too."""
 
 from __future__ import annotations
 
@@ -11,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.formats.sharded.gathered import Gathered
+from weightctl.shards.digests import altered, checked_bytes
 from weightctl.untyped import is_object
-from weightctl.verify.checks.structure.changed_parts import changed_parts
 from weightctl.verify.checks.structure.pickled import pickled
 from weightctl.verify.checks.structure.readers import Answer, asked, reader_of
 from weightctl.verify.figures import StructureFigures
-from weightctl.verify.problem import MOST_NAMED, Problem, first_of
-from weightctl.verify.results import Result
+from weightctl.verify.results import MOST_NAMED, Problem, Result, first_of
 from weightctl.weights.json_file import read_json
 from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import TEXT
 from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightctl.verify.request import Request
     from weightctl.weights.info import Header
 
-__all__ = ["check"]
+
+__all__ = ["changed_parts", "check"]
 
 _LARGEST_INDEX = 100_000_000
 # ggml keeps a name in 64 bytes, of which the last is 0.
@@ -180,3 +177,28 @@ _NOTES: tuple[Callable[[Header], Iterator[str]], ...] = (
     _no_framework,
     _other_order,
 )
+
+
+def changed_parts(gathered: Gathered, request: Request) -> Sequence[Problem]:
+    """Return a problem for each tensor of a rank whose SHA-256 is not the manifest's.
+
+    Raises `FormatError` where a file cannot be read.
+    """
+    total, done = checked_bytes(gathered), 0
+
+    def tell(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        request.tell("reading the parts of all ranks", 0.2 * done / total)
+
+    problems = [
+        Problem(
+            where=part.tensor,
+            text=f"is altered on rank {part.rank}: in {part.file} its SHA-256 is not that of the "
+            "manifest",
+            hint="copy the file anew, or write the shards anew",
+        )
+        for part in altered(gathered, progress=tell)
+    ]
+    where = gathered.header.listing or ""
+    return first_of(problems, "{} more parts are altered", where)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.pytorch.archive import is_zip
 from weightctl.formats.pytorch.legacy import is_stream
 from weightctl.formats.scanning import scanned
-from weightctl.verify.problem import Problem
+from weightctl.verify.results import Problem
 from weightctl.weights.mapping import MappedFile
 from weightctl.wording import listed
 

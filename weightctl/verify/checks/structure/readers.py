@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.verify.problem import Problem, first_of
+from weightctl.verify.results import Problem, first_of
 from weightctl.wording import printable
 
 if TYPE_CHECKING:

@@ -6,17 +6,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from weightctl.archs.matching import OUTPUT_WEIGHT
-from weightctl.verify.checks.values.difference import fault, is_comparable, unlike
-from weightctl.verify.checks.values.folding import folded, noted
-from weightctl.verify.compare.causes import PATIENCE, explain
-from weightctl.verify.compare.causes.alike import ALIKE
+from weightctl.verify.checks.values.sentences import fault, folded, is_comparable, noted, unlike
+from weightctl.verify.compare.causes import ALIKE, PATIENCE, explain
 from weightctl.verify.compare.causes.mistakes import TRANSPOSED
-from weightctl.verify.compare.different import different_models
-from weightctl.verify.compare.measuring import measured_all
-from weightctl.verify.compare.tolerance import is_within, run_limit
+from weightctl.verify.compare.distance import is_within, run_limit
+from weightctl.verify.compare.measure import measured_all
+from weightctl.verify.compare.pairs import different_models
 from weightctl.verify.figures import TensorError, ValuesFigures
-from weightctl.verify.problem import Cause, Problem
-from weightctl.verify.results import Result
+from weightctl.verify.results import Cause, Problem, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.verify.compare.causes.alike import computes_the_same
 from weightctl.verify.compare.causes.clipped import clipped
 from weightctl.verify.compare.causes.damage import DAMAGES
 from weightctl.verify.compare.causes.dequantized import dequantized
-from weightctl.verify.compare.causes.heads import heads_exchanged
+from weightctl.verify.compare.causes.heads import heads_alike, heads_exchanged
 from weightctl.verify.compare.causes.low_rank import low_rank
+from weightctl.verify.compare.causes.misplaced import experts_alike
 from weightctl.verify.compare.causes.misread import misread
 from weightctl.verify.compare.causes.mistakes import MISTAKES, OF_OTHERS
-from weightctl.verify.compare.causes.permuted import permuted
+from weightctl.verify.compare.causes.orders import permuted
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.compare.measuring import measured
-from weightctl.verify.compare.tolerance import run_limit
+from weightctl.verify.compare.causes.units import units_alike
+from weightctl.verify.compare.distance import run_limit
+from weightctl.verify.compare.measure import measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
     from weightctl.archs.keys import Dialect
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.verify.problem import Cause
+    from weightctl.verify.results import Cause
 
-__all__ = ["PATIENCE", "explain", "explain_each"]
 
+__all__ = ["ALIKE", "PATIENCE", "computes_the_same", "explain", "explain_each"]
+
+# The names of these causes: what has one of them is not a problem.
+ALIKE = {"units_permuted", "heads_permuted", "experts_permuted"}
+_FINDERS: tuple[Callable[[Pair, Pairing], Cause | None], ...] = (
+    units_alike,
+    heads_alike,
+    experts_alike,
+)
 # What is found out from the numbers of a tensor, the most specific first.
 _FOUND: tuple[Callable[[Pair, Pairing, Measured], Cause | None], ...] = (
     heads_exchanged,
@@ -36,6 +45,16 @@ _FOUND: tuple[Callable[[Pair, Pairing, Measured], Cause | None], ...] = (
 )
 # Where so many tensors in turn are explained by nothing, the others will not be either.
 PATIENCE = 24
+
+
+def computes_the_same(pair: Pair, pairing: Pairing) -> Cause | None:
+    """Return why a tensor may differ from its reference as it does, and the model is the same.
+
+    None where it is not so: all tensors that belong together must differ in the same way.
+    """
+    if pair.tensor.info.shape != pair.reference.info.shape:
+        return None
+    return next(filter(None, (find(pair, pairing) for find in _FINDERS)), None)
 
 
 def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Cause | None:

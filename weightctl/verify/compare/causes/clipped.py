@@ -9,8 +9,8 @@ import numpy as np
 
 from weightctl.steps.numbers import AsFloat32
 from weightctl.verify.compare.causes.proof import explains
-from weightctl.verify.compare.measuring import numbers_from
-from weightctl.verify.problem import Cause
+from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 from weightctl.wording import number, percent
 

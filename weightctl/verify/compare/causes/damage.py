@@ -1,25 +1,27 @@
-"""What of a tensor was lost: it is its reference, but for something that nobody could undo."""
+"""Damage that nobody could undo, where the rest of a tensor is its reference: zeros, scales."""
 
 from __future__ import annotations
 
 from math import isfinite, log2, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.compare.causes.wiped import rows_lost
-from weightctl.verify.compare.distance import RUN
-from weightctl.verify.compare.measuring import numbers_from
-from weightctl.verify.compare.tolerance import allowed
-from weightctl.verify.problem import Cause
+from weightctl.verify.compare.distance import RUN, allowed, relative, stored_rows
+from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair
 
-__all__ = ["DAMAGES"]
+
+__all__ = ["DAMAGES", "rows_lost"]
 
 # How many times the usual error of an encoding may be left when a factor is undone.
 _REST = 3.0
@@ -30,6 +32,13 @@ _MOST_LEFT = 0.5
 _SUMS_APART = 1e-3
 # Where so little of a difference is left, the factor is all there was.
 _OF_FACTOR = 1e-4
+# Runs that are wrong of which one must be zeros before all numbers are read again, unless so much
+# of the squares is missing.
+_LOOKED_AT, _MISSING = 16, 0.1
+_PIECE = 1 << 20
+# Zeros in place of numbers this small, next to all others, are no damage.
+_NOTHING = 1e-3
+_MOST_NAMED = 5
 
 
 def _zeroed(pair: Pair, found: Measured) -> Cause | None:
@@ -39,7 +48,7 @@ def _zeroed(pair: Pair, found: Measured) -> Cause | None:
     return Cause("zeroed", "all its numbers are 0: it was never written, or was wiped")
 
 
-def _scale(pair: Pair, found: Measured) -> Cause | None:
+def _damaged_scale(pair: Pair, found: Measured) -> Cause | None:
     """One scale of a block of the checkpoint that is another."""
     encoding = pair.tensor.info.encoding
     runs = max(encoding.block // RUN, 1)
@@ -53,7 +62,7 @@ def _scale(pair: Pair, found: Measured) -> Cause | None:
         numbers_from(tensor, start, encoding.block).astype(np.float64)
         for tensor in (pair.tensor, pair.reference)
     )
-    where = f"{_block(pair, start)} is damaged"
+    where = f"{_name_block(pair, start)} is damaged"
     if not np.isfinite(own).all():
         return Cause("scale", f"the scale of {where}: it is infinite or NaN")
     squares = float(np.vdot(reference, reference))
@@ -63,27 +72,27 @@ def _scale(pair: Pair, found: Measured) -> Cause | None:
     usual = _REST * pair.sides[0].typical
     size = max(float(np.vdot(own, own)), factor**2 * squares)
     if rest < _OF_FACTOR * error or (abs(factor - 1) > _NEAR_ONE and rest < usual**2 * size):
-        return Cause("scale", f"the scale of {where}: {_times(factor)} what it should be")
+        return Cause("scale", f"the scale of {where}: {_say_factor(factor)} what it should be")
     # Where blocks have scales of parts too, one of those is not to blame for all of it.
     if runs > 1 and len(wrong) >= runs - 1:
         return Cause("scale", f"a scale of {where}")
     return None
 
 
-def _block(pair: Pair, start: int) -> str:
+def _name_block(pair: Pair, start: int) -> str:
     width = pair.tensor.info.row
     first, last = start % width, start % width + pair.tensor.info.encoding.block - 1
     return f"the block of numbers {first} to {last} in row {start // width}"
 
 
-def _times(factor: float) -> str:
+def _say_factor(factor: float) -> str:
     power = log2(abs(factor)) if factor and isfinite(factor) else 0.5
     if abs(power - round(power)) < 0.1 and abs(power) > 1.5:
         return f"2^{round(power)} times"
     return f"{factor:.3g} times"
 
 
-def _scaled(pair: Pair, found: Measured) -> Cause | None:
+def _scaled_whole(pair: Pair, found: Measured) -> Cause | None:
     """All numbers are the reference's, times one factor."""
     if not found.squares or not found.own_squares or found.nonfinite:
         return None
@@ -96,12 +105,106 @@ def _scaled(pair: Pair, found: Measured) -> Cause | None:
         return None
     if rest > _MOST_LEFT * found.error:
         return None
-    return Cause("scaled", f"all its numbers are {_times(factor)} what they should be")
+    return Cause("scaled", f"all its numbers are {_say_factor(factor)} what they should be")
+
+
+class _Wiped(NamedTuple):
+    """The rows that are zeros, those that are in part, and the squared error of the rest."""
+
+    whole: list[int]
+    parts: list[int]
+    rest: float
+
+
+def rows_lost(pair: Pair, found: Measured) -> Cause | None:
+    """Return that rows of a tensor, or parts of some, are zeros; None where more is wrong."""
+    if len(pair.tensor.info.shape) < 2 or found.nonfinite or not _may_have_zeros(pair, found):
+        return None
+    wiped = _find_wiped(pair, found)
+    if not (wiped.whole or wiped.parts):
+        return None
+    if relative(wiped.rest, found.squares) > allowed(pair, found):
+        return None
+    whole, parts = (stored_rows(pair, rows) for rows in (wiped.whole, wiped.parts))
+    said = _say_rows(whole, parts)
+    are = "is" if len(whole) + len(parts) == 1 else "are"
+    return Cause("rows_lost", f"{said} {are} zeros: never written, or wiped")
+
+
+def _may_have_zeros(pair: Pair, found: Measured) -> bool:
+    if found.own_squares < (1 - _MISSING) * found.squares:
+        return True
+    wrong = found.beyond or found.unequal
+    runs = wrong[:: -(-len(wrong) // _LOOKED_AT) or 1]
+    return any(not numbers_from(pair.tensor, run * RUN, RUN).any() for run in runs)
+
+
+def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
+    whole: list[int] = []
+    parts: list[int] = []
+    rest = 0.0
+    least = _NOTHING * found.squares / found.runs
+    for first, own, wanted in _read_rows(pair):
+        lost = wanted.astype(np.float64) - own
+        rest += float(np.vdot(lost[own != 0], lost[own != 0]))
+        is_whole = ~own.any(axis=1) & wanted.any(axis=1)
+        is_part = _find_zeros(own, wanted, least) & ~is_whole
+        whole += (np.flatnonzero(is_whole) + first).tolist()
+        parts += (np.flatnonzero(is_part) + first).tolist()
+    return _Wiped(whole, parts, rest)
+
+
+def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
+    """Yield some rows of both after others, shape (rows, numbers), behind the first one's number.
+
+    Rows are counted as in `rows_of`.
+    """
+    count = pair.tensor.info.shape[0]
+    width = pair.tensor.info.size // count
+    step = max(_PIECE // width, 1)
+    for first in range(0, count, step):
+        rows = min(step, count - first)
+        own, wanted = (
+            numbers_from(tensor, first * width, rows * width).reshape(rows, width)
+            for tensor in (pair.tensor, pair.reference)
+        )
+        yield first, own, wanted
+
+
+def _find_zeros(own: F32, wanted: F32, least: float) -> NDArray[np.bool_]:
+    """Return which rows have a run of zeros that should be other numbers."""
+    rows, width = own.shape
+    runs = [each[:, : width // RUN * RUN].reshape(rows, -1, RUN) for each in (own, wanted)]
+    squares = np.square(runs[1], dtype=np.float64).sum(axis=2)
+    is_lost = ~runs[0].any(axis=2) & (squares > least)
+    found: NDArray[np.bool_] = is_lost.any(axis=1)
+    return found
+
+
+def _say_rows(whole: Sequence[int], parts: Sequence[int]) -> str:
+    told = [_name_rows(whole)] if whole else []
+    if parts:
+        told.append(f"part{'s' * (len(parts) > 1)} of {_name_rows(parts)}")
+    return " and ".join(told)
+
+
+def _name_rows(rows: Sequence[int]) -> str:
+    """Return what some rows are called, those that follow one another together: `rows 3-5, 9`."""
+    spans: list[list[int]] = []
+    for row in sorted(rows):
+        if spans and row == spans[-1][1] + 1:
+            spans[-1][1] = row
+        else:
+            spans.append([row, row])
+    shown = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans]
+    left = sum(last - first + 1 for first, last in spans[_MOST_NAMED:])
+    more = f" and {left} more" if left else ""
+    return f"row{'s' * (len(rows) > 1)} {', '.join(shown[:_MOST_NAMED])}{more}"
 
 
 DAMAGES: tuple[Callable[[Pair, Measured], Cause | None], ...] = (
     _zeroed,
-    _scale,
+    _damaged_scale,
     rows_lost,
-    _scaled,
+    _scaled_whole,
 )

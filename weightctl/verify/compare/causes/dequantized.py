@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.verify.compare.once_quantized import exchanged, once_in
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from weightctl.verify.compare.causes.orders import (
     permuted_text,
 )
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured

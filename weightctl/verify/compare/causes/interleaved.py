@@ -8,7 +8,7 @@ import numpy as np
 
 from weightctl.errors import ConversionError
 from weightctl.steps.rows import RowOrder
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:

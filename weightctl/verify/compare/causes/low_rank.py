@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.compare.measuring import numbers_from
-from weightctl.verify.compare.tolerance import allowed, expected
-from weightctl.verify.problem import Cause
+from weightctl.verify.compare.distance import allowed, expected
+from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.results import Cause
 from weightctl.wording import percent
 
 if TYPE_CHECKING:

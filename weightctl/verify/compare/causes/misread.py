@@ -12,7 +12,7 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32, Plus
 from weightctl.steps.rows import RowOrder, Rows
 from weightctl.steps.transposed import Transposed
-from weightctl.verify.compare.causes.experts import other_expert
 from weightctl.verify.compare.causes.interleaved import interleaved
-from weightctl.verify.compare.causes.norms import other_norm
+from weightctl.verify.compare.causes.misplaced import other_expert, other_norm
 from weightctl.verify.compare.once_quantized import exchanged
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:

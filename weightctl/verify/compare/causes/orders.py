@@ -1,4 +1,4 @@
-"""In which order a tensor has the rows or the columns of its reference."""
+"""The order in which a tensor has the rows or the columns of its reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32
 from weightctl.steps.rows import RowOrder
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.compare.measuring import numbers_from
+from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
+    from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
@@ -33,6 +35,7 @@ __all__ = [
     "is_in_order",
     "order_of",
     "outputs_of",
+    "permuted",
     "permuted_text",
     "swapped",
 ]
@@ -55,6 +58,7 @@ _NEARER = 0.5
 _AT_ONCE = 512
 # So many places of an order are listed.
 _MOST_LISTED = 8
+_NOUNS = {ROWS: "rows", COLUMNS: "columns"}
 
 
 class _Sides(NamedTuple):
@@ -246,3 +250,28 @@ def _squares(rows: F32) -> NDArray[np.float64]:
     wide = rows.astype(np.float64)
     found: NDArray[np.float64] = np.vecdot(wide, wide)
     return found
+
+
+def permuted(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+    """Return that the rows or columns of a tensor are rolled, swapped or in another order."""
+    del found
+    own = pairing.checkpoint
+    view = pair if own is None else pairing.seen_in(own.dialect, pair)
+    if view is None:
+        return None
+    for axis, noun in _NOUNS.items():
+        places = order_of(view, pairing, axis)
+        if places is not None:
+            return _name_order(places, noun)
+    return None
+
+
+def _name_order(places: Places, noun: str) -> Cause:
+    size = len(places)
+    by = places.index(0)
+    if len(places) > 2 and all(
+        number == (place - by) % size for place, number in enumerate(places)
+    ):
+        text = f"its {noun} are rolled by {by} of {size}: the first is number {by} here"
+        return Cause("rolled", text)
+    return Cause("permuted", permuted_text(places, noun))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.verify.compare.measuring import measured, sampled
-from weightctl.verify.compare.tolerance import is_within, most_in_sample, run_limit
+from weightctl.verify.compare.distance import is_within, most_in_sample, run_limit
+from weightctl.verify.compare.measure import measured, sampled
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured

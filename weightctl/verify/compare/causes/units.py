@@ -12,7 +12,7 @@ from weightctl.verify.compare.causes.orders import (
     order_of,
     outputs_of,
 )
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair, Pairing

@@ -1,4 +1,4 @@
-"""Experts in the place of others."""
+"""Experts and norms in the place of others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.verify.compare.causes.orders import outputs_of
 from weightctl.verify.compare.causes.proof import is_likely, is_proven
-from weightctl.verify.problem import Cause
+from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Guess = tuple[Pair, Cause]
 
-__all__ = ["experts_alike", "other_expert"]
+__all__ = ["experts_alike", "other_expert", "other_norm"]
 
 _ORDER = Cause("expert_order", "the experts of the layer are in another order")
 _ALIKE = Cause(
@@ -33,7 +33,7 @@ def other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         if other.expert == pair.expert:
             continue
         made = _with_reference_of(pair, other)
-        if made is None or not is_likely(made, pairing):
+        if not is_likely(made, pairing):
             continue
         # One whose expert is still at its own place was copied, and not moved.
         cause = _ORDER
@@ -49,11 +49,11 @@ def experts_alike(pair: Pair, pairing: Pairing) -> Cause | None:
         return None
     key = f"layers.{pair.layer}.mlp.experts"
     if key not in pairing.alike:
-        pairing.alike[key] = _ALIKE if _are_alike(pair.layer, pairing) else None
+        pairing.alike[key] = _ALIKE if _follow_router(pair.layer, pairing) else None
     return pairing.alike[key]
 
 
-def _are_alike(layer: int, pairing: Pairing) -> bool:
+def _follow_router(layer: int, pairing: Pairing) -> bool:
     router = pairing.by_module.get(f"layers.{layer}.mlp.router.weight")
     places = None if router is None else outputs_of(router, pairing)
     if places is None:
@@ -69,7 +69,32 @@ def _are_alike(layer: int, pairing: Pairing) -> bool:
     return True
 
 
-def _with_reference_of(pair: Pair, other: Pair) -> Pair | None:
-    if other.reference.info.shape != pair.tensor.info.shape:
-        return None
+def other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference of each other norm of its layer, and of none."""
+    if not _is_norm(pair):
+        return
+    for other in pairing.pairs:
+        is_near = other.layer in {pair.layer, None} or pair.layer is None
+        if not is_near or other.part == pair.part or not _is_norm(other):
+            continue
+        if _kind(other) != _kind(pair) or other.reference.info.shape != pair.tensor.info.shape:
+            continue
+        made = _with_reference_of(pair, other)
+        if is_likely(made, pairing):
+            how = f"it is a copy of `{other.name}`"
+            if is_proven(_with_reference_of(other, pair), pairing):
+                how = f"it and `{other.name}` are swapped"
+            yield made, Cause("norms_exchanged", how)
+
+
+def _with_reference_of(pair: Pair, other: Pair) -> Pair:
     return pair._replace(reference=other.reference, reference_bits=other.reference_bits)
+
+
+def _is_norm(pair: Pair) -> bool:
+    return len(pair.tensor.info.shape) == 1 and "norm" in pair.part
+
+
+def _kind(pair: Pair) -> str:
+    """Return `weight` or `bias`."""
+    return pair.part.rpartition(".")[2]

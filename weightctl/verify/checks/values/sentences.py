@@ -1,28 +1,41 @@
-"""How a tensor differs from its reference, in words."""
+"""Sentences about tensors that differ from their references: one each, and one for many alike."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl.codecs import can_decode
 from weightctl.translation.copies import is_same
-from weightctl.verify.compare.causes.rows import rows_of, stored_rows
-from weightctl.verify.compare.distance import RUN
-from weightctl.verify.compare.measuring import numbers_from
-from weightctl.verify.compare.tolerance import allowed, expected, is_within
+from weightctl.verify.compare.distance import (
+    RUN,
+    allowed,
+    expected,
+    is_within,
+    rows_of_runs,
+    stored_rows,
+)
+from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.results import first_of
 from weightctl.wording import percent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.results import Cause, Problem
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["fault", "is_comparable", "unlike"]
+
+__all__ = ["fault", "folded", "is_comparable", "noted", "unlike"]
 
 # Where so few runs are beyond their bar they tell more than the whole.
 _FEW_RUNS = 0.05
 _NOTHING = 1e-5
+# So many that are alike are told one by one.
+_FEW = 3
 
 
 def is_comparable(pair: Pair) -> bool:
@@ -63,14 +76,14 @@ def fault(pair: Pair, found: Measured, most: float | None) -> str:
     if not count:
         beyond, count = found.unequal, found.runs_unequal
         how = "not the reference's, where all others are"
-    rows = stored_rows(pair, rows_of(pair, beyond))
+    rows = stored_rows(pair, rows_of_runs(pair, beyond))
     where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]}"
     return f"{count} {'runs' if count > 1 else 'run'} of {RUN} numbers, in {where}, {how}"
 
 
 def _nonfinite(pair: Pair, found: Measured) -> str:
     place = found.first_nonfinite
-    row = stored_rows(pair, rows_of(pair, [place // RUN]))[0]
+    row = stored_rows(pair, rows_of_runs(pair, [place // RUN]))[0]
     count = found.nonfinite
     where = "here and not in the reference"
     if found.nonfinite_there == count:
@@ -117,3 +130,53 @@ def _coarser(pair: Pair) -> str:
 
 def _is_of_numbers(info: TensorInfo) -> bool:
     return info.encoding.is_known and info.encoding.is_real and can_decode(info.encoding)
+
+
+def folded(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
+    """Yield problems, one for many with the same cause, and the first of many with none.
+
+    The order is that of the first of each.
+    """
+    alike: dict[Cause | None, list[tuple[Pair, Problem]]] = {}
+    for pair, problem in problems:
+        alike.setdefault(problem.cause, []).append((pair, problem))
+    for cause, group in alike.items():
+        if cause is not None and len(group) > _FEW:
+            yield _in_one(group)
+        else:
+            found = [problem for _, problem in group]
+            yield from first_of(found, "and {} more tensors are as far off")
+
+
+def noted(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
+    """Yield a note for each cause by which tensors differ that compute the same."""
+    groups: dict[Cause, list[Pair]] = {}
+    for pair, cause in alike:
+        groups.setdefault(cause, []).append(pair)
+    for cause, pairs in groups.items():
+        yield f"{_name_problem(pairs)} {'differ' if len(pairs) > 1 else 'differs'}: {cause.text}"
+
+
+def _in_one(group: Sequence[tuple[Pair, Problem]]) -> Problem:
+    _, first = group[0]
+    named = _name_problem([pair for pair, _ in group])
+    text = f"{first.text}; and so with {len(group) - 1} more: {named}"
+    return replace(first, text=text)
+
+
+def _name_problem(pairs: Sequence[Pair]) -> str:
+    """Return what parts of the model some tensors are, and of which layers."""
+    parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
+    named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
+    layers = sorted({each.layer for each in pairs if each.layer is not None})
+    return f"{named}{_of(layers)}"
+
+
+def _of(layers: Sequence[int]) -> str:
+    if not layers:
+        return ""
+    if len(layers) == 1:
+        return f" of layer {layers[0]}"
+    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f" of layers {layers[0]} to {layers[-1]}"
+    return f" of {len(layers)} layers from {layers[0]} to {layers[-1]}"

@@ -1,27 +1,40 @@
-"""How far some numbers are from others, in all and in each run, against what encodings cost."""
+"""How far tensors are from others, in all and in each run of values: streamed, on all cores."""
 
 from __future__ import annotations
 
-from math import inf, isfinite, sqrt
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+from math import inf, isfinite, lcm, sqrt
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightctl.steps.numbers import Plus
+from weightctl.threads import Memory, shared_out
 from weightctl.verify.compare.cost import Side, decoded
-from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured
+from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, relative
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from threading import Event
 
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
+    from weightctl.verify.compare.pairs import Pair
+    from weightctl.weights.derived import Tensor
 
     F64 = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-__all__ = ["Tile"]
+__all__ = ["Samples", "Tile", "measured", "measured_all", "numbers_from", "sample_of", "sampled"]
 
+_PIECE = 1 << 20
+# Numbers that are worked on at a time: they stay in a core's cache.
+_TILE = 1 << 16
+# So many numbers in so many places tell whether tensors have anything in common.
+_SAMPLE, _SAMPLES = 1 << 11, 4
+# Of each some 32 KB.
+_MOST_SAMPLES_KEPT = 512
 # What the squares of float32 that are all of full precision add up to at least.
 _LEAST = 1e-30
 # Where the difference is not so many times what one encoding costs the other is not asked.
@@ -36,6 +49,145 @@ _OF_ONE_FACTOR = 0.4
 _KEPT = 0.25
 # A run that an encoding happens to hold well is still allowed this part of what is usual.
 _SHARE = 0.5
+
+
+class _Piece(NamedTuple):
+    pair: Pair
+    start: int
+    stop: int
+
+
+def numbers_from(tensor: Tensor, start: int, count: int) -> F32:
+    """Return some numbers of a tensor, whole blocks of it, in float32."""
+    encoding = tensor.info.encoding
+    first = start // encoding.block * encoding.block
+    stop = min(-(-(start + count) // encoding.block) * encoding.block, tensor.info.size)
+    raw = bytearray((stop - first) // encoding.block * encoding.size)
+    tensor.read_into(first // encoding.block * encoding.size, memoryview(raw))
+    numbers = decoded(np.frombuffer(raw, np.uint8), encoding)
+    return numbers[start - first : start - first + count]
+
+
+def measured(pair: Pair, limit: float) -> Measured:
+    """Return how far a pair is apart."""
+    (found,) = measured_all([pair], lambda _: limit)
+    return found
+
+
+def sample_of(tensor: Tensor) -> F32:
+    """Return some numbers from all over a tensor."""
+    size = tensor.info.size
+    starts = dict.fromkeys(size * part // _SAMPLES // RUN * RUN for part in range(_SAMPLES))
+    pieces = [numbers_from(tensor, start, min(_SAMPLE, size - start)) for start in starts]
+    return np.concatenate(pieces)
+
+
+def sampled(pair: Pair, sample: Callable[[Tensor], F32] = sample_of) -> float:
+    """Return the relative RMSE of some numbers of a pair, from all over it."""
+    own, reference = (sample(each).astype(np.float64) for each in (pair.tensor, pair.reference))
+    error, squares = float(np.sum((own - reference) ** 2)), float(np.vdot(reference, reference))
+    return relative(error, squares)
+
+
+def measured_all(
+    pairs: Sequence[Pair],
+    limit: Callable[[Pair], float],
+    progress: Callable[[float], object] | None = None,
+) -> Generator[Measured, None, None]:
+    """Yield how far each pair, of one shape and of numbers both, is apart.
+
+    `limit` says how many times what encodings should cost a run may be off. A few MB are held for
+    each thread. Raises `FormatError` where a file cannot be read.
+    """
+    total = sum(pair.tensor.info.size for pair in pairs) or 1
+    memory = Memory()
+
+    def measure(piece: _Piece, ended: Event) -> Measured:
+        return Measured() if ended.is_set() else _of_piece(piece, limit(piece.pair), memory)
+
+    done = 0
+    with shared_out(measure, chain.from_iterable(map(_pieces, pairs))) as made:
+        for pair in pairs:
+            found = Measured()
+            for part in islice(made, -(-pair.tensor.info.size // _step(pair))):
+                found.add(part)
+                done += part.count
+                if progress is not None:
+                    progress(done / total)
+            yield found
+
+
+def _pieces(pair: Pair) -> Iterator[_Piece]:
+    size, step = pair.tensor.info.size, _step(pair)
+    for start in range(0, size, step):
+        yield _Piece(pair, start, min(start + step, size))
+
+
+def _step(pair: Pair) -> int:
+    unit = _unit(pair)
+    return _PIECE // unit * unit
+
+
+def _unit(pair: Pair) -> int:
+    return lcm(RUN, pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
+
+
+def _of_piece(piece: _Piece, limit: float, memory: Memory) -> Measured:
+    pair, total = piece.pair, Measured()
+    sides = pair.sides
+    raws = [
+        _read(tensor, piece.start, memory.room(use, _nbytes(tensor, piece)))
+        for use, tensor in (("own", pair.tensor), ("reference", pair.reference))
+    ]
+    unit = _unit(pair)
+    step = max(_TILE // unit, 1) * unit
+    is_shifted = _adds(pair)
+    for start in range(0, piece.stop - piece.start, step):
+        count = min(step, piece.stop - piece.start - start)
+        parts = [_part(raw, side, start, count) for raw, side in zip(raws, sides, strict=True)]
+        tile = Tile(parts, sides, piece.start + start, count, is_shifted)
+        # Each thread has a state of its own; what is not finite is looked at, not warned of.
+        with np.errstate(all="ignore"):
+            total.add(tile.measured(limit))
+    return total
+
+
+def _adds(pair: Pair) -> bool:
+    """Whether a number was added to one side, whose rounding is not relative to what is left."""
+    steps = {*pair.tensor.origin.steps, *pair.reference.origin.steps}
+    return not steps.isdisjoint({str(Plus(1.0)), str(Plus(-1.0))})
+
+
+def _nbytes(tensor: Tensor, piece: _Piece) -> int:
+    encoding = tensor.info.encoding
+    return (piece.stop - piece.start) // encoding.block * encoding.size
+
+
+def _read(tensor: Tensor, start: int, room: memoryview) -> U8:
+    encoding = tensor.info.encoding
+    tensor.read_into(start // encoding.block * encoding.size, room)
+    return np.frombuffer(room, np.uint8)
+
+
+def _part(raw: U8, side: Side, start: int, count: int) -> U8:
+    block, size = side.encoding.block, side.encoding.size
+    return raw[start // block * size : (start + count) // block * size]
+
+
+class Samples:
+    """Samples of the tensors that were asked for last, told apart by which object they are."""
+
+    def __init__(self) -> None:
+        # With the tensor, so that no other has its number.
+        self._kept: dict[int, tuple[Tensor, F32]] = {}
+
+    def of(self, tensor: Tensor) -> F32:
+        """Return some numbers from all over a tensor."""
+        kept = self._kept.pop(id(tensor), None) or (tensor, sample_of(tensor))
+        self._kept[id(tensor)] = kept
+        if len(self._kept) > _MOST_SAMPLES_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return kept[1]
 
 
 class Tile:
