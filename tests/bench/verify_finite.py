@@ -22,8 +22,8 @@ from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active
 from weightctl.store import save
 from weightctl.threads import Memory
-from weightctl.verify.checks.finite.numbers import decoded, runs_of
-from weightctl.verify.checks.finite.survey import surveys
+from weightctl.verify.checks.finite.rows import decode_rows, read_runs
+from weightctl.verify.checks.finite.survey import survey_tensors
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
@@ -61,11 +61,11 @@ def compare(path: Path, name: str, rows: int, repeats: int) -> None:
 
     def decode() -> None:
         memory = Memory()
-        for run in runs_of(tensor, 0, info.size, memory):
-            decoded(run.raw, encoding, memory)
+        for run in read_runs(tensor, 0, info.size, memory):
+            decode_rows(run.raw, encoding, memory)
 
     def survey() -> None:
-        surveys(source, [tensor.info], lambda _: None, threads=1)
+        survey_tensors(source, [tensor.info], lambda _: None, threads=1)
 
     times: dict[Callable[[], None], list[float]] = {decode: [], survey: []}
     for turn in range(repeats + 1):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
-from weightctl.verify.report.remedies import remedies
+from weightctl.verify.report.remedies import list_remedies
 from weightctl.verify.results import Cause, Problem, Report, Result
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,4 +54,4 @@ def test_there_is_something_to_do_about_every_cause(name: str) -> None:
         results={"values": Result(problems=(problem,))},
         seconds={"values": 0.0},
     )
-    assert len(remedies(report)) == 1
+    assert len(list_remedies(report)) == 1

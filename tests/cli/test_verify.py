@@ -16,7 +16,7 @@ from terminal import on_a_terminal, without_colour
 from reports import MADE
 from weightctl.cli import app
 from weightctl.verify import CHECKS
-from weightctl.verify.report.json_document import document
+from weightctl.verify.report.json_document import make_document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ class Ran:
 def test_all_that_can_be_measured_is_as_the_schema_says(
     name: str, validator: Draft202012Validator
 ) -> None:
-    validator.validate(json.loads(json.dumps(document(MADE[name]()), allow_nan=False)))
+    validator.validate(json.loads(json.dumps(make_document(MADE[name]()), allow_nan=False)))
 
 
 def test_a_healthy_model_has_a_verdict_for_each_check_and_exit_code_0(

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import fromstring
 from markdown_it import MarkdownIt
 
 from reports import MADE
-from weightctl.verify.report.html import page
+from weightctl.verify.report.html import render_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @cache
 def page_of(name: str) -> str:
     """Return the page of one of the reports that are made by hand."""
-    return page(MADE[name]())
+    return render_page(MADE[name]())
 
 
 def parsed(text: str) -> Element:

@@ -14,8 +14,8 @@ from weightctl.archs import recognize
 from weightctl.steps.numbers import AsFloat32, numbers_of
 from weightctl.store import open_weights
 from weightctl.verify import Subject
-from weightctl.verify.checks.forward.budget import as_far_off
-from weightctl.verify.compare.pairs import in_dialect, paired
+from weightctl.verify.checks.forward.budget import degrade
+from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ def test_weights_are_as_far_off_as_the_encoding_put_them(
     assert other
     matrices = [
         pair
-        for pair in paired(subject, reference).pairs
+        for pair in pair_tensors(subject, reference).pairs
         if pair.layer is not None and len(pair.tensor.info.shape) == 2
     ]
     assert matrices
     for pair in matrices:
         assert pair.names
-        made = as_far_off(pair, own, other)
+        made = degrade(pair, own, other)
         assert made is not None, pair.name
-        turned = in_dialect(pair.names, own.tensors[pair.module], own, other.dialect)
+        turned = convert_dialect(pair.names, own.tensors[pair.module], own, other.dialect)
         wanted = numbers_of(Made(pair.module, AsFloat32(), [turned]))
         np.testing.assert_allclose(numbers_of(made), wanted, rtol=0, atol=1e-8, err_msg=pair.name)
 

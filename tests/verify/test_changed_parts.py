@@ -25,7 +25,7 @@ from weightctl.formats.sharded.gathered import Gathered
 from weightctl.split import Grid
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.structure import check
-from weightctl.verify.checks.structure.readers import asked
+from weightctl.verify.checks.structure.readers import ask_reader
 from weightctl.verify.figures import StructureFigures
 from weightctl.weights.info import TensorInfo
 
@@ -116,10 +116,10 @@ def test_what_a_reader_says_of_the_file_of_a_rank_is_said_of_that_file(parts: Pa
     path = Path(source.ranks[1].files[0])
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
-    (refused,) = asked(*source.ranks).problems
+    (refused,) = ask_reader(*source.ranks).problems
     assert refused.where == str(path)
     path.write_bytes(whole.replace(b"norm", b"form"))
-    missing, other = asked(*source.ranks).problems
+    missing, other = ask_reader(*source.ranks).problems
     assert (missing.where, missing.text) == ("norm", "`gguf.GGUFReader` does not see it")
     assert (other.where, other.text) == ("form", "`gguf.GGUFReader` sees it, and we do not")
 

@@ -8,14 +8,14 @@ import pytest
 from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
-from weightctl.verify.compare.configs import corrected, differences
+from weightctl.verify.compare.configs import correct, find_differences
 
 if TYPE_CHECKING:
     from weightctl.archs import RecognizedModel
 
 
 def _keys(subject: RecognizedModel, reference: RecognizedModel) -> list[str]:
-    return [each.problem.where for each in differences(subject, reference)]
+    return [each.problem.where for each in find_differences(subject, reference)]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_key_that_differs_is_named_as_the_checkpoint_spells_it(
 
 
 def test_the_cause_has_both_values(llama: RecognizedModel) -> None:
-    (found,) = differences(changed(llama, rms_norm_eps=1e-2), llama)
+    (found,) = find_differences(changed(llama, rms_norm_eps=1e-2), llama)
     cause = found.problem.cause
     assert cause is not None
     assert cause.name == "config"
@@ -63,7 +63,7 @@ def test_a_value_that_follows_from_one_that_differs_is_not_told(llama: Recognize
 def test_a_part_of_a_head_that_is_turned_is_told() -> None:
     checkpoint = of_family("phi3")
     other = half_turned(checkpoint)
-    made = corrected(other, differences(other, checkpoint))
+    made = correct(other, find_differences(other, checkpoint))
     assert made is not None
     assert made.config == checkpoint.config != other.config
 
@@ -93,6 +93,6 @@ def test_the_length_of_texts_changes_nothing_where_positions_have_no_table(
 
 def test_a_corrected_checkpoint_has_the_references_config(llama: RecognizedModel) -> None:
     other = changed(llama, num_attention_heads=2, num_key_value_heads=1, head_dim=None)
-    made = corrected(other, differences(other, llama))
+    made = correct(other, find_differences(other, llama))
     assert made is not None
     assert made.config == llama.config

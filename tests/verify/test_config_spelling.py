@@ -9,8 +9,8 @@ import pytest
 from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
-from weightctl.verify.compare.configs import corrected, differences
-from weightctl.verify.config_keys import spelled
+from weightctl.verify.compare.configs import correct, find_differences
+from weightctl.verify.config_keys import find_spelling
 
 if TYPE_CHECKING:
     from weightctl.archs import RecognizedModel
@@ -19,7 +19,7 @@ SHARE = "rope_parameters.partial_rotary_factor"
 
 
 def _told(subject: RecognizedModel, reference: RecognizedModel) -> dict[str, str]:
-    problems = [each.problem for each in differences(subject, reference)]
+    problems = [each.problem for each in find_differences(subject, reference)]
     return {each.where: "" if each.cause is None else each.cause.text for each in problems}
 
 
@@ -40,7 +40,7 @@ def test_each_field_is_told_by_a_key_of_the_dialect(family: str, dialect: str) -
     config: Any = checkpoint.config
     names = [each.name for each in fields(config)]
     names += [key.field for key in checkpoint.arch.keys if key.field.startswith("scaling.")]
-    keys = {name: spelled(checkpoint, name).key for name in names}
+    keys = {name: find_spelling(checkpoint, name).key for name in names}
     words = _words(checkpoint) - {""}
     is_plain = dialect == "gguf"
     wrong = {
@@ -93,7 +93,7 @@ def test_two_fields_that_one_key_says_are_told_once() -> None:
     wider = changed(checkpoint, sliding_window=checkpoint.document["sliding_window"] * 2)
     one, other = as_gguf(checkpoint), as_gguf(wider)
     assert list(_told(one, other)) == ["gemma3.attention.sliding_window"]
-    made = corrected(one, differences(one, other))
+    made = correct(one, find_differences(one, other))
     assert made is not None
     assert made.config == other.config
 

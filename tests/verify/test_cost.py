@@ -7,7 +7,7 @@ import pytest
 
 from weightctl.codecs import can_encode
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.compare.cost import Side, typical
+from weightctl.verify.compare.cost import PairSide, typical_error
 
 NUMBERS = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)
 KINDS = [
@@ -17,9 +17,9 @@ KINDS = [
 ]
 
 
-def side(name: str) -> Side:
+def side(name: str) -> PairSide:
     encoding = ENCODINGS[name]
-    return Side(encoding, encoding.size * 8 / encoding.block)
+    return PairSide(encoding, encoding.size * 8 / encoding.block)
 
 
 @pytest.mark.parametrize("encoding", KINDS, ids=str)
@@ -45,8 +45,8 @@ def test_numbers_that_blocks_cannot_hold_are_not_measured() -> None:
 
 
 def test_a_weight_in_parts_costs_what_its_bits_do() -> None:
-    apart = Side(ENCODINGS["F32"], 4.25)
+    apart = PairSide(ENCODINGS["F32"], 4.25)
     assert apart.is_apart
     assert apart.through(NUMBERS) is None
     assert 0.05 < apart.typical < 0.2
-    assert typical(ENCODINGS["F32"], 1.0) <= 1
+    assert typical_error(ENCODINGS["F32"], 1.0) <= 1

@@ -9,7 +9,7 @@ import pytest
 
 from faults import inject
 from verdicts import report_on
-from weightctl.verify.checks.forward.shares import Share, is_beyond, share
+from weightctl.verify.checks.forward.shares import Share, is_beyond, measure_share
 from weightctl.verify.figures import ForwardFigures
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def test_one_position_with_huge_numbers_does_not_hide_the_others() -> None:
     wanted[0] *= 1e4
     found = wanted * np.float32(1.1)
     found[0] = wanted[0]
-    assert share(found, wanted, wanted).all == pytest.approx(0.1, rel=0.02)
+    assert measure_share(found, wanted, wanted).all == pytest.approx(0.1, rel=0.02)
 
 
 def test_what_is_not_finite_is_beyond_all_that_is_expected() -> None:
     wanted = np.ones((2, 8), np.float32)
-    assert is_beyond(share(wanted * np.inf, wanted, wanted), Share(1.0, 1.0))
+    assert is_beyond(measure_share(wanted * np.inf, wanted, wanted), Share(1.0, 1.0))

@@ -10,8 +10,8 @@ from arrays import stored
 from weightctl.steps.rows import Rows
 from weightctl.verify import Subject
 from weightctl.verify.compare.causes import PATIENCE, explain_each
-from weightctl.verify.compare.measure import Samples, sample_of
-from weightctl.verify.compare.pairs import paired
+from weightctl.verify.compare.measure import Samples, take_sample
+from weightctl.verify.compare.pairs import pair_tensors
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _pairing(tmp_path: Path, own: dict[str, Any], reference: dict[str, Any]) -> 
         stored(tmp_path / f"{n}.safetensors", **each) for n, each in enumerate((own, reference))
     ]
     subject, other = map(Subject, paths)
-    return paired(subject, other)
+    return pair_tensors(subject, other)
 
 
 def test_no_cause_is_looked_for_once_many_had_none(tmp_path: Path) -> None:
@@ -66,5 +66,5 @@ def test_a_sample_is_kept_for_the_tensor_that_it_is_of(tmp_path: Path) -> None:
         # Each is gone before the next is made.
         pair = pairing.pairs[number % COUNT]
         part = Made("part", Rows(1, 5), [pair.reference])
-        assert np.array_equal(samples.of(part), sample_of(part))
+        assert np.array_equal(samples.of(part), take_sample(part))
     assert np.array_equal(samples.of(first), kept)

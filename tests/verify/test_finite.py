@@ -18,7 +18,7 @@ from build import F32, Gguf, Tensor
 from weightctl.store import open_weights
 from weightctl.verify import Request, Result, Subject
 from weightctl.verify.checks.finite import check
-from weightctl.verify.checks.finite.survey import surveys
+from weightctl.verify.checks.finite.survey import survey_tensors
 from weightctl.verify.figures import FiniteFigures
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def test_rows_of_zeros_are_counted_however_a_tensor_is_cut(
     numbers[list(zeros)] = 0
     source = weights_of({"a": numbers}).source
     info = source.header.tensors["a"]
-    found = surveys(source, [info], lambda _: None, threads=threads)["a"]
+    found = survey_tensors(source, [info], lambda _: None, threads=threads)["a"]
     assert not isinstance(found, str)
     rows = {row for start, stop in found.zero_runs for row in range(start, stop)}
     assert (found.zeros, rows) == (len(zeros), zeros)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
 from weightctl.verify.compare.distance import MOST_KEPT, Measured, is_within, run_limit
-from weightctl.verify.compare.measure import measured, sampled
+from weightctl.verify.compare.measure import measure_pair, measure_sample
 from weightctl.verify.compare.pairs import Pair
 from weightctl.weights import as_checkpoint
 from weightctl.weights.data import WeightData
@@ -44,7 +44,7 @@ def pair_of(tensor: Tensor, reference: Tensor) -> Pair:
 
 def found(tensor: Tensor, reference: Tensor) -> tuple[Measured, bool]:
     pair = pair_of(tensor, reference)
-    measure = measured(pair, run_limit(pair))
+    measure = measure_pair(pair, run_limit(pair))
     return measure, is_within(pair, measure)
 
 
@@ -183,5 +183,5 @@ def test_an_empty_tensor_is_its_reference() -> None:
 
 
 def test_a_sample_tells_tensors_apart() -> None:
-    assert sampled(pair_of(held(NUMBERS), held(NUMBERS))) == 0
-    assert sampled(pair_of(held(NUMBERS[::-1].copy()), held(NUMBERS))) > 1
+    assert measure_sample(pair_of(held(NUMBERS), held(NUMBERS))) == 0
+    assert measure_sample(pair_of(held(NUMBERS[::-1].copy()), held(NUMBERS))) > 1

@@ -15,7 +15,7 @@ from verdicts import report_on
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check
-from weightctl.verify.compare.cost import Side
+from weightctl.verify.compare.cost import PairSide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def through(numbers: Any, *names: str) -> Any:
     """Return numbers that were stored in some encodings, one after another."""
     flat = numbers.reshape(-1).copy()
     for encoding in (ENCODINGS[name] for name in names):
-        made = Side(encoding, encoding.size * 8 / encoding.block).through(flat)
+        made = PairSide(encoding, encoding.size * 8 / encoding.block).through(flat)
         assert made is not None
         flat = made
     return flat.reshape(numbers.shape).copy()

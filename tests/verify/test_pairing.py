@@ -13,7 +13,7 @@ from arrays import stored
 from weightctl.cli import app
 from weightctl.steps.numbers import numbers_of
 from weightctl.verify import Subject
-from weightctl.verify.compare.pairs import in_dialect, paired
+from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
 
 
 def pairing(one: Path, other: Path) -> Pairing:
-    return paired(Subject(one), Subject(other))
+    return pair_tensors(Subject(one), Subject(other))
 
 
 def test_every_tensor_of_a_conversion_has_its_pair(gguf: Path, tiny_llama: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_tensor_goes_to_the_other_dialect_and_back(tiny_llama: Path) -> None:
         if each.module.endswith("attention.k.weight")
     )
     tensor = model.tensors[names.module]
-    there = in_dialect(names, tensor, model, "gguf")
-    assert in_dialect(names, tensor, model, "hugging_face") is tensor
+    there = convert_dialect(names, tensor, model, "gguf")
+    assert convert_dialect(names, tensor, model, "hugging_face") is tensor
     assert not np.array_equal(numbers_of(there), numbers_of(tensor))
 
 

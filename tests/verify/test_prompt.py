@@ -14,7 +14,7 @@ import family_tokenizers
 import small_models
 from weightctl.errors import ConversionError, TokenizerError
 from weightctl.verify import Request, Subject
-from weightctl.verify.run.prompt import MOST_WINDOWS, WINDOW, Prompt, prompt
+from weightctl.verify.run.prompt import MOST_WINDOWS, WINDOW, Prompt, make_prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def without_tokenizer(tmp_path: Path) -> Subject:
 
 
 def made(subject: Subject, **request: Any) -> Prompt:
-    return prompt(Request(subject=subject, **request), subject)
+    return make_prompt(Request(subject=subject, **request), subject)
 
 
 def words(count: int) -> str:

@@ -16,9 +16,9 @@ import build
 from weightctl import open_weights
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.structure import check, reader_process
-from weightctl.verify.checks.structure.pickled import pickled
-from weightctl.verify.checks.structure.readers import asked
-from weightctl.verify.report.findings import finding
+from weightctl.verify.checks.structure.pickles import scan_pickles
+from weightctl.verify.checks.structure.readers import ask_reader
+from weightctl.verify.report.findings import say_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def header_of(path: Path) -> Header:
 
 
 def test_a_reader_that_sees_what_we_see_says_nothing(small: Path) -> None:
-    assert asked(header_of(small)) == ("safetensors", (), "")
+    assert ask_reader(header_of(small)) == ("safetensors", (), "")
 
 
 def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Pa
     other.write_bytes(
         build.safetensors_of({"a": ("F32", (3, 2), bytes(24)), "c": ("F16", (5,), bytes(10))})
     )
-    found = asked(header._replace(files=(str(other),)))
+    found = ask_reader(header._replace(files=(str(other),)))
     assert [(each.where, each.text) for each in found.problems] == [
         ("a", "`safetensors.safe_open` sees it as [3, 2], and we as [2, 3]"),
         ("b", "`safetensors.safe_open` does not see it"),
@@ -62,7 +62,7 @@ def test_of_many_tensors_the_first_are_named_and_the_file_has_the_others(small: 
     small.write_bytes(build.safetensors_of(dict.fromkeys(names, ("F32", (2,), bytes(8)))))
     header = header_of(small)
     small.write_bytes(build.safetensors_of(dict.fromkeys(names, ("I32", (2,), bytes(8)))))
-    *named, last = asked(header).problems
+    *named, last = ask_reader(header).problems
     assert [each.where for each in named] == names[:20]
     assert last.where == str(small)
     assert last.text == "`safetensors.safe_open` sees 5 more tensors otherwise than we do"
@@ -71,7 +71,7 @@ def test_of_many_tensors_the_first_are_named_and_the_file_has_the_others(small: 
 def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
     header = header_of(small)
     small.write_bytes(small.read_bytes().replace(b'"BF16"', b'"F16" '))
-    (problem,) = asked(header).problems
+    (problem,) = ask_reader(header).problems
     assert (problem.where, problem.text) == (
         "b",
         "`safetensors.safe_open` sees it as F16, and we as BF16",
@@ -81,7 +81,7 @@ def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
 def test_what_a_reader_refuses_is_a_problem_of_the_file(small: Path) -> None:
     header = header_of(small)
     small.write_bytes(small.read_bytes()[:-1])
-    (problem,) = asked(header).problems
+    (problem,) = ask_reader(header).problems
     assert problem.where == str(small)
     assert problem.text.startswith("`safetensors.safe_open` refuses it: ")
 
@@ -91,7 +91,7 @@ def test_the_line_of_the_structure_names_the_reader_that_refuses_the_file_and_wh
 ) -> None:
     path = tmp_path / "trained.pt"
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
-    line = finding(check(Request(subject=Subject(path))).figures)
+    line = say_finding(check(Request(subject=Subject(path))).figures)
     assert line.endswith("; torch: refuses trained.pt: it also holds an `argparse.Namespace`")
 
 
@@ -99,7 +99,7 @@ def test_of_several_files_the_first_that_a_reader_refuses_is_named(tmp_path: Pat
     parts = [tmp_path / f"model-0000{number}-of-00002.bin" for number in (1, 2)]
     for number, part in enumerate(parts):
         torch.save({f"w{number}": torch.zeros(2), "args": argparse.Namespace(rate=1)}, part)
-    found = asked(header_of(parts[0]))
+    found = ask_reader(header_of(parts[0]))
     assert found.reason.startswith("refuses model-00001-of-00002.bin: it also holds")
     assert found.reason.endswith("(and 1 more)")
     assert [problem.where for problem in found.problems] == [*map(str, parts)]
@@ -108,19 +108,19 @@ def test_of_several_files_the_first_that_a_reader_refuses_is_named(tmp_path: Pat
 def test_what_a_reader_says_in_many_lines_is_one(small: Path) -> None:
     header = header_of(small)
     small.write_bytes(small.read_bytes()[:-1])
-    found = asked(header)
+    found = ask_reader(header)
     assert found.reason.startswith("refuses small.safetensors: ")
     assert "\n" not in f"{found.reason}{found.problems[0].text}"
 
 
 def test_a_reader_that_takes_too_long_is_told_and_no_problem(small: Path) -> None:
-    found = asked(header_of(small), seconds=0.001)
+    found = ask_reader(header_of(small), seconds=0.001)
     assert (found.problems, found.reason) == ((), "gave no answer within 0.001 seconds")
     assert found.notes == [f"`safetensors.safe_open` was not heard: {found.reason}"]
 
 
 def test_a_reader_that_does_not_start_is_told_and_no_problem(small: Path) -> None:
-    found = asked(header_of(small), memory=1 << 20)
+    found = ask_reader(header_of(small), memory=1 << 20)
     assert (found.problems, found.reason.startswith("it does not start: ")) == ((), True)
 
 
@@ -150,7 +150,7 @@ def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -
     (small.parent / "safetensors.py").write_text("raise SystemExit('taken')")
     code = (
         "from weightctl import open_weights;"
-        "from weightctl.verify.checks.structure.readers import asked;"
+        "from weightctl.verify.checks.structure.readers import ask_reader;"
         "print(asked(open_weights('small.safetensors').header))"
     )
     run = subprocess.run(
@@ -167,13 +167,13 @@ def test_torch_sees_what_we_see_in_checkpoints_of_either_form(tmp_path: Path) ->
     torch.save(flat, tmp_path / "model-00002-of-00002.bin", _use_new_zipfile_serialization=False)
     header = header_of(tmp_path / "model-00001-of-00002.bin")
     assert len(header.tensors) == 4
-    assert asked(header) == ("torch", (), "")
+    assert ask_reader(header) == ("torch", (), "")
 
 
 def test_what_torch_refuses_is_said_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "trained.pt"
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
-    (problem,) = asked(header_of(path)).problems
+    (problem,) = ask_reader(header_of(path)).problems
     assert problem.text == (
         "`torch.load(weights_only=True)` refuses it: it also holds an `argparse.Namespace`; "
         "`weightctl convert IN OUT.pt` keeps what can be loaded"
@@ -193,5 +193,5 @@ def test_a_pickle_that_names_what_no_weights_need_is_a_problem_and_given_to_nobo
 def test_a_pickle_of_anything_else_is_not_given_to_torch(tmp_path: Path) -> None:
     path = tmp_path / "plain.pkl"
     path.write_bytes(pickle.dumps({"a": 1}, protocol=2))
-    found = pickled(header_of(path))
+    found = scan_pickles(header_of(path))
     assert found == ((), "the file is a pickle, and none that `torch.save` writes today")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reports import MADE, encoder, experts, faulty, hostile, nonfinite, report
-from weightctl.verify.report.json_document import document, page
+from weightctl.verify.report.json_document import make_document, render_page
 from weightctl.verify.results import Problem, Result
 
 
@@ -23,11 +23,11 @@ def read(text: str) -> Any:
 @pytest.mark.parametrize("name", MADE)
 def test_a_report_is_json_that_every_reader_takes(name: str) -> None:
     made = MADE[name]()
-    assert read(page(made)) == document(made)
+    assert read(render_page(made)) == make_document(made)
 
 
 def test_every_problem_is_told_with_its_cause() -> None:
-    told = document(faulty())
+    told = make_document(faulty())
     assert not told["ok"]
     assert [problem["where"] for problem in told["problems"]] == [
         "blk.24.attn_v.weight", "blk.7.attn_q.weight", "blk.7.attn_k.weight",
@@ -39,31 +39,31 @@ def test_every_problem_is_told_with_its_cause() -> None:
 
 
 def test_what_to_do_next_is_told_and_the_hint_of_an_error_beside_its_text() -> None:
-    told = document(faulty())
+    told = make_document(faulty())
     assert [re.split("[:,]", advice)[0] for advice in told["next"]] == [
         "numbers are lost", "convert the original model again", "fetch the file again"
     ]  # fmt: skip
-    assert document(report())["next"] == []
+    assert make_document(report())["next"] == []
     hinted = Problem(check="structure", where="a", text="is cut off", hint="fetch it again")
-    (problem,) = document(report(structure=Result(problems=(hinted,))))["problems"]
+    (problem,) = make_document(report(structure=Result(problems=(hinted,))))["problems"]
     assert (problem["text"], problem["hint"]) == ("is cut off", "fetch it again")
 
 
 def test_the_checks_are_in_the_order_in_which_they_ran() -> None:
-    assert list(document(report())["checks"]) == [
+    assert list(make_document(report())["checks"]) == [
         "structure", "finite", "names", "values", "forward"
     ]  # fmt: skip
 
 
 def test_a_check_that_did_not_run_says_why() -> None:
-    told = document(MADE["unknown_family"]())["checks"]["names"]
+    told = make_document(MADE["unknown_family"]())["checks"]["names"]
     assert not told["ran"]
     assert "no family" in told["skipped"]
     assert told["figures"] is None
 
 
 def test_what_was_measured_has_the_names_of_the_figures() -> None:
-    checks = document(report())["checks"]
+    checks = make_document(report())["checks"]
     figures = checks["forward"]["figures"]
     assert figures["perplexity"] == 18.37
     assert figures["activations"][0]["name"] == "embedding"
@@ -73,7 +73,7 @@ def test_what_was_measured_has_the_names_of_the_figures() -> None:
 
 
 def test_infinities_and_nan_are_told_apart() -> None:
-    checks = document(nonfinite())["checks"]
+    checks = make_document(nonfinite())["checks"]
     assert checks["forward"]["figures"]["perplexity"] == "nan"
     errors = checks["values"]["figures"]["tensors"]
     assert {error["relative_rmse"] for error in errors} == {
@@ -82,7 +82,7 @@ def test_infinities_and_nan_are_told_apart() -> None:
 
 
 def test_what_an_encoder_has_not_is_null() -> None:
-    figures = document(encoder())["checks"]["forward"]["figures"]
+    figures = make_document(encoder())["checks"]["forward"]["figures"]
     assert figures["perplexity"] is None
     assert figures["divergence"]["mean"] is None
     assert figures["divergence"]["cosine"] == 0.99871
@@ -90,8 +90,8 @@ def test_what_an_encoder_has_not_is_null() -> None:
 
 def test_names_are_kept_as_they_are() -> None:
     wanted = [problem.where for problem in hostile().problems]
-    assert [problem["where"] for problem in read(page(hostile()))["problems"]] == wanted
+    assert [problem["where"] for problem in read(render_page(hostile()))["problems"]] == wanted
 
 
 def test_no_tensor_is_left_out() -> None:
-    assert len(document(experts())["checks"]["values"]["figures"]["tensors"]) == 6 * 100 * 3
+    assert len(make_document(experts())["checks"]["values"]["figures"]["tensors"]) == 6 * 100 * 3

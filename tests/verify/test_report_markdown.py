@@ -11,7 +11,7 @@ from pages import Rendered
 
 from reports import HOSTILE, MADE, faulty, hostile, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, ValuesFigures
-from weightctl.verify.report.markdown import page
+from weightctl.verify.report.markdown import render_page
 from weightctl.verify.results import Cause, Problem, Result
 
 OURS = {
@@ -22,13 +22,13 @@ OURS = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_page_has_tags_of_ours_only(name: str) -> None:
-    rendered = Rendered(page(MADE[name]()))
+    rendered = Rendered(render_page(MADE[name]()))
     assert rendered.tags <= OURS
     assert set(rendered.tables()) <= {2, 3, 4, 5, 8}
 
 
 def test_problems_causes_and_the_worst_tensors_are_told() -> None:
-    rendered = Rendered(page(faulty()))
+    rendered = Rendered(render_page(faulty()))
     assert "SmolLM2-135M-Q4_K_M.gguf: 5 problems in 3 of 5 checks" in rendered.text
     assert "blk.7.attn_q.weight: the relative RMSE is 1.39" in rendered.text
     assert "Likely cause: its rows are in the order" in rendered.text
@@ -41,33 +41,35 @@ def test_problems_causes_and_the_worst_tensors_are_told() -> None:
 
 def test_what_to_do_next_is_told_beside_a_hint() -> None:
     hinted = Problem(check="structure", where="a", text="is cut off", hint="fetch it again")
-    text = Rendered(page(report(structure=Result(problems=(hinted,))))).text
+    text = Rendered(render_page(report(structure=Result(problems=(hinted,))))).text
     assert "Hint: fetch it again" in text
     assert "What to do next" not in text
-    assert "convert the original model again" in Rendered(page(faulty())).text
+    assert "convert the original model again" in Rendered(render_page(faulty())).text
 
 
 def test_activations_of_which_none_is_finite_have_no_range() -> None:
     parts = (Activation(name="layers.0", rms=math.nan, greatest=0.0, nonfinite=4),)
-    text = Rendered(page(report(forward=Result(figures=ForwardFigures(activations=parts))))).text
+    text = Rendered(
+        render_page(report(forward=Result(figures=ForwardFigures(activations=parts))))
+    ).text
     assert "none of it finite" in text
 
 
 def test_divergences_are_told_the_worst_first() -> None:
-    rendered = Rendered(page(faulty()))
+    rendered = Rendered(render_page(faulty()))
     title = rendered.rows.index(["Part", "Divergence", "Usual", "Times usual", ""])
     assert rendered.rows[title + 1][0] == "layers.7"
 
 
 def test_what_a_file_says_is_text() -> None:
-    rendered = Rendered(page(hostile()))
+    rendered = Rendered(render_page(hostile()))
     names = {row[0] for row in rendered.rows}
     assert {"<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'} <= names
     assert HOSTILE[1] in names
 
 
 def test_a_note_that_looks_like_a_list_is_a_sentence() -> None:
-    text = Rendered(page(report(names=Result(notes=("- a", "1. b", "# c", "---"))))).text
+    text = Rendered(render_page(report(names=Result(notes=("- a", "1. b", "# c", "---"))))).text
     assert all(note in text for note in ("- a", "1. b", "# c", "---"))
 
 
@@ -78,7 +80,7 @@ def test_a_note_that_looks_like_a_list_is_a_sentence() -> None:
 def test_no_name_or_text_becomes_markup(name: str, text: str) -> None:
     problem = Problem(check="names", where=name, text=text, cause=Cause("config", text))
     rendered = Rendered(
-        page(
+        render_page(
             report(
                 layers=1,
                 names=Result(problems=(problem,), notes=(text,), skipped=text),

@@ -12,7 +12,7 @@ from pages import of_class, page_of, parsed, section, text_of
 
 from reports import MADE, faulty, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, NextToken, ValuesFigures
-from weightctl.verify.report.html import page
+from weightctl.verify.report.html import render_page
 from weightctl.verify.results import Cause, Problem, Result
 
 OURS = {
@@ -39,7 +39,7 @@ def test_a_page_is_well_formed_and_loads_and_runs_nothing(name: str) -> None:
 
 
 def test_a_page_says_at_its_head_what_came_of_it() -> None:
-    root = parsed(page(faulty()))
+    root = parsed(render_page(faulty()))
     assert root.findtext("head/title") == "SmolLM2-135M-Q4_K_M.gguf: 5 problems in 3 of 5 checks"
     (verdict,) = of_class(root, "verdict")
     assert verdict.text == "5 problems in 3 of 5 checks"
@@ -47,14 +47,14 @@ def test_a_page_says_at_its_head_what_came_of_it() -> None:
 
 
 def test_a_healthy_model_has_no_section_of_problems() -> None:
-    root = parsed(page(report()))
+    root = parsed(render_page(report()))
     assert [each.text for each in of_class(root, "verdict")] == ["No problems found in 5 checks"]
     assert "What is wrong" not in [each.text for each in root.iter("h2")]
     assert not of_class(root, "problems")
 
 
 def test_every_problem_is_on_the_page_with_its_likely_cause() -> None:
-    told = text_of(section(page(faulty()), "What is wrong"))
+    told = text_of(section(render_page(faulty()), "What is wrong"))
     for problem in faulty().problems:
         assert f"{problem.where}: {problem.text} ({problem.check})" in told
     assert told.count("(rope_rows)") == 3
@@ -62,20 +62,22 @@ def test_every_problem_is_on_the_page_with_its_likely_cause() -> None:
 
 def test_of_many_problems_the_later_ones_can_be_unfolded() -> None:
     many = tuple(Problem(check="names", where=f"w.{n}", text="is missing") for n in range(100))
-    found = section(page(report(names=Result(problems=many))), "What is wrong")
+    found = section(render_page(report(names=Result(problems=many))), "What is wrong")
     assert len(list(found.iter("li"))) == 100
     assert found.findtext("div/details/summary") == "60 more problems"
 
 
 def test_where_a_problem_is_stands_there_once() -> None:
     twice = Problem(check="structure", where="a.gguf", text="a.gguf, byte 12: ends too soon")
-    told = text_of(section(page(report(structure=Result(problems=(twice,)))), "What is wrong"))
+    told = text_of(
+        section(render_page(report(structure=Result(problems=(twice,)))), "What is wrong")
+    )
     assert told.endswith("a.gguf: byte 12: ends too soon (structure)")
 
 
 def test_the_lines_of_a_text_are_lines_and_what_stands_between_backticks_is_code() -> None:
     told = Problem(check="names", where="", text="no `x.w`\n  hint: convert it")
-    found = section(page(report(names=Result(problems=(told,)))), "What is wrong")
+    found = section(render_page(report(names=Result(problems=(told,)))), "What is wrong")
     assert [each.text for each in found.iter("code")] == ["x.w"]
     assert len(list(found.iter("br"))) == 1
 
@@ -103,7 +105,7 @@ def test_of_a_damaged_file_the_page_has_what_is_known() -> None:
 
 def test_activations_of_which_none_is_finite_have_no_chart() -> None:
     parts = (Activation(name="layers.0", rms=0.0, greatest=0.0, nonfinite=4),)
-    root = parsed(page(report(forward=Result(figures=ForwardFigures(activations=parts)))))
+    root = parsed(render_page(report(forward=Result(figures=ForwardFigures(activations=parts)))))
     assert "No part gives numbers that are finite and not 0." in text_of(root)
     assert "Activations" not in [each.text for each in root.iter("h3")]
 
@@ -134,7 +136,7 @@ def test_no_name_or_text_breaks_a_page(name: str, text: str) -> None:
         reference=name,
         description=text,
     )
-    root = parsed(page(made))
+    root = parsed(render_page(made))
     assert {element.tag for element in root.iter()} <= OURS
     if name.isprintable() and name.strip():
         assert text_of(root).count(name) >= 3

@@ -14,11 +14,11 @@ from pages import of_class, page_of, pictures, text_of
 
 from reports import MADE, encoder, experts, faulty, norm, report, tensor, unknown_family
 from weightctl.verify.figures import Divergence
-from weightctl.verify.report.charts import histogram_chart
-from weightctl.verify.report.drawing import axis
-from weightctl.verify.report.heat_map import error_map, grid
-from weightctl.verify.report.html import page
-from weightctl.verify.report.ranking import worst_first
+from weightctl.verify.report.charts import draw_histogram
+from weightctl.verify.report.drawing import make_axis
+from weightctl.verify.report.heat_map import draw_errors, make_grid
+from weightctl.verify.report.html import render_page
+from weightctl.verify.report.ranking import sort_worst_first
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -38,15 +38,15 @@ def cells(picture: Element) -> dict[str, str]:
 
 def test_a_comparison_has_all_five_pictures_and_a_model_alone_one() -> None:
     usual = {ERRORS, EXCESSES, ACTIVATIONS, HISTOGRAM}
-    assert set(pictures(page(faulty()))) == usual | {DIVERGENCES}
-    assert set(pictures(page(report()))) == usual
-    assert set(pictures(page(report(reference=None)))) == {ACTIVATIONS}
-    assert set(pictures(page(encoder()))) == usual - {HISTOGRAM}
-    assert not pictures(page(unknown_family()))
+    assert set(pictures(render_page(faulty()))) == usual | {DIVERGENCES}
+    assert set(pictures(render_page(report()))) == usual
+    assert set(pictures(render_page(report(reference=None)))) == {ACTIVATIONS}
+    assert set(pictures(render_page(encoder()))) == usual - {HISTOGRAM}
+    assert not pictures(render_page(unknown_family()))
 
 
 def test_a_heat_map_has_a_cell_for_each_tensor_and_shows_the_faulty_ones() -> None:
-    drawn = pictures(page(faulty()))
+    drawn = pictures(render_page(faulty()))
     for title in (ERRORS, EXCESSES):
         shown = cells(drawn[title])
         assert len(shown) == 30 * 9 + 2
@@ -57,7 +57,7 @@ def test_a_heat_map_has_a_cell_for_each_tensor_and_shows_the_faulty_ones() -> No
 
 
 def test_what_is_equal_has_a_colour_of_its_own() -> None:
-    shown = cells(pictures(page(report()))[ERRORS])
+    shown = cells(pictures(render_page(report()))[ERRORS])
     assert shown["output_norm.weight"] == "same"
     assert shown["blk.3.attention_norm.weight, layer 3"] == "same"
     assert shown["blk.3.attention_q.weight, layer 3"].startswith("h")
@@ -65,7 +65,7 @@ def test_what_is_equal_has_a_colour_of_its_own() -> None:
 
 def test_a_greater_error_has_a_darker_colour() -> None:
     errors = [tensor(f"w{n}", n, "x", error) for n, error in enumerate((0.001, 0.01, 0.1, 1.0))]
-    picture = fromstring(error_map(grid(errors)))
+    picture = fromstring(draw_errors(make_grid(errors)))
     (svg,) = picture.iter("svg")
     levels = [int(kind[1:]) for kind in cells(svg).values()]
     assert levels == sorted(levels)
@@ -73,7 +73,7 @@ def test_a_greater_error_has_a_darker_colour() -> None:
 
 
 def test_of_the_experts_of_a_layer_the_worst_is_shown() -> None:
-    shown = cells(pictures(page(experts()))[EXCESSES])
+    shown = cells(pictures(render_page(experts()))[EXCESSES])
     assert len(shown) == 6 * 3
     assert shown["layers.3.mlp.experts.77.up.weight (the worst of 100 tensors), layer 3"].endswith(
         "bad"
@@ -86,7 +86,7 @@ def test_where_no_family_is_known_the_first_number_in_a_name_is_the_layer() -> N
                f"encoder.{layer}.block.{block}.conv.weight")
         for layer in (0, 1, 12) for block in (0, 1)
     ]  # fmt: skip
-    found = grid([*errors, norm("stem.weight", None, "stem.weight")])
+    found = make_grid([*errors, norm("stem.weight", None, "stem.weight")])
     assert found.kinds == ["encoder.*.block.*.conv", "stem"]
     assert found.layers == [None, 0, 1, 12]
 
@@ -94,7 +94,7 @@ def test_where_no_family_is_known_the_first_number_in_a_name_is_the_layer() -> N
 def test_a_grid_keeps_the_worst_where_there_is_no_room_for_all() -> None:
     errors = [tensor(f"w.{n}", n, "w") for n in range(999)]
     errors[777] = replace(errors[777], is_problem=True)
-    found = grid(errors)
+    found = make_grid(errors)
     assert len(found.layers) == 300
     assert 777 in found.layers
     assert found.left_out == 699
@@ -103,7 +103,7 @@ def test_a_grid_keeps_the_worst_where_there_is_no_room_for_all() -> None:
 def test_no_error_is_too_large_or_too_little_a_number_to_be_ranked() -> None:
     wanted = [nan, inf, 1e300, 1.0, 5e-324, 0.0]
     errors = [tensor(f"w{n}", 0, "w", error) for n, error in enumerate(reversed(wanted))]
-    ranked = [error.relative_rmse for error in worst_first(errors)]
+    ranked = [error.relative_rmse for error in sort_worst_first(errors)]
     assert set(map(str, ranked[:2])) == {"nan", "inf"}
     assert ranked[2:] == wanted[2:]
 
@@ -127,7 +127,7 @@ def test_nothing_is_drawn_outside_a_picture(name: str) -> None:
 
 
 def test_parts_that_diverge_too_far_and_those_with_nan_are_marked() -> None:
-    drawn = pictures(page(faulty()))
+    drawn = pictures(render_page(faulty()))
     for title, told in (
         (DIVERGENCES, "layers.7: 170 %, usual 8 %"),
         (ACTIVATIONS, "layers.24: rms 41, greatest 43, 31 numbers NaN or infinite"),
@@ -140,7 +140,7 @@ def test_parts_that_diverge_too_far_and_those_with_nan_are_marked() -> None:
 def test_a_histogram_has_a_bar_for_each_bound_that_a_position_is_below() -> None:
     histogram = ((0.01, 0), (0.1, 0), (1.0, 30), (10.0, 10), (100.0, 0), (inf, 0))
     picture = fromstring(
-        histogram_chart(Divergence(layers=(), mean=0.5, percentile_99=5.0, histogram=histogram))
+        draw_histogram(Divergence(layers=(), mean=0.5, percentile_99=5.0, histogram=histogram))
     )
     bars = {text_of(bar): float(bar.get("height", "")) for bar in picture.iter("rect")}
     assert list(bars) == [
@@ -159,7 +159,7 @@ def test_a_histogram_has_a_bar_for_each_bound_that_a_position_is_below() -> None
 def test_an_axis_has_every_number_between_its_ends(
     values: list[float], value: float, decades: float
 ) -> None:
-    found = axis(values, 200.0, 20.0, decades)
+    found = make_axis(values, 200.0, 20.0, decades)
     assert found.high - found.low >= decades - 1e-6
     assert 20 <= found.at(value) <= 200
     assert all(20 - 1e-6 <= found.at(tick) <= 200 + 1e-6 for tick in found.ticks())
@@ -168,6 +168,6 @@ def test_an_axis_has_every_number_between_its_ends(
 
 @given(st.floats(1e-25, 1e25), st.floats(1e-25, 1e25))
 def test_on_an_axis_the_greater_is_higher(one: float, other: float) -> None:
-    found = axis([one, other], 200.0, 20.0)
+    found = make_axis([one, other], 200.0, 20.0)
     less, more = sorted([one, other])
     assert found.at(less) >= found.at(more)

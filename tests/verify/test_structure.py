@@ -15,7 +15,7 @@ from weightctl import Plan, open_weights
 from weightctl.store import save
 from weightctl.transforms.split import split
 from weightctl.verify import Request, Result, Subject, verify
-from weightctl.verify.checks.structure import _total, check
+from weightctl.verify.checks.structure import _check_total, check
 from weightctl.verify.figures import StructureFigures
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_a_total_size_that_is_not_that_of_the_parts_is_a_problem(tmp_path: Path)
 def test_a_total_size_that_is_right_or_no_number_is_none(size: Any, tmp_path: Path) -> None:
     index = sharded(tmp_path / "model") / "model.safetensors.index.json"
     edited(index, lambda document: document["metadata"].update(total_size=size))
-    assert list(_total(open_weights(tmp_path / "model").header)) == []
+    assert list(_check_total(open_weights(tmp_path / "model").header)) == []
 
 
 def test_an_index_that_a_tensor_is_missing_from_is_a_problem(tmp_path: Path) -> None:

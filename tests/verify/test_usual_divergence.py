@@ -9,7 +9,7 @@ from pages import pictures, section, text_of
 
 from reports import against, faulty, report
 from weightctl.verify.figures import Divergence, LayerDivergence
-from weightctl.verify.report.html import page
+from weightctl.verify.report.html import render_page
 from weightctl.verify.results import Result
 
 CHART = "Divergence of each part of the model from the reference's"
@@ -17,7 +17,7 @@ CHART = "Divergence of each part of the model from the reference's"
 
 def _page(*layers: LayerDivergence) -> str:
     figures = replace(against(2), divergence=Divergence(layers=layers))
-    return page(report(forward=Result(figures=figures)))
+    return render_page(report(forward=Result(figures=figures)))
 
 
 def _part(number: int, divergence: float, expected: float = 0.08) -> LayerDivergence:
@@ -47,7 +47,7 @@ def test_a_sentence_stands_where_nothing_is_beyond_usual(
 
 
 def test_one_part_beyond_usual_is_shown_among_the_others() -> None:
-    assert CHART in pictures(page(faulty()))
+    assert CHART in pictures(render_page(faulty()))
     drawn = _page(_part(0, 0.07), replace(_part(1, 1.7), is_problem=True))
     assert CHART in pictures(drawn)
     assert "No part is further" not in text_of(section(drawn, "Layer by layer"))

@@ -9,8 +9,13 @@ from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell, in_columns, shape_text
 from weightctl.cli.wrapping import hung
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.report.findings import cosine
-from weightctl.verify.report.ranking import excess, strangest, title_of, worst_first
+from weightctl.verify.report.findings import show_cosine
+from weightctl.verify.report.ranking import (
+    choose_title,
+    excess_of,
+    sort_strangest_first,
+    sort_worst_first,
+)
 from weightctl.wording import number, percent, printable
 
 if TYPE_CHECKING:
@@ -50,7 +55,7 @@ def behaviour(report: Report, columns: int, room: int | None, *, plain: bool = F
 
 def _worst_tensors(values: ValuesFigures, room: int | None) -> Lines:
     off = [error for error in values.tensors if error.relative_rmse or error.is_problem]
-    worst = worst_first(off)[:_WORST]
+    worst = sort_worst_first(off)[:_WORST]
     if not worst:
         return []
     heads = [Cell("  tensor", "dim"), Cell("")]
@@ -68,14 +73,14 @@ def _worst_tensors(values: ValuesFigures, room: int | None) -> Lines:
                 Cell(pair, "cyan", short=error.encoding),
                 Cell(percent(error.relative_rmse), style, right=True),
                 Cell(percent(error.expected), right=True),
-                Cell(number(excess(error)), style, right=True),
+                Cell(number(excess_of(error)), style, right=True),
                 Cell(number(error.max_error), right=True),
-                Cell(cosine(error.cosine), right=True),
+                Cell(show_cosine(error.cosine), right=True),
             ]
         )
     if room is not None and room < _FOR_ALL:
         rows = [[*row[:5], *row[6:]] for row in rows]
-    return [*hung([], title_of(off), room, "bold"), *in_columns(rows, room)]
+    return [*hung([], choose_title(off), room, "bold"), *in_columns(rows, room)]
 
 
 def _title(text: str, columns: int) -> Lines:
@@ -144,7 +149,7 @@ def _agreement(divergence: Divergence, room: int | None) -> Lines:
 
 def _gains(forward: ForwardFigures, room: int | None) -> Lines:
     """Return the matrices whose gain is farthest from the usual one."""
-    strange = strangest(forward.matrices)
+    strange = sort_strangest_first(forward.matrices)
     if not strange:
         return []
     heads = ("matrices on a random unit vector", "", "length", "usual")

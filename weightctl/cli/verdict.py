@@ -10,8 +10,8 @@ from weightctl.cli.behaviour import behaviour
 from weightctl.cli.render import Cell, width
 from weightctl.cli.wrapping import hung
 from weightctl.verify.figures import ForwardFigures
-from weightctl.verify.report.findings import finding, is_partial
-from weightctl.verify.report.remedies import remedies
+from weightctl.verify.report.findings import is_partial, say_finding
+from weightctl.verify.report.remedies import list_remedies
 from weightctl.wording import counted, number, printable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
     for name, problems in groupby(report.problems, key=lambda problem: problem.check):
         lines += [[], [Cell(name, "bold")], *_problems(list(problems), room)]
     lines += [*behaviour(report, columns, room, plain=plain), [], *_last(report, room)]
-    for advice in remedies(report):
+    for advice in list_remedies(report):
         lines += hung([Cell("next: ", "cyan")], advice, room)
     return lines
 
@@ -51,7 +51,7 @@ def brief(report: Report, in_vain: Sequence[str] = ()) -> Lines:
     told: Lines = []
     for check, found in groupby(report.problems, key=lambda problem: problem.check):
         for (cause, text), alike in groupby(
-            found, key=lambda problem: (problem.cause, problem.said)
+            found, key=lambda problem: (problem.cause, problem.statement)
         ):
             places = ", ".join(problem.where for problem in alike if problem.where)
             said = f"{places}: {text}" if places else text
@@ -79,7 +79,7 @@ def _checks(report: Report, room: int | None) -> Lines:
             said[name]._replace(text=f"{said[name].text:<{second}}"),
             Cell("  "),
         ]
-        lines += hung(heads, result.skipped or finding(result.figures), room, "dim")
+        lines += hung(heads, result.skipped or say_finding(result.figures), room, "dim")
     return lines
 
 
@@ -95,7 +95,7 @@ def _problems(problems: list[Problem], room: int | None) -> Lines:
     """Return the lines of a check's problems; what neighbours share is told once."""
     lines: Lines = []
     for cause, caused in groupby(problems, key=lambda problem: problem.cause):
-        for (text, hint), alike in groupby(caused, key=lambda each: (each.said, each.hint)):
+        for (text, hint), alike in groupby(caused, key=lambda each: (each.statement, each.hint)):
             places = [printable(problem.where) for problem in alike if problem.where]
             lines += _problem(", ".join(places), text, hint, room)
         if cause is not None:

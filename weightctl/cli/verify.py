@@ -22,7 +22,7 @@ from weightctl.formats.huggingface import companions
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
 from weightctl.verify.report import check_targets, write
-from weightctl.verify.report.json_document import document
+from weightctl.verify.report.json_document import make_document
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject
 from weightctl.weights.tree import header_of
@@ -259,7 +259,7 @@ def _in_vain(report: Report, checks: Sequence[str] | None) -> list[str]:
 
 def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        show_text(json.dumps(document(report)) + "\n")
+        show_text(json.dumps(make_document(report)) + "\n")
     elif quiet:
         show_lines(brief(report, in_vain))
     else:

@@ -39,7 +39,7 @@ def verify(
     no such file, `FormatError` or `ConversionError` where the reference is damaged, and
     `EncodingError` for tensors that cannot be read.
     """
-    wanted = _wanted(request, checks, skip)
+    wanted = _choose_checks(request, checks, skip)
     subject, reference = request.subject, request.reference
     damage = subject.damage
     if reference is not None:
@@ -56,7 +56,7 @@ def verify(
         started = time.monotonic()
         if damage is None:
             told = {each.text for result in results.values() for each in result.problems}
-            found = _result(name, request, told)
+            found = _run_check(name, request, told)
         elif name == _STRUCTURE:
             problem = Problem(where=damage.path, text=damage.message, hint=damage.hint)
             found = Result(problems=(problem,))
@@ -73,7 +73,7 @@ def verify(
     return Report(
         path=subject.path,
         reference=None if reference is None else reference.path,
-        description="" if damage is not None else _described(request),
+        description="" if damage is not None else _describe(request),
         results=results,
         seconds=seconds,
     )
@@ -94,7 +94,7 @@ def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
         refuse_expanded(source_of(subject.stored), tensors)
 
 
-def _result(name: str, request: Request, told: Container[str]) -> Result:
+def _run_check(name: str, request: Request, told: Container[str]) -> Result:
     """Return what a check finds; what stops it is a problem, but for what was `told` before."""
     import numpy as np
 
@@ -110,7 +110,9 @@ def _result(name: str, request: Request, told: Container[str]) -> Result:
         return Result(problems=(problem,))
 
 
-def _wanted(request: Request, checks: Sequence[str] | None, skip: Sequence[str]) -> list[str]:
+def _choose_checks(
+    request: Request, checks: Sequence[str] | None, skip: Sequence[str]
+) -> list[str]:
     for name in (*(checks or ()), *skip):
         if name not in CHECKS:
             raise ConversionError(
@@ -134,7 +136,7 @@ def _wanted(request: Request, checks: Sequence[str] | None, skip: Sequence[str])
     return wanted
 
 
-def _described(request: Request) -> str:
+def _describe(request: Request) -> str:
     subject = request.subject
     checkpoint = subject.checkpoint
     header = header_of(subject.stored)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.archs import RecognizedModel
     from weightctl.archs.keys import Fields, Key, Seen
 
-__all__ = ["Spelling", "spelled"]
+__all__ = ["Spelling", "find_spelling"]
 
 # What scales cosines and sines in one dialect and what does in the other.
 _LOUDNESS = {
@@ -29,48 +29,48 @@ _LOUDNESS = {
 class Spelling(NamedTuple):
     """Where a checkpoint says a field: a key, or a tensor that tells it by being there.
 
-    `is_said` tells whether it does; else `default` is the value, or what gives it from the others.
+    `is_stated`: whether it does; else `default` is the value, or what gives it from the others.
     `seen` is what of the tensors tells it, None where a key does. A field that has no key of its
     own `follows` from another field, whose key this is then, or from what the family is called.
     """
 
     key: str
-    is_said: bool
+    is_stated: bool
     default: Any = None
     seen: Seen | None = None
     follows: str = ""
 
 
-def spelled(checkpoint: RecognizedModel, field: str) -> Spelling:
+def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
     """Return where a checkpoint says a field, or would."""
     lines = [key for key in checkpoint.arch.keys if key.field == field]
     own = [key for key in lines if key.is_in(checkpoint.dialect)] or lines
-    found = [_of_line(checkpoint, key) for key in own]
-    said = [each for each in found if each.is_said]
+    found = [_spell_key(checkpoint, key) for key in own]
+    said = [each for each in found if each.is_stated]
     named = [each for each in found if each.key]
-    chosen = (said or named or found or [Spelling("", is_said=False)])[0]
+    chosen = (said or named or found or [Spelling("", is_stated=False)])[0]
     if chosen.key:
         return chosen
-    if tensor := _tensor_telling(checkpoint, field):
-        return Spelling(tensor, is_said=True, follows=tensor)
-    return _followed(checkpoint, field, chosen)
+    if tensor := _find_tensor_of(checkpoint, field):
+        return Spelling(tensor, is_stated=True, follows=tensor)
+    return _follow_default(checkpoint, field, chosen)
 
 
-def _followed(checkpoint: RecognizedModel, field: str, unsaid: Spelling) -> Spelling:
+def _follow_default(checkpoint: RecognizedModel, field: str, unsaid: Spelling) -> Spelling:
     """Return where that is said which a field follows from; some field without a key does."""
-    sources = _sources(unsaid.default, checkpoint.fields)
+    sources = _find_sources(unsaid.default, checkpoint.fields)
     if field.startswith("scaling."):
         sources = [_LOUDNESS.get(field, "scaling.kind"), "scaling.kind"]
     # What the config has is told for itself.
     for source in sorted(sources, key=lambda name: hasattr(checkpoint.config, name)):
-        found = spelled(checkpoint, source) if source != field else unsaid
+        found = find_spelling(checkpoint, source) if source != field else unsaid
         if found.key:
-            return Spelling(found.key, found.is_said, unsaid.default, follows=source)
+            return Spelling(found.key, found.is_stated, unsaid.default, follows=source)
     family = ARCHITECTURE if checkpoint.dialect == "gguf" else MODEL_TYPE
     return Spelling(family, False, unsaid.default, follows=family)
 
 
-def _tensor_telling(checkpoint: RecognizedModel, field: str) -> str:
+def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
     """Return the tensor that a field is made of, empty where none is."""
     if checkpoint.dialect != "gguf" or not field.startswith("scaling."):
         return ""
@@ -106,7 +106,7 @@ class _Watched(Mapping[str, Any]):
         return len(self._fields)
 
 
-def _sources(default: Any, fields: Fields) -> list[str]:
+def _find_sources(default: Any, fields: Fields) -> list[str]:
     """Return the fields that a default is made of."""
     watched = _Watched(fields)
     if callable(default):
@@ -117,19 +117,19 @@ def _sources(default: Any, fields: Fields) -> list[str]:
     return watched.asked
 
 
-def _of_line(checkpoint: RecognizedModel, key: Key) -> Spelling:
+def _spell_key(checkpoint: RecognizedModel, key: Key) -> Spelling:
     if checkpoint.dialect == "gguf":
         if key.seen is not None and key.seen.see(header_of(checkpoint.tree).tensors) is not None:
             return Spelling(key.seen.tensor, True, seen=key.seen)
         name = key.gguf.format(arch=checkpoint.arch.gguf_name)
-        is_said = name in header_of(checkpoint.tree).metadata
+        is_stated = name in header_of(checkpoint.tree).metadata
         default = None if key.gguf_default is REQUIRED else key.gguf_default
-        return Spelling(name, is_said, default)
-    path, is_said = _in_document(checkpoint, key.hugging_face)
-    return Spelling(path, is_said, None if key.default is REQUIRED else key.default)
+        return Spelling(name, is_stated, default)
+    path, is_stated = _spell_path(checkpoint, key.hugging_face)
+    return Spelling(path, is_stated, None if key.default is REQUIRED else key.default)
 
 
-def _in_document(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
+def _spell_path(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
     """Return how config.json spells what stands at a path once it is in the usual form."""
     if not path:
         return "", False
@@ -137,16 +137,16 @@ def _in_document(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
     *_, last = path.split(".")
     # In the order in which they count.
     for spelling in (path, f"rope_scaling.{last}", last):
-        if _holds(document, spelling):
+        if _has_path(document, spelling):
             return spelling, True
     try:
-        is_said = _holds(checkpoint.arch.standard(document), path)
+        is_stated = _has_path(checkpoint.arch.standard(document), path)
     except ValueError:
-        is_said = False
-    return last, is_said
+        is_stated = False
+    return last, is_stated
 
 
-def _holds(document: Mapping[str, Any], path: str) -> bool:
+def _has_path(document: Mapping[str, Any], path: str) -> bool:
     found: Any = document
     for part in path.split("."):
         if not is_object(found) or found.get(part) is None:

@@ -49,10 +49,10 @@ class Request:
 
         Raises what `run.prompt` does.
         """
-        from weightctl.verify.run.prompt import prompt
+        from weightctl.verify.run.prompt import make_prompt
 
         subjects = (self.reference, self.subject)
-        return prompt(self, *(each for each in subjects if each and each.checkpoint))
+        return make_prompt(self, *(each for each in subjects if each and each.checkpoint))
 
     @cached_property
     def pairing(self) -> Pairing:
@@ -60,11 +60,11 @@ class Request:
 
         Raises `ValueError` where there is no reference.
         """
-        from weightctl.verify.compare.pairs import paired
+        from weightctl.verify.compare.pairs import pair_tensors
 
         if self.reference is None:
             raise ValueError("there is nothing to compare with")
-        return paired(self.subject, self.reference)
+        return pair_tensors(self.subject, self.reference)
 
     def tell(self, doing: str, done: float) -> None:
         """Tell whoever wants to know."""
@@ -105,7 +105,7 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
 
     A bar that is silently not applied would look as if it was passed.
     """
-    last = _last_layer(request)
+    last = _find_last_layer(request)
     for bar in _BARS:
         if getattr(request, bar.field) is None:
             continue
@@ -128,7 +128,7 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
             )
 
 
-def _last_layer(request: Request) -> int | None:
+def _find_last_layer(request: Request) -> int | None:
     """Return the number of a known model's last layer; raise where others are asked for."""
     subject, asked = request.subject, request.layers
     if subject.damage is not None or subject.checkpoint is None:

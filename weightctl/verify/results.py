@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["MOST_NAMED", "Cause", "Figures", "Problem", "Report", "Result", "first_of"]
+__all__ = ["MOST_NAMED", "Cause", "Figures", "Problem", "Report", "Result", "keep_first"]
 
 # Of thousands that are alike nobody reads more; a file may claim any number of them.
 MOST_NAMED = 20
@@ -58,7 +58,7 @@ class Problem:
     check: str = ""
 
     @property
-    def said(self) -> str:
+    def statement(self) -> str:
         """What is wrong, without the name of where that is, for where it stands before it."""
         rest = self.text.removeprefix(self.where)
         is_named = self.where and rest != self.text and rest[:1] in {":", ","}
@@ -66,10 +66,10 @@ class Problem:
 
     def __str__(self) -> str:
         cause = f" ({self.cause.text})" if self.cause else ""
-        return f"{self.where}: {self.said}{cause}" if self.where else f"{self.text}{cause}"
+        return f"{self.where}: {self.statement}{cause}" if self.where else f"{self.text}{cause}"
 
 
-def first_of(problems: Sequence[Problem], others: str, where: str = "") -> Sequence[Problem]:
+def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Sequence[Problem]:
     """Return problems as they are, or the first of them and how many more there are.
 
     `others` says that, with `{}` where the number belongs, and `where` is where they are together.

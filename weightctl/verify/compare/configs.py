@@ -15,7 +15,7 @@ from weightctl.errors import GraphError, WeightctlError
 from weightctl.nn.rope_scaling import inverse_frequencies
 from weightctl.steps.numbers import numbers_of
 from weightctl.untyped import is_sequence
-from weightctl.verify.config_keys import Spelling, spelled
+from weightctl.verify.config_keys import Spelling, find_spelling
 from weightctl.verify.results import Cause, Problem
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Difference",
-    "corrected",
-    "differences",
-    "lost_window",
+    "ConfigDifference",
+    "correct",
+    "find_differences",
+    "note_lost_window",
     "rotates_alike",
     "spell_out_rope",
 ]
@@ -52,7 +52,7 @@ _LONGEST = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ConfigDifference:
     """A key that has another value in the reference's config.
 
     `changes` are the fields of the subject's config with the values that it has there.
@@ -62,9 +62,9 @@ class Difference:
     changes: Mapping[str, Any]
 
 
-def differences(
+def find_differences(
     subject: RecognizedModel, reference: RecognizedModel, *, with_context: bool = False
-) -> list[Difference]:
+) -> list[ConfigDifference]:
     """Return in which keys two checkpoints of one family differ, those that count.
 
     What the dialects always have in their own way is no difference, nor is a value that follows
@@ -72,29 +72,29 @@ def differences(
     their own, and else `with_context`: it changes no short text, and cuts long ones.
     """
     own, other = spell_out_rope(subject), spell_out_rope(reference)
-    found: list[Difference] = []
+    found: list[ConfigDifference] = []
     following: dict[str, Any] = {}
     unequal = list(
-        _unequal(subject, reference, own.config, other.config, with_context=with_context)
+        _list_unequal(subject, reference, own.config, other.config, with_context=with_context)
     )
     for name, value, wanted in unequal:
         if _follows(subject, reference, name, wanted):
             following[name] = wanted
         else:
-            _add(found, _difference(subject, reference, name, value, wanted))
-    is_told = any(name in _TURNS for name, *_ in unequal)
-    if not is_told and not rotates_alike(own, other):
-        found.append(_stretched(subject, reference, own.config, other.config))
+            _add_difference(found, _make_difference(subject, reference, name, value, wanted))
+    is_stated = any(name in _TURNS for name, *_ in unequal)
+    if not is_stated and not rotates_alike(own, other):
+        found.append(_compare_rope_scaling(subject, reference, own.config, other.config))
     if not found:
         # They follow from what is nowhere said, and is the same.
         told = [each for each in unequal if each[0] in following]
-        return [_difference(subject, reference, *each) for each in told]
+        return [_make_difference(subject, reference, *each) for each in told]
     # They come right with the rest.
     found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
     return found
 
 
-def _add(found: list[Difference], new: Difference) -> None:
+def _add_difference(found: list[ConfigDifference], new: ConfigDifference) -> None:
     """Add a difference, to the one by the same key where there is one."""
     for place, each in enumerate(found):
         if each.problem.where == new.problem.where:
@@ -103,7 +103,7 @@ def _add(found: list[Difference], new: Difference) -> None:
     found.append(new)
 
 
-def corrected(subject: RecognizedModel, found: list[Difference]) -> RecognizedModel | None:
+def correct(subject: RecognizedModel, found: list[ConfigDifference]) -> RecognizedModel | None:
     """Return a checkpoint with the reference's values in its config; None where none can be."""
     changes = {name: value for each in found for name, value in each.changes.items()}
     given: Any = subject.config
@@ -113,19 +113,19 @@ def corrected(subject: RecognizedModel, found: list[Difference]) -> RecognizedMo
         return None
 
 
-def lost_window(subject: RecognizedModel, reference: RecognizedModel) -> str:
+def note_lost_window(subject: RecognizedModel, reference: RecognizedModel) -> str:
     """Return a note on a sliding window that GGUF left out, empty where there is none."""
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     if windows[0] == windows[1] or not _is_no_window(subject, reference):
         return ""
-    here, there = map(_told, windows)
+    here, there = map(_show, windows)
     return (
         f"the sliding window is {here}, and {there} in the reference: no text that fits tells them "
         f"apart, or llama.cpp has none for {subject.arch.name}"
     )
 
 
-def _unequal(
+def _list_unequal(
     subject: RecognizedModel,
     reference: RecognizedModel,
     own: Config,
@@ -173,8 +173,8 @@ def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
 
 def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, wanted: Any) -> bool:
     """Whether the value is not said, and would be the reference's if other fields were."""
-    where = spelled(subject, field)
-    if not callable(where.default) or (where.is_said and not where.follows):
+    where = find_spelling(subject, field)
+    if not callable(where.default) or (where.is_stated and not where.follows):
         return False
     if where.follows and not hasattr(subject.config, where.follows):
         # Nothing else tells that.
@@ -185,54 +185,55 @@ def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, w
         return False
 
 
-def _difference(
+def _make_difference(
     subject: RecognizedModel, reference: RecognizedModel, field: str, value: Any, wanted: Any
-) -> Difference:
-    where, there = spelled(subject, field), spelled(reference, field)
+) -> ConfigDifference:
+    where, there = find_spelling(subject, field), find_spelling(reference, field)
     if isinstance(where.seen, Present) and field.endswith("bias"):
-        return Difference(_of_bias(where, has_none=not value), {field: wanted})
+        return ConfigDifference(_describe_bias(where, has_none=not value), {field: wanted})
     if where.follows and where.follows == there.follows:
         pair = [each.fields.get(where.follows) for each in (subject, reference)]
-        text = _compared(where, there, *pair)
+        text = _say_both(where, there, *pair)
     elif where.follows or there.follows:
         name = field.removeprefix("scaling.").replace("_", " ")
-        text = f"{_gives(where, name, value)}, and {_gives(there, name, wanted)} in the reference"
+        own, other = _say_value(where, name, value), _say_value(there, name, wanted)
+        text = f"{own}, and {other} in the reference"
     else:
-        text = _compared(where, there, value, wanted)
+        text = _say_both(where, there, value, wanted)
     cause = Cause("config", f"the config's {text}")
     problem = Problem(where=where.key, text="differs from the reference's", cause=cause)
-    return Difference(problem, {field: wanted})
+    return ConfigDifference(problem, {field: wanted})
 
 
-def _compared(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
-    own, other = _told(value), _told(wanted)
+def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
+    own, other = _show(value), _show(wanted)
     if is_sequence(value) and is_sequence(wanted):
         own, other = shown_apart(value, wanted)
     said = f"is {own}, and {other} in the reference"
-    if not where.is_said:
+    if not where.is_stated:
         said = f"is not said, which means {own}, and {other} in the reference"
-    is_called_otherwise = there.is_said and there.key != where.key
+    is_called_otherwise = there.is_stated and there.key != where.key
     named = f", whose `{there.key}` it is" if is_called_otherwise else ""
     return f"`{where.key}` {said}{named}"
 
 
-def _gives(where: Spelling, name: str, value: Any) -> str:
+def _say_value(where: Spelling, name: str, value: Any) -> str:
     """Say which key a value has, or which it follows from."""
     if where.follows:
-        return f"`{where.key}` makes the {name} {_told(value)}"
-    return f"`{where.key}` is {_told(value)}"
+        return f"`{where.key}` makes the {name} {_show(value)}"
+    return f"`{where.key}` is {_show(value)}"
 
 
-def _of_bias(where: Spelling, *, has_none: bool) -> Problem:
+def _describe_bias(where: Spelling, *, has_none: bool) -> Problem:
     if not has_none:
         return Problem(where=where.key, text="is there, and the reference has no such bias")
     cause = Cause(_BIAS_DROPPED, "the reference's biases were left out, in this and other layers")
     return Problem(where=where.key, text="is not there, and the reference has one", cause=cause)
 
 
-def _stretched(
+def _compare_rope_scaling(
     subject: RecognizedModel, reference: RecognizedModel, own: Config, other: Config
-) -> Difference:
+) -> ConfigDifference:
     """Return how the stretching of rotations differs, by the first key that does."""
     values: list[dict[str, Any]] = []
     for config in (own, other):
@@ -246,14 +247,14 @@ def _stretched(
     ]
     first = next((name for name in ("kind", *unequal) if name in unequal), "kind")
     pair = [each.get(first) for each in values]
-    made = _difference(subject, reference, f"scaling.{first}", *pair)
+    made = _make_difference(subject, reference, f"scaling.{first}", *pair)
     changes = {"rope_scaling": getattr(other, "rope_scaling", None)}
     if hasattr(own, "has_rope_factors"):
         changes["has_rope_factors"] = False
-    return Difference(made.problem, changes)
+    return ConfigDifference(made.problem, changes)
 
 
-def _told(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "none"}[value]
     if isinstance(value, float):
@@ -286,14 +287,14 @@ def rotates_alike(one: Read, other: Read) -> bool:
     """
     if any(getattr(each.config, "has_rope_factors", False) for each in (one, other)):
         return True
-    found, wanted = (_speeds(each.config) for each in (one, other))
+    found, wanted = (_compute_speeds(each.config) for each in (one, other))
     return len(found) == len(wanted) and all(
         a.shape == b.shape and np.allclose(a, b, rtol=_ROUNDING, atol=0)
         for a, b in zip(found, wanted, strict=True)
     )
 
 
-def _speeds(config: Any) -> Sequence[NDArray[Any]]:
+def _compute_speeds(config: Any) -> Sequence[NDArray[Any]]:
     """Return the speeds of near and far positions, and what cosines are multiplied by."""
     base, scaling = getattr(config, "rope_base", None), getattr(config, "rope_scaling", None)
     if base is None:

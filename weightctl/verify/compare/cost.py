@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
 
 
-__all__ = ["Side", "bits_of", "decoded", "typical"]
+__all__ = ["PairSide", "count_bits", "decode_values", "typical_error"]
 
 _F32 = ENCODINGS["F32"]
 # Bits of the significand, the hidden one too.
@@ -40,7 +40,7 @@ _EIGHT_BITS = (7.0, 9.0)
 _ABOVE_BLOCKS = 5.0
 
 
-def bits_of(header: Header) -> Callable[[Tensor], float]:
+def count_bits(header: Header) -> Callable[[Tensor], float]:
     """Return what tells the bits per number of a tensor of this header, or made of one.
 
     A weight that is stored in parts, of which scales are some, is counted with all of them.
@@ -59,7 +59,7 @@ def bits_of(header: Header) -> Callable[[Tensor], float]:
     return bits
 
 
-def typical(encoding: Encoding, bits: float) -> float:
+def typical_error(encoding: Encoding, bits: float) -> float:
     """Return the relative RMSE that weights usually have in an encoding.
 
     `bits` are those per number in the file, fewer than those of the encoding where a weight is
@@ -75,7 +75,7 @@ def typical(encoding: Encoding, bits: float) -> float:
     return min(found, _MOST)
 
 
-class Side(NamedTuple):
+class PairSide(NamedTuple):
     """How one of two tensors is stored: its encoding, and bits per number in the file."""
 
     encoding: Encoding
@@ -89,7 +89,7 @@ class Side(NamedTuple):
     @property
     def typical(self) -> float:
         """The relative RMSE that weights usually have so."""
-        return typical(self.encoding, self.bits)
+        return typical_error(self.encoding, self.bits)
 
     @property
     def keeps_all(self) -> bool:
@@ -110,10 +110,10 @@ class Side(NamedTuple):
             made = transcode(raw, _F32, self.encoding, zero_nonfinite=True).raw
         except NonFiniteError:
             return None
-        return decoded(made.reshape(-1), self.encoding)
+        return decode_values(made.reshape(-1), self.encoding)
 
 
-def decoded(raw: U8, encoding: Encoding) -> F32:
+def decode_values(raw: U8, encoding: Encoding) -> F32:
     """Return the numbers of whole blocks of an encoding, shape (n,)."""
     if encoding == _F32:
         return raw.view(np.float32)

@@ -23,14 +23,14 @@ __all__ = [
     "MOST_KEPT",
     "RUN",
     "Measured",
-    "allowed",
-    "expected",
+    "allowed_error",
+    "expected_error",
     "is_lone_change",
     "is_within",
-    "most_in_sample",
-    "relative",
+    "relative_root",
     "rows_of_runs",
     "run_limit",
+    "sample_limit",
     "stored_rows",
 ]
 
@@ -53,7 +53,7 @@ _ROUNDING = 2.0**-20
 _FEW = 0.05
 
 
-def _first_known(own: int, other: int) -> int:
+def _keep_first_known(own: int, other: int) -> int:
     return own if own >= 0 else other
 
 
@@ -90,7 +90,7 @@ class Measured:
     runs_unequal: int = 0
     nonfinite: int = 0
     nonfinite_there: int = 0
-    first_nonfinite: int = field(default=-1, metadata={_OF_BOTH: _first_known})
+    first_nonfinite: int = field(default=-1, metadata={_OF_BOTH: _keep_first_known})
     beyond: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _join_kept})
     unequal: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _join_kept})
 
@@ -110,12 +110,12 @@ class Measured:
         """The root of the squared differences over the reference's squares."""
         if self.nonfinite:
             return inf
-        return relative(self.error, self.squares)
+        return relative_root(self.error, self.squares)
 
     @property
     def expected(self) -> float:
         """What the encodings should cost, of the same kind."""
-        return relative(self.cost, self.squares)
+        return relative_root(self.cost, self.squares)
 
     @property
     def cosine(self) -> float:
@@ -133,7 +133,7 @@ class Measured:
         return max(-1.0, min(1.0, self.product / lengths))
 
 
-def relative(squared: float, squares: float) -> float:
+def relative_root(squared: float, squares: float) -> float:
     """Return the root of a sum of squares over another; infinite where that is of nothing."""
     if squared == 0:
         return 0.0
@@ -146,19 +146,19 @@ def run_limit(pair: Pair) -> float:
     return _RUN_LIMIT if block <= RUN else _RUN_OF_MANY_LIMIT
 
 
-def expected(pair: Pair, measured: Measured) -> float:
+def expected_error(pair: Pair, measured: Measured) -> float:
     """Return the relative RMSE that the encodings cost; what is usual where they happen not to."""
     least = _SHARE * max(side.typical for side in pair.sides)
     return max(measured.expected, least, _ROUNDING)
 
 
-def allowed(pair: Pair, measured: Measured) -> float:
+def allowed_error(pair: Pair, measured: Measured) -> float:
     """Return the relative RMSE above which a tensor is not its reference any more."""
-    usual = expected(pair, measured)
+    usual = expected_error(pair, measured)
     return min(_FACTOR * usual, max(_LOST, _ABOVE_LOST * usual))
 
 
-def most_in_sample(pair: Pair) -> float:
+def sample_limit(pair: Pair) -> float:
     """Return the relative RMSE of a few numbers above which the whole need not be looked at."""
     coarser = max(side.typical for side in pair.sides)
     return min(max(_IN_SAMPLE * coarser, _LEAST_IN_SAMPLE), 1.0)
@@ -177,7 +177,7 @@ def is_lone_change(pair: Pair, measured: Measured) -> bool:
 
 def is_within(pair: Pair, measured: Measured) -> bool:
     """Whether a tensor is its reference, but for what their encodings cost."""
-    is_far = measured.relative_rmse > allowed(pair, measured)
+    is_far = measured.relative_rmse > allowed_error(pair, measured)
     is_damaged = measured.runs_beyond or measured.nonfinite or is_lone_change(pair, measured)
     return not is_far and not is_damaged
 

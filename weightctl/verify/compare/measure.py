@@ -10,8 +10,8 @@ import numpy as np
 
 from weightctl.steps.numbers import Plus
 from weightctl.threads import Memory, shared_out
-from weightctl.verify.compare.cost import Side, decoded
-from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, relative
+from weightctl.verify.compare.cost import PairSide, decode_values
+from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, relative_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-__all__ = ["Samples", "Tile", "measured", "measured_all", "numbers_from", "sample_of", "sampled"]
+__all__ = [
+    "Samples",
+    "Tile",
+    "measure_pair",
+    "measure_pairs",
+    "measure_sample",
+    "read_values",
+    "take_sample",
+]
 
 _PIECE = 1 << 20
 # Numbers that are worked on at a time: they stay in a core's cache.
@@ -57,39 +65,39 @@ class _Piece(NamedTuple):
     stop: int
 
 
-def numbers_from(tensor: Tensor, start: int, count: int) -> F32:
+def read_values(tensor: Tensor, start: int, count: int) -> F32:
     """Return some numbers of a tensor, whole blocks of it, in float32."""
     encoding = tensor.info.encoding
     first = start // encoding.block * encoding.block
     stop = min(-(-(start + count) // encoding.block) * encoding.block, tensor.info.size)
     raw = bytearray((stop - first) // encoding.block * encoding.size)
     tensor.read_into(first // encoding.block * encoding.size, memoryview(raw))
-    numbers = decoded(np.frombuffer(raw, np.uint8), encoding)
+    numbers = decode_values(np.frombuffer(raw, np.uint8), encoding)
     return numbers[start - first : start - first + count]
 
 
-def measured(pair: Pair, limit: float) -> Measured:
+def measure_pair(pair: Pair, limit: float) -> Measured:
     """Return how far a pair is apart."""
-    (found,) = measured_all([pair], lambda _: limit)
+    (found,) = measure_pairs([pair], lambda _: limit)
     return found
 
 
-def sample_of(tensor: Tensor) -> F32:
+def take_sample(tensor: Tensor) -> F32:
     """Return some numbers from all over a tensor."""
     size = tensor.info.size
     starts = dict.fromkeys(size * part // _SAMPLES // RUN * RUN for part in range(_SAMPLES))
-    pieces = [numbers_from(tensor, start, min(_SAMPLE, size - start)) for start in starts]
+    pieces = [read_values(tensor, start, min(_SAMPLE, size - start)) for start in starts]
     return np.concatenate(pieces)
 
 
-def sampled(pair: Pair, sample: Callable[[Tensor], F32] = sample_of) -> float:
+def measure_sample(pair: Pair, sample: Callable[[Tensor], F32] = take_sample) -> float:
     """Return the relative RMSE of some numbers of a pair, from all over it."""
     own, reference = (sample(each).astype(np.float64) for each in (pair.tensor, pair.reference))
     error, squares = float(np.sum((own - reference) ** 2)), float(np.vdot(reference, reference))
-    return relative(error, squares)
+    return relative_root(error, squares)
 
 
-def measured_all(
+def measure_pairs(
     pairs: Sequence[Pair],
     limit: Callable[[Pair], float],
     progress: Callable[[float], object] | None = None,
@@ -103,13 +111,13 @@ def measured_all(
     memory = Memory()
 
     def measure(piece: _Piece, ended: Event) -> Measured:
-        return Measured() if ended.is_set() else _of_piece(piece, limit(piece.pair), memory)
+        return Measured() if ended.is_set() else _measure_piece(piece, limit(piece.pair), memory)
 
     done = 0
-    with shared_out(measure, chain.from_iterable(map(_pieces, pairs))) as made:
+    with shared_out(measure, chain.from_iterable(map(_cut_pieces, pairs))) as made:
         for pair in pairs:
             found = Measured()
-            for part in islice(made, -(-pair.tensor.info.size // _step(pair))):
+            for part in islice(made, -(-pair.tensor.info.size // _piece_length(pair))):
                 found.add(part)
                 done += part.count
                 if progress is not None:
@@ -117,38 +125,40 @@ def measured_all(
             yield found
 
 
-def _pieces(pair: Pair) -> Iterator[_Piece]:
-    size, step = pair.tensor.info.size, _step(pair)
+def _cut_pieces(pair: Pair) -> Iterator[_Piece]:
+    size, step = pair.tensor.info.size, _piece_length(pair)
     for start in range(0, size, step):
         yield _Piece(pair, start, min(start + step, size))
 
 
-def _step(pair: Pair) -> int:
-    unit = _unit(pair)
+def _piece_length(pair: Pair) -> int:
+    unit = _common_block(pair)
     return _PIECE // unit * unit
 
 
-def _unit(pair: Pair) -> int:
+def _common_block(pair: Pair) -> int:
     return lcm(RUN, pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
 
 
-def _of_piece(piece: _Piece, limit: float, memory: Memory) -> Measured:
+def _measure_piece(piece: _Piece, limit: float, memory: Memory) -> Measured:
     pair, total = piece.pair, Measured()
     sides = pair.sides
     raws = [
-        _read(tensor, piece.start, memory.room(use, _nbytes(tensor, piece)))
+        _read(tensor, piece.start, memory.room(use, _count_bytes(tensor, piece)))
         for use, tensor in (("own", pair.tensor), ("reference", pair.reference))
     ]
-    unit = _unit(pair)
+    unit = _common_block(pair)
     step = max(_TILE // unit, 1) * unit
     is_shifted = _adds(pair)
     for start in range(0, piece.stop - piece.start, step):
         count = min(step, piece.stop - piece.start - start)
-        parts = [_part(raw, side, start, count) for raw, side in zip(raws, sides, strict=True)]
+        parts = [
+            _slice_blocks(raw, side, start, count) for raw, side in zip(raws, sides, strict=True)
+        ]
         tile = Tile(parts, sides, piece.start + start, count, is_shifted)
         # Each thread has a state of its own; what is not finite is looked at, not warned of.
         with np.errstate(all="ignore"):
-            total.add(tile.measured(limit))
+            total.add(tile.measure(limit))
     return total
 
 
@@ -158,7 +168,7 @@ def _adds(pair: Pair) -> bool:
     return not steps.isdisjoint({str(Plus(1.0)), str(Plus(-1.0))})
 
 
-def _nbytes(tensor: Tensor, piece: _Piece) -> int:
+def _count_bytes(tensor: Tensor, piece: _Piece) -> int:
     encoding = tensor.info.encoding
     return (piece.stop - piece.start) // encoding.block * encoding.size
 
@@ -169,7 +179,7 @@ def _read(tensor: Tensor, start: int, room: memoryview) -> U8:
     return np.frombuffer(room, np.uint8)
 
 
-def _part(raw: U8, side: Side, start: int, count: int) -> U8:
+def _slice_blocks(raw: U8, side: PairSide, start: int, count: int) -> U8:
     block, size = side.encoding.block, side.encoding.size
     return raw[start // block * size : (start + count) // block * size]
 
@@ -183,7 +193,7 @@ class Samples:
 
     def of(self, tensor: Tensor) -> F32:
         """Return some numbers from all over a tensor."""
-        kept = self._kept.pop(id(tensor), None) or (tensor, sample_of(tensor))
+        kept = self._kept.pop(id(tensor), None) or (tensor, take_sample(tensor))
         self._kept[id(tensor)] = kept
         if len(self._kept) > _MOST_SAMPLES_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -196,7 +206,7 @@ class Tile:
     def __init__(
         self,
         raws: Sequence[U8],
-        sides: tuple[Side, Side],
+        sides: tuple[PairSide, PairSide],
         start: int,
         count: int,
         is_shifted: bool,
@@ -206,20 +216,20 @@ class Tile:
         self._is_shifted = is_shifted
         self._is_same = sides[0] == sides[1]
 
-    def measured(self, limit: float) -> Measured:
+    def measure(self, limit: float) -> Measured:
         """Return how far they are apart; `limit` is how many times its cost a run may be off."""
         found = Measured(self._count)
         own, reference = (
-            _runs(decoded(raw, side.encoding))
+            _shape_runs(decode_values(raw, side.encoding))
             for raw, side in zip(self._raws, self._sides, strict=True)
         )
         first = self._start // RUN
         difference = own - reference
-        error, squares = _squares(difference), _squares(reference)
+        error, squares = _sum_squares(difference), _sum_squares(reference)
         if not (isfinite(error.sum()) and isfinite(squares.sum())):
             own, reference = self._without_nonfinite(own, reference, found)
             difference = own - reference
-            error, squares = _squares(difference), _squares(reference)
+            error, squares = _sum_squares(difference), _sum_squares(reference)
         found.squares = float(squares.sum())
         is_unequal = self._unequal(error)
         if is_unequal is None:
@@ -228,7 +238,7 @@ class Tile:
             if not self._is_same:
                 found.cost = float(self._cost(own, reference, squares, error, limit).sum())
             return found
-        own_squares = _squares(own)
+        own_squares = _sum_squares(own)
         found.own_squares = float(own_squares.sum())
         # Of the squares it could not be had where one number is huge.
         found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
@@ -314,17 +324,17 @@ class Tile:
                 break
         return cost
 
-    def _of(self, side: Side, numbers: F32, squares: F64) -> F64:
+    def _of(self, side: PairSide, numbers: F32, squares: F64) -> F64:
         if side.keeps_all:
             return np.zeros(len(squares))
         flat = numbers.reshape(-1)[: self._count]
         through = side.through(np.ascontiguousarray(flat))
         if through is None:
             return self._usual(side, squares)
-        lost = _squares(_runs(through - flat))
+        lost = _sum_squares(_shape_runs(through - flat))
         return np.where(np.isfinite(lost), lost, 0)
 
-    def _usual(self, side: Side, squares: F64) -> F64:
+    def _usual(self, side: PairSide, squares: F64) -> F64:
         """Return what is usual for numbers as large as those that a scale is shared with."""
         if side.keeps_all:
             return np.zeros(len(squares))
@@ -342,7 +352,7 @@ class Tile:
         return np.maximum(cost, least) + np.finfo(np.float64).tiny
 
 
-def _runs(numbers: F32) -> F32:
+def _shape_runs(numbers: F32) -> F32:
     """Return numbers in rows of a run each."""
     rest = -len(numbers) % RUN
     if rest:
@@ -350,7 +360,7 @@ def _runs(numbers: F32) -> F32:
     return numbers.reshape(-1, RUN)
 
 
-def _squares(runs: F32) -> F64:
+def _sum_squares(runs: F32) -> F64:
     """Return the sum of squares of each run."""
     found: F64 = np.vecdot(runs, runs).astype(np.float64)
     if found.size and not (found.min() > _LEAST and found.max() < inf):

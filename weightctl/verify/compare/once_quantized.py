@@ -10,9 +10,9 @@ import numpy as np
 
 from weightctl.codecs import can_encode
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.compare.cost import Side
+from weightctl.verify.compare.cost import PairSide
 from weightctl.verify.compare.distance import RUN
-from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.compare.measure import read_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair
     from weightctl.weights.derived import Tensor
 
-__all__ = ["OnceQuantized", "exchanged", "once_in", "once_quantized"]
+__all__ = ["OnceQuantized", "exchange_sides", "find_former_encoding", "find_once_quantized"]
 
 # What has blocks, and what rounds each number by itself.
 _ROUNDED = {"F16", "BF16", "F8_E4M3", "F8_E5M2"}
@@ -46,20 +46,20 @@ class OnceQuantized(NamedTuple):
     reference: Sequence[str]
 
 
-def once_quantized(pairs: Sequence[Pair]) -> OnceQuantized:
+def find_once_quantized(pairs: Sequence[Pair]) -> OnceQuantized:
     """Return what tensors of either side were in once, as far as some of them tell."""
     matrices = [pair for pair in pairs if len(pair.tensor.info.shape) > 1]
     looked_at = matrices[:: -(-len(matrices) // _MOST_TENSORS) or 1]
-    own = Counter(map(once_in, looked_at))
-    reference = Counter(once_in(exchanged(pair)) for pair in looked_at)
-    return OnceQuantized(_named(own), _named(reference))
+    own = Counter(map(find_former_encoding, looked_at))
+    reference = Counter(find_former_encoding(exchange_sides(pair)) for pair in looked_at)
+    return OnceQuantized(_name_encodings(own), _name_encodings(reference))
 
 
-def _named(found: Counter[str]) -> list[str]:
+def _name_encodings(found: Counter[str]) -> list[str]:
     return [name for name, _ in found.most_common() if name]
 
 
-def once_in(pair: Pair) -> str:
+def find_former_encoding(pair: Pair) -> str:
     """Return the encoding that a tensor of full precision was in, empty where it was in none.
 
     It must be as far from the reference as that encoding makes it.
@@ -69,26 +69,26 @@ def once_in(pair: Pair) -> str:
     is_plain = side.encoding.block == 1 and not side.is_apart
     if not is_plain or len(shape) < 2 or shape != pair.reference.info.shape:
         return ""
-    own, wanted = (_some(tensor) for tensor in (pair.tensor, pair.reference))
+    own, wanted = (_sample_values(tensor) for tensor in (pair.tensor, pair.reference))
     if not (own.size and np.isfinite(own).all() and np.isfinite(wanted).all()):
         return ""
-    apart = _apart(own, wanted)
+    apart = _measure_apart(own, wanted)
     if apart == 0:
         return ""
     found: list[tuple[float, float, str]] = []
-    for coarser in _coarser(side, shape[-1]):
+    for coarser in _list_coarser(side, shape[-1]):
         if not coarser.typical / _UNUSUAL < apart < coarser.typical * _UNUSUAL:
             continue
-        cost = _lost(coarser, wanted)
+        cost = _measure_lost(coarser, wanted)
         if not _NEAREST * cost < apart < _FARTHEST * cost:
             continue
-        left = _lost(coarser, own)
+        left = _measure_lost(coarser, own)
         if left < _FIXED * cost:
             found.append((left / cost, coarser.bits, coarser.encoding.name))
     return min(found)[2] if found else ""
 
 
-def exchanged(pair: Pair) -> Pair:
+def exchange_sides(pair: Pair) -> Pair:
     """Return the pair with the reference for the tensor."""
     return pair._replace(
         tensor=pair.reference,
@@ -98,33 +98,33 @@ def exchanged(pair: Pair) -> Pair:
     )
 
 
-def _coarser(side: Side, width: int) -> Iterator[Side]:
+def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
     """Yield the encodings of fewer bits that rows of a width can be in."""
     for encoding in ENCODINGS.values():
         is_meant = encoding.block >= _LEAST_BLOCK or encoding.name in _ROUNDED
         if is_meant and width % encoding.block == 0 and can_encode(encoding):
             bits = encoding.size * 8 / encoding.block
             if bits < side.bits:
-                yield Side(encoding, bits)
+                yield PairSide(encoding, bits)
 
 
-def _some(tensor: Tensor) -> F32:
+def _sample_values(tensor: Tensor) -> F32:
     """Return numbers of rows from all over a tensor, whole blocks of each."""
     width = tensor.info.shape[-1]
     rows = tensor.info.size // width if width else 0
     count = min(width, _OF_ROW)
     places = min(rows, _MOST_ROWS, max(_MOST_NUMBERS // max(count, 1), 1))
     starts = [rows * place // places * width for place in range(places)]
-    pieces = [numbers_from(tensor, start, count) for start in starts]
+    pieces = [read_values(tensor, start, count) for start in starts]
     return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
 
-def _lost(side: Side, numbers: F32) -> float:
+def _measure_lost(side: PairSide, numbers: F32) -> float:
     through = side.through(numbers)
-    return 0.0 if through is None else _apart(through, numbers)
+    return 0.0 if through is None else _measure_apart(through, numbers)
 
 
-def _apart(own: F32, wanted: F32) -> float:
+def _measure_apart(own: F32, wanted: F32) -> float:
     """Return the relative RMSE of a run that half of all are above: a huge number is in one."""
     difference = own.astype(np.float64) - wanted
     runs = [

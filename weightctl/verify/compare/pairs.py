@@ -12,10 +12,10 @@ from weightctl.archs.names import numbered
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.logical import is_buffer
 from weightctl.steps.numbers import AsFloat32, Constant
-from weightctl.verify.compare.cost import Side, bits_of
+from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
-from weightctl.verify.compare.once_quantized import OnceQuantized, once_quantized
-from weightctl.verify.config_keys import spelled
+from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized
+from weightctl.verify.config_keys import find_spelling
 from weightctl.weights.derived import Made, StoredTensor, tensor_of
 from weightctl.weights.tree import header_of, info_of, source_of
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     OrderKey = tuple[str, int, tuple[str, ...]]
     Places = tuple[int, ...]
 
-__all__ = ["Pair", "Pairing", "different_models", "in_dialect", "paired"]
+__all__ = ["Pair", "Pairing", "convert_dialect", "explain_different_models", "pair_tensors"]
 
 _DIALECTS: tuple[Dialect, ...] = ("gguf", "hugging_face")
 _SAID: dict[Dialect, str] = {"gguf": "GGUF's", "hugging_face": "Hugging Face's"}
@@ -67,11 +67,11 @@ class Pair(NamedTuple):
         return self.names.expert if self.names is not None and is_of_one else None
 
     @property
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[PairSide, PairSide]:
         """How either is stored."""
         return (
-            Side(self.tensor.info.encoding, self.bits),
-            Side(self.reference.info.encoding, self.reference_bits),
+            PairSide(self.tensor.info.encoding, self.bits),
+            PairSide(self.reference.info.encoding, self.reference_bits),
         )
 
 
@@ -111,17 +111,17 @@ class Pairing:
     def once_quantized(self) -> OnceQuantized:
         """What the tensors of either side were in before they were made full precision."""
         views = [view for pair in self.pairs if (view := self.seen_in("gguf", pair)) is not None]
-        return once_quantized(views)
+        return find_once_quantized(views)
 
     @cached_property
     def by_part(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:
         """The pairs that are one part of several layers, by the part and the expert."""
-        return _grouped(self.pairs, lambda pair: (pair.part, pair.expert))
+        return _group(self.pairs, lambda pair: (pair.part, pair.expert))
 
     @cached_property
     def by_layer(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:
         """The pairs that are one part of several experts, by the part and the layer."""
-        return _grouped(self.pairs, lambda pair: (pair.part, pair.layer))
+        return _group(self.pairs, lambda pair: (pair.part, pair.layer))
 
     def seen_in(self, dialect: Dialect, pair: Pair) -> Pair | None:
         """Return a pair of this pairing as a dialect has it, None where that cannot be."""
@@ -132,14 +132,14 @@ class Pairing:
         if tensor is None or counterpart is None:
             return pair
         try:
-            tensor = in_dialect(pair.names, tensor, own, dialect)
-            counterpart = in_dialect(pair.names, counterpart, other, dialect)
+            tensor = convert_dialect(pair.names, tensor, own, dialect)
+            counterpart = convert_dialect(pair.names, counterpart, other, dialect)
         except ConversionError:
             return None
         return pair._replace(tensor=tensor, reference=counterpart)
 
 
-def _grouped(
+def _group(
     pairs: Sequence[Pair], key: Callable[[Pair], tuple[str, int | None]]
 ) -> dict[tuple[str, int | None], list[Pair]]:
     found: dict[tuple[str, int | None], list[Pair]] = {}
@@ -148,7 +148,7 @@ def _grouped(
     return found
 
 
-def in_dialect(
+def convert_dialect(
     names: TensorNames, tensor: Tensor, checkpoint: RecognizedModel, dialect: Dialect
 ) -> Tensor:
     """Return a tensor of a checkpoint as another dialect has it; itself where that is its own.
@@ -166,7 +166,7 @@ def in_dialect(
     return Made(names.module, step, [tensor])
 
 
-def paired(subject: Subject, reference: Subject) -> Pairing:
+def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
     """Pair the tensors of two checkpoints: by our modules' names where a family is known.
 
     Where one alone is of a known family the other is read as if it were of that one too. Else equal
@@ -174,15 +174,15 @@ def paired(subject: Subject, reference: Subject) -> Pairing:
     """
     own, other = subject.checkpoint, reference.checkpoint
     if own is None and other is not None:
-        own = _adopted(subject.weights, other)
+        own = _adopt(subject.weights, other)
     elif other is None and own is not None:
-        other = _adopted(reference.weights, own)
+        other = _adopt(reference.weights, own)
     if own is None or other is None or own.arch.name != other.arch.name:
-        return _by_name(subject.weights, reference.weights)
-    return _by_module(own, other)
+        return _pair_by_name(subject.weights, reference.weights)
+    return _pair_by_module(own, other)
 
 
-def _adopted(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
+def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
     """Return a tree as a model like a known one; None where most of that is not there."""
     best: RecognizedModel | None = None
     for dialect in _DIALECTS:
@@ -199,13 +199,13 @@ def _adopted(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | N
     return best
 
 
-def _by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
+def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     lines = {each.module: each for each in own.arch.tensors(own.config)}
     lines |= {each.module: each for each in other.arch.tensors(other.config)}
-    mine, theirs = _completed(own, other, lines), _completed(other, own, lines)
+    mine, theirs = _complete(own, other, lines), _complete(other, own, lines)
     # Which rows are pairs is for the reference to say: the number of heads may be what is wrong.
     own = replace(own, config=other.config)
-    widths = bits_of(header_of(own.tree)), bits_of(header_of(other.tree))
+    widths = count_bits(header_of(own.tree)), count_bits(header_of(other.tree))
     pairs: list[Pair] = []
     for module, tensor in mine.items():
         counterpart, names = theirs.get(module), lines[module]
@@ -213,17 +213,17 @@ def _by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
             continue
         bits, reference_bits = widths[0](tensor), widths[1](counterpart)
         is_finer = bits > reference_bits
-        made, reference = _in_one_dialect(names, own, tensor, other, counterpart, is_finer=is_finer)
+        made, reference = _convert_both(names, own, tensor, other, counterpart, is_finer=is_finer)
         layer = names.layer if "{}" in names.line.module else None
         pairs.append(
             Pair(
-                module, _part(names), layer, _stored_name(tensor), _stored_name(counterpart),
+                module, _name_part(names), layer, _name_stored(tensor), _name_stored(counterpart),
                 made, reference, names, bits, reference_bits,
             )
         )  # fmt: skip
     missing = [lines[each].name(own.dialect) or each for each in theirs if each not in mine]
-    unexpected = [_stored_name(mine[each]) for each in mine if each not in theirs]
-    left, rest = _beside_model(own), _beside_model(other)
+    unexpected = [_name_stored(mine[each]) for each in mine if each not in theirs]
+    left, rest = _list_beside_model(own), _list_beside_model(other)
     pairs += [
         _pair_named(left[each], rest[each], own.tree, other.tree) for each in left if each in rest
     ]
@@ -242,7 +242,7 @@ def _by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     )
 
 
-def _completed(
+def _complete(
     own: RecognizedModel, other: RecognizedModel, lines: dict[str, TensorNames]
 ) -> Mapping[str, Tensor]:
     """Return a model's tensors, with those that it alone has in another form.
@@ -268,7 +268,7 @@ def _completed(
     return tensors
 
 
-def _in_one_dialect(
+def _convert_both(
     names: TensorNames,
     own: RecognizedModel,
     tensor: Tensor,
@@ -285,24 +285,26 @@ def _in_one_dialect(
     if names.change is not None and not names.change.is_of_rows:
         dialect = other.dialect if is_finer else own.dialect
     try:
-        return in_dialect(names, tensor, own, dialect), in_dialect(names, reference, other, dialect)
+        return convert_dialect(names, tensor, own, dialect), convert_dialect(
+            names, reference, other, dialect
+        )
     except ConversionError:
         return tensor, reference
 
 
-def _part(names: TensorNames) -> str:
+def _name_part(names: TensorNames) -> str:
     part = names.line.module.replace(".{expert}", "")
     return f"{part.rpartition('{}.')[2]}.{names.kind}"
 
 
-def _stored_name(tensor: Tensor) -> str:
+def _name_stored(tensor: Tensor) -> str:
     """Return what a checkpoint calls the tensor that another is made of, or that it is itself."""
     if isinstance(tensor, StoredTensor):
         return tensor.name
     return ", ".join(source.name for source in tensor.origin.sources) or tensor.info.name
 
 
-def _beside_model(model: RecognizedModel) -> dict[str, str]:
+def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
     """Return the tensors that are of no part of the model, by their names without a prefix."""
     return {
         model.arch.plain(name) if model.dialect == "hugging_face" else name: name
@@ -310,8 +312,8 @@ def _beside_model(model: RecognizedModel) -> dict[str, str]:
     }
 
 
-def _by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
-    left, rest = _trained(weights), _trained(reference)
+def _pair_by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
+    left, rest = _list_trained(weights), _list_trained(reference)
     return Pairing(
         pairs=[_pair_named(name, name, weights, reference) for name in left if name in rest],
         missing=[name for name in rest if name not in left],
@@ -320,7 +322,7 @@ def _by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
     )
 
 
-def _trained(weights: Checkpoint) -> dict[str, TensorInfo]:
+def _list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
     return {name: info_of(node) for name, node in weights.items() if not is_buffer(info_of(node))}
 
 
@@ -336,12 +338,12 @@ def _pair_named(name: str, reference_name: str, weights: Checkpoint, reference: 
         reference_name=reference_name,
         tensor=tensor,
         reference=counterpart,
-        bits=bits_of(source_of(weights).header)(tensor),
-        reference_bits=bits_of(source_of(reference).header)(counterpart),
+        bits=count_bits(source_of(weights).header)(tensor),
+        reference_bits=count_bits(source_of(reference).header)(counterpart),
     )
 
 
-def different_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
+def explain_different_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
     """Say that two models are not one, and by what that is seen; empty where they may be.
 
     They are of two families, or of another width and besides of another depth or vocabulary: one
@@ -353,7 +355,8 @@ def different_models(own: RecognizedModel | None, other: RecognizedModel | None)
     if own.arch.name != other.arch.name:
         seen.append(f"the families {own.arch.name} and {other.arch.name}")
     unequal = [
-        f"{spelled(own, field).key} {getattr(own.config, field)} and {getattr(other.config, field)}"
+        f"{find_spelling(own, field).key} {getattr(own.config, field)} and "
+        f"{getattr(other.config, field)}"
         for field in ("hidden", "layers", "vocabulary")
         if getattr(own.config, field) != getattr(other.config, field)
     ]

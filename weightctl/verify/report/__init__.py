@@ -18,9 +18,9 @@ __all__ = ["REPORTS", "check_targets", "write"]
 
 # What a path ends in, and what makes the text of such a file: `(report: Report) -> str`.
 REPORTS: dict[str, str] = {
-    ".html": "weightctl.verify.report.html:page",
-    ".md": "weightctl.verify.report.markdown:page",
-    ".json": "weightctl.verify.report.json_document:page",
+    ".html": "weightctl.verify.report.html:render_page",
+    ".md": "weightctl.verify.report.markdown:render_page",
+    ".json": "weightctl.verify.report.json_document:render_page",
 }
 
 
@@ -32,7 +32,7 @@ def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bo
     """
     read = list(inputs)
     for path in paths:
-        _ = _maker(path)
+        _ = _find_renderer(path)
         if is_stream(path):
             continue
         real = os.path.realpath(path)
@@ -54,7 +54,7 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     """
     from weightctl.output import output_files, output_stream
 
-    made = [(path, _maker(path)(report).encode()) for path in paths]
+    made = [(path, _find_renderer(path)(report).encode()) for path in paths]
     real = [os.path.realpath(path) for path in paths if not is_stream(path)]
     refuse_what_is_there(real, force=force)
     with output_files(force=force) as create:
@@ -67,7 +67,7 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
                 stream.write(raw)
 
 
-def _maker(path: str) -> Callable[[Report], str]:
+def _find_renderer(path: str) -> Callable[[Report], str]:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in REPORTS:
         raise OutputError(

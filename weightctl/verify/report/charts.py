@@ -5,10 +5,18 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.verify.report.drawing import HEIGHT, WIDTH, axis, label, legend, line, picture
-from weightctl.verify.report.markup import Markup, decimal, element, join
-from weightctl.verify.report.phrases import cut, tick, times
-from weightctl.verify.report.ranking import ratio
+from weightctl.verify.report.drawing import (
+    HEIGHT,
+    WIDTH,
+    draw_label,
+    draw_legend,
+    draw_line,
+    draw_picture,
+    make_axis,
+)
+from weightctl.verify.report.markup import Markup, element, join, show_decimal
+from weightctl.verify.report.phrases import shorten, show_tick, show_times
+from weightctl.verify.report.ranking import ratio_to_usual
 from weightctl.wording import counted, number, percent
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from weightctl.verify.report.drawing import Axis
 
 
-__all__ = ["activation_chart", "divergence_chart", "histogram_chart"]
+__all__ = ["draw_activations", "draw_divergences", "draw_histogram"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 20.0, 34.0, 34.0
 _LAYER = "layers."
@@ -33,10 +41,10 @@ class _Frame(NamedTuple):
     lines: list[Markup]
 
 
-def activation_chart(activations: Sequence[Activation]) -> Markup:
+def draw_activations(activations: Sequence[Activation]) -> Markup:
     """Return a picture of the root mean square of what each part gives, and the greatest."""
     values = [value for part in activations for value in (part.rms, part.greatest)]
-    frame = _frame([part.name for part in activations], values)
+    frame = _draw_frame([part.name for part in activations], values)
     parts = list(frame.lines)
     for class_, heights in (
         ("second", [part.greatest for part in activations]),
@@ -45,65 +53,69 @@ def activation_chart(activations: Sequence[Activation]) -> Markup:
         points = [
             (x, frame.axis.at(height)) for x, height in zip(frame.places, heights, strict=True)
         ]
-        path = "L".join(f"{decimal(x)} {decimal(y)}" for x, y in points)
+        path = "L".join(f"{show_decimal(x)} {show_decimal(y)}" for x, y in points)
         parts.append(element("path", d=f"M{path}", class_=f"curve {class_}"))
         if len(points) <= 64:
             parts += [
                 element("circle", cx=x, cy=y, r=2.5, class_=f"dot {class_}") for x, y in points
             ]
     for part, x in zip(activations, frame.places, strict=True):
-        told = f"{cut(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
+        told = f"{shorten(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
         if part.nonfinite:
             told += f", {counted(part.nonfinite, 'number')} NaN or infinite"
             y = frame.axis.at(part.rms)
             parts.append(element("circle", cx=x, cy=y, r=5, class_="dot bad"))
-        parts.append(_pointed_at(x, frame, told))
+        parts.append(_draw_tooltip(x, frame, told))
     entries = [("second", "greatest"), ("first", "root mean square")]
     if any(part.nonfinite for part in activations):
         entries.append(("bad", "NaN or infinite numbers"))
-    parts.append(legend(entries, _LEFT, 16))
-    return picture("Root mean square and greatest number that each part of the model gives", parts)
+    parts.append(draw_legend(entries, _LEFT, 16))
+    return draw_picture(
+        "Root mean square and greatest number that each part of the model gives", parts
+    )
 
 
-def divergence_chart(layers: Sequence[LayerDivergence]) -> Markup:
+def draw_divergences(layers: Sequence[LayerDivergence]) -> Markup:
     """Return a picture of how far each part is from the reference's, and how far is usual."""
     values = [value for part in layers for value in (part.divergence, part.expected)]
-    frame = _frame([part.name for part in layers], values, in_percent=True)
+    frame = _draw_frame([part.name for part in layers], values, in_percent=True)
     parts = list(frame.lines)
     step = (WIDTH - _LEFT - _RIGHT) / max(len(layers), 1)
     half = min(max(step / 2 - 1, 2), 9)
     for part, x in zip(layers, frame.places, strict=True):
         usual, y = frame.axis.at(part.expected), frame.axis.at(part.divergence)
         if part.expected > 0:
-            parts.append(line(x - half, usual, x + half, usual, "usual"))
+            parts.append(draw_line(x - half, usual, x + half, usual, "usual"))
         kind = "bad" if part.is_problem else "first"
         if part.is_problem:
-            parts.append(line(x, usual, x, y, "stem bad"))
+            parts.append(draw_line(x, usual, x, y, "stem bad"))
         radius = 5 if part.is_problem else min(3.5, half)
         parts.append(element("circle", cx=x, cy=y, r=radius, class_=f"dot {kind}"))
         told = (
-            f"{cut(part.name, 60)}: {percent(part.divergence)}, usual {percent(part.expected)}"
-            f" ({times(ratio(part.divergence, part.expected))})"
+            f"{shorten(part.name, 60)}: {percent(part.divergence)}, usual {percent(part.expected)}"
+            f" ({show_times(ratio_to_usual(part.divergence, part.expected))})"
         )
-        parts.append(_pointed_at(x, frame, told))
+        parts.append(_draw_tooltip(x, frame, told))
     entries = [("first", "divergence"), ("usual", "what the encodings usually cost")]
     if any(part.is_problem for part in layers):
         entries.append(("bad", "a problem"))
-    parts.append(legend(entries, _LEFT, 16))
-    return picture("Divergence of each part of the model from the reference's", parts)
+    parts.append(draw_legend(entries, _LEFT, 16))
+    return draw_picture("Divergence of each part of the model from the reference's", parts)
 
 
-def _frame(names: Sequence[str], values: Sequence[float], *, in_percent: bool = False) -> _Frame:
+def _draw_frame(
+    names: Sequence[str], values: Sequence[float], *, in_percent: bool = False
+) -> _Frame:
     def written(value: float) -> str:
-        return f"{tick(100 * value)} %" if in_percent else tick(value)
+        return f"{show_tick(100 * value)} %" if in_percent else show_tick(value)
 
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
-    scale = axis(values, bottom, _TOP)
+    scale = make_axis(values, bottom, _TOP)
     lines = [
         join(
             [
-                line(_LEFT, scale.at(value), right, scale.at(value)),
-                label(written(value), _LEFT - 8, scale.at(value) + 4, anchor="end"),
+                draw_line(_LEFT, scale.at(value), right, scale.at(value)),
+                draw_label(written(value), _LEFT - 8, scale.at(value) + 4, anchor="end"),
             ]
         )
         for value in scale.ticks()
@@ -111,14 +123,14 @@ def _frame(names: Sequence[str], values: Sequence[float], *, in_percent: bool = 
     inner = right - _LEFT - 24
     step = inner / max(len(names) - 1, 1)
     places = [_LEFT + 12 + step * place for place in range(len(names))]
-    return _Frame(places, scale, [*lines, *_names_below(names, places)])
+    return _Frame(places, scale, [*lines, *_label_parts(names, places)])
 
 
-def _names_below(names: Sequence[str], places: list[float]) -> list[Markup]:
+def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
     """Return what the parts are called, as many as there is room for: the last one first."""
     labels: list[Markup] = []
     y = HEIGHT - _BOTTOM + 20
-    texts = [cut(name.removeprefix(_LAYER), 14) for name in names]
+    texts = [shorten(name.removeprefix(_LAYER), 14) for name in names]
     taken: list[tuple[float, float]] = []
     # Words first: they stand for what is no layer.
     order = sorted(range(len(names)), key=lambda place: (names[place].startswith(_LAYER), place))
@@ -131,11 +143,11 @@ def _names_below(names: Sequence[str], places: list[float]) -> list[Markup]:
             x = min(max(x, _LEFT - 40 + half), WIDTH - half)
             if all(x + half <= low or x - half >= high for low, high in taken):
                 taken.append((x - half, x + half))
-                labels.append(label(text, x, y))
+                labels.append(draw_label(text, x, y))
     return labels
 
 
-def _pointed_at(x: float, frame: _Frame, told: str) -> Markup:
+def _draw_tooltip(x: float, frame: _Frame, told: str) -> Markup:
     """Return what shows a text when something of a part is pointed at, however small it is."""
     half = (frame.places[1] - frame.places[0]) / 2 if len(frame.places) > 1 else 20.0
     left, right = max(x - half, _LEFT), min(x + half, WIDTH - _RIGHT)
@@ -150,9 +162,9 @@ def _pointed_at(x: float, frame: _Frame, told: str) -> Markup:
     )
 
 
-def histogram_chart(divergence: Divergence) -> Markup:
+def draw_histogram(divergence: Divergence) -> Markup:
     """Return a picture of how many positions have which divergence, empty ends left out."""
-    bars = _trimmed(divergence.histogram)
+    bars = _trim(divergence.histogram)
     bounds = [below for below, _ in bars]
     most = max((count for _, count in bars), default=0) or 1
     total = sum(count for _, count in divergence.histogram) or 1
@@ -164,8 +176,8 @@ def histogram_chart(divergence: Divergence) -> Markup:
         y = bottom - share * (bottom - _ABOVE_BARS)
         told = f"{100 * share * most / total:.0f} %"
         parts += [
-            line(_MARGIN, y, _MARGIN + step * len(bars), y),
-            label(told, _MARGIN - 8, y + 4, anchor="end"),
+            draw_line(_MARGIN, y, _MARGIN + step * len(bars), y),
+            draw_label(told, _MARGIN - 8, y + 4, anchor="end"),
         ]
     for place, (below, count) in enumerate(bars):
         x, height = _MARGIN + step * place, count / most * (bottom - _ABOVE_BARS)
@@ -178,31 +190,38 @@ def histogram_chart(divergence: Divergence) -> Markup:
             )
         )  # fmt: skip
         if place % every == 0:
-            parts.append(label(tick(below), x + step, bottom + 18))
+            parts.append(draw_label(show_tick(below), x + step, bottom + 18))
     for value, words, y in (
         (divergence.mean, "mean", 14.0),
         (divergence.percentile_99, "99th percentile", 30.0),
     ):
-        within = _within(value, bounds)
+        within = _find_bar(value, bounds)
         if within is not None:
             x = _MARGIN + step * within
             anchor, shift = ("start", 5) if x < WIDTH - 110 else ("end", -5)
-            parts += [line(x, y - 10, x, bottom, "mark"), label(words, x + shift, y, anchor=anchor)]
+            parts += [
+                draw_line(x, y - 10, x, bottom, "mark"),
+                draw_label(words, x + shift, y, anchor=anchor),
+            ]
     parts.append(
-        label("Kullback-Leibler divergence of a position, up to so many nats", _MARGIN, HEIGHT - 6,
-              anchor="start")
-    )  # fmt: skip
-    return picture("Histogram of the Kullback-Leibler divergence of each position", parts)
+        draw_label(
+            "Kullback-Leibler divergence of a position, up to so many nats",
+            _MARGIN,
+            HEIGHT - 6,
+            anchor="start",
+        )
+    )
+    return draw_picture("Histogram of the Kullback-Leibler divergence of each position", parts)
 
 
-def _trimmed(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+def _trim(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
     held = [place for place, (_, count) in enumerate(histogram) if count]
     if not held:
         return list(histogram)
     return list(histogram[max(held[0] - 1, 0) : held[-1] + 2])
 
 
-def _within(value: float | None, bounds: Sequence[float]) -> float | None:
+def _find_bar(value: float | None, bounds: Sequence[float]) -> float | None:
     """Return in which bar a value is, and how far in it; None where it is in none."""
     if value is None or not isfinite(value) or value < 0:
         return None

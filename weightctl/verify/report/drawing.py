@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-__all__ = ["HEIGHT", "WIDTH", "Axis", "axis", "label", "legend", "line", "picture"]
+__all__ = [
+    "HEIGHT",
+    "WIDTH",
+    "Axis",
+    "draw_label",
+    "draw_legend",
+    "draw_line",
+    "draw_picture",
+    "make_axis",
+]
 
 # Of a picture, in its own units; a page that is narrower has it scrolled.
 WIDTH, HEIGHT = 960.0, 260.0
@@ -21,7 +30,7 @@ WIDTH, HEIGHT = 960.0, 260.0
 _LEAST, _GREATEST, _DECADES = 1e-30, 1e30, 10
 
 
-def picture(
+def draw_picture(
     title: str, parts: list[Markup], height: float = HEIGHT, width: float = WIDTH
 ) -> Markup:
     """Return a picture that says what it shows to those who cannot see it."""
@@ -32,23 +41,25 @@ def picture(
     return element("div", drawn, class_="scroll", tabindex="0")
 
 
-def label(text: str, x: float, y: float, *, anchor: str = "middle", class_: str = "tick") -> Markup:
+def draw_label(
+    text: str, x: float, y: float, *, anchor: str = "middle", class_: str = "tick"
+) -> Markup:
     """Return a text with its base line at `y`; `anchor` is `start`, `middle` or `end`."""
     return element("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, class_: str = "grid") -> Markup:
+def draw_line(x1: float, y1: float, x2: float, y2: float, class_: str = "grid") -> Markup:
     """Return a straight line."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
-def legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
+def draw_legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
     """Return what colours mean, side by side: class and words of each."""
     parts: list[Markup] = []
     for class_, words in entries:
         parts += [
             element("rect", x=x, y=y - 9, width=11, height=11, rx=2, class_=class_),
-            label(words, x + 16, y, anchor="start"),
+            draw_label(words, x + 16, y, anchor="start"),
         ]
         x += 32 + 6.6 * len(words)
     return element("g", *parts)
@@ -81,7 +92,7 @@ class Axis:
         return [step for step in steps if self.low - 1e-9 <= log10(step) <= self.high + 1e-9]
 
 
-def axis(
+def make_axis(
     values: Iterable[float], start: float = 0.0, end: float = 1.0, decades: float = 1.0
 ) -> Axis:
     """Return an axis that has all the positive finite values on it, and at least so many decades.
@@ -95,21 +106,21 @@ def axis(
     ]
     high = max(found, default=0.0)
     low = max(min(found, default=-1.0), high - _DECADES)
-    low, high = _down(low), _up(high)
+    low, high = _round_down(low), _round_up(high)
     if high - low < decades - 1e-9:
-        low = _down(high - decades)
+        low = _round_down(high - decades)
     return Axis(low, high, start, end)
 
 
-def _down(exponent: float) -> float:
+def _round_down(exponent: float) -> float:
     """Return the exponent of the next 1, 2 or 5 of a decade that is not above one."""
-    return max(step for step in _steps(exponent) if step <= exponent + 1e-9)
+    return max(step for step in _list_steps(exponent) if step <= exponent + 1e-9)
 
 
-def _up(exponent: float) -> float:
+def _round_up(exponent: float) -> float:
     """Return the exponent of the next 1, 2 or 5 of a decade that is not below one."""
-    return min(step for step in _steps(exponent) if step >= exponent - 1e-9)
+    return min(step for step in _list_steps(exponent) if step >= exponent - 1e-9)
 
 
-def _steps(exponent: float) -> list[float]:
+def _list_steps(exponent: float) -> list[float]:
     return [floor(exponent) + log10(digit) for digit in (1, 2, 5, 10)]

@@ -5,10 +5,17 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from weightctl.verify.report.drawing import WIDTH, axis, label, legend, picture
+from weightctl.verify.report.drawing import WIDTH, draw_label, draw_legend, draw_picture, make_axis
 from weightctl.verify.report.markup import Markup, element, join
-from weightctl.verify.report.phrases import DASH, TIMES, cut, encodings, tick, times
-from weightctl.verify.report.ranking import badness, excess
+from weightctl.verify.report.phrases import (
+    DASH,
+    TIMES,
+    shorten,
+    show_encodings,
+    show_tick,
+    show_times,
+)
+from weightctl.verify.report.ranking import badness_of, excess_of
 from weightctl.wording import counted, percent
 
 if TYPE_CHECKING:
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import TensorError
 
 
-__all__ = ["Cell", "Grid", "error_map", "excess_map", "grid"]
+__all__ = ["ErrorCell", "ErrorGrid", "draw_errors", "draw_excesses", "make_grid"]
 
 _Place = TypeVar("_Place")
 
@@ -31,14 +38,14 @@ _LEVELS = 9
 _BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
 
 
-class Cell(NamedTuple):
+class ErrorCell(NamedTuple):
     """What is drawn of the tensors of a kind in a layer: how many they are, and the worst."""
 
     tensors: int
     worst: TensorError
 
 
-class Grid(NamedTuple):
+class ErrorGrid(NamedTuple):
     """Tensors by what they are and by their layer, None for those outside the layers.
 
     `left_out` counts the tensors for which there is no room.
@@ -46,21 +53,21 @@ class Grid(NamedTuple):
 
     kinds: Sequence[str]
     layers: Sequence[int | None]
-    cells: dict[tuple[str, int | None], Cell]
+    cells: dict[tuple[str, int | None], ErrorCell]
     left_out: int
 
 
-def grid(errors: Sequence[TensorError]) -> Grid:
+def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
     """Return tensors by kind and layer; of several in one place, as experts are, the worst."""
-    cells: dict[tuple[str, int | None], Cell] = {}
+    cells: dict[tuple[str, int | None], ErrorCell] = {}
     for error in errors:
         place = _find_place(error)
         there = cells.get(place)
         if there is None:
-            cells[place] = Cell(1, error)
+            cells[place] = ErrorCell(1, error)
         else:
-            worst = max(there.worst, error, key=badness)
-            cells[place] = Cell(there.tensors + 1, worst)
+            worst = max(there.worst, error, key=badness_of)
+            cells[place] = ErrorCell(there.tensors + 1, worst)
     kinds = _keep_worst(((kind, cell) for (kind, _), cell in cells.items()), _MOST_KINDS)
     layers = _keep_worst(((layer, cell) for (_, layer), cell in cells.items()), _MOST_LAYERS)
     shown = {
@@ -69,7 +76,7 @@ def grid(errors: Sequence[TensorError]) -> Grid:
     places = {layer for _, layer in shown}
     # Rows that only have something outside the layers stand below the others.
     inside = {kind for kind, layer in shown if layer is not None}
-    return Grid(
+    return ErrorGrid(
         kinds=sorted(dict.fromkeys(kind for kind, _ in shown), key=lambda kind: kind not in inside),
         layers=sorted(places, key=lambda layer: -1 if layer is None else layer),
         cells=shown,
@@ -96,20 +103,22 @@ def _is_number(piece: str) -> bool:
     return piece.isascii() and piece.isdigit() and len(piece) < 10
 
 
-def _keep_worst(places: Iterable[tuple[_Place, Cell]], most: int) -> set[_Place]:
+def _keep_worst(places: Iterable[tuple[_Place, ErrorCell]], most: int) -> set[_Place]:
     """Return so many of the places, those with the worst tensors."""
     worst: dict[_Place, tuple[bool, float, float, float]] = {}
     for place, cell in places:
-        found = badness(cell.worst)
+        found = badness_of(cell.worst)
         worst[place] = max(worst.get(place, found), found)
     return set(sorted(worst, key=worst.__getitem__, reverse=True)[:most])
 
 
-def error_map(grid: Grid) -> Markup:
+def draw_errors(grid: ErrorGrid) -> Markup:
     """Return a picture of relative RMSE."""
     worst = [cell.worst for cell in grid.cells.values()]
     sound = [error.relative_rmse for error in worst if not error.is_problem]
-    scale = axis(sound or [error.relative_rmse for error in worst], 0, _LEVELS - 1, decades=0.65)
+    scale = make_axis(
+        sound or [error.relative_rmse for error in worst], 0, _LEVELS - 1, decades=0.65
+    )
 
     def colour(error: TensorError) -> str:
         if error.relative_rmse == 0:
@@ -120,17 +129,20 @@ def error_map(grid: Grid) -> Markup:
         (f"h{level}", 10 ** (scale.low + (scale.high - scale.low) * level / (_LEVELS - 1)))
         for level in range(0, _LEVELS, 2)
     ]
-    colours = [("same", "equal"), *((class_, f"{tick(100 * value)} %") for class_, value in steps)]
+    colours = [
+        ("same", "equal"),
+        *((class_, f"{show_tick(100 * value)} %") for class_, value in steps),
+    ]
     return _draw_map("Relative RMSE of each tensor, by layer and kind", grid, colour, colours)
 
 
-def excess_map(grid: Grid) -> Markup:
+def draw_excesses(grid: ErrorGrid) -> Markup:
     """Return a picture of how many times the error is what the encodings should cost."""
 
     def colour(error: TensorError) -> str:
         if error.relative_rmse == error.expected == 0:
             return "same"
-        found = excess(error)
+        found = excess_of(error)
         level = sum(found > bound for bound in _BOUNDS)
         return f"r{level}"
 
@@ -143,7 +155,7 @@ def excess_map(grid: Grid) -> Markup:
 
 def _draw_map(
     title: str,
-    grid: Grid,
+    grid: ErrorGrid,
     colour: Callable[[TensorError], str],
     colours: list[tuple[str, str]],
 ) -> Markup:
@@ -153,7 +165,7 @@ def _draw_map(
     parts = [
         element(
             "g",
-            label(cut(kind, 28), _LEFT - 8, y + 14, anchor="end", class_="name"),
+            draw_label(shorten(kind, 28), _LEFT - 8, y + 14, anchor="end", class_="name"),
             element("title", kind),
         )
         for kind, y in rows.items()
@@ -180,9 +192,9 @@ def _draw_map(
             parts.append(
                 element("path", d=f"M{x - 3:.1f} {y - 3:.1f}l6 6m0-6l-6 6", class_="cross")
             )
-    parts.append(legend([*colours, ("bad", "a problem")], _LEFT, bottom + 24))
+    parts.append(draw_legend([*colours, ("bad", "a problem")], _LEFT, bottom + 24))
     width = max(WIDTH, _LEFT + step * len(columns) + 8)
-    return picture(title, parts, bottom + _FOOT, width)
+    return draw_picture(title, parts, bottom + _FOOT, width)
 
 
 def _label_columns(columns: dict[int | None, float], step: float) -> list[Markup]:
@@ -190,11 +202,11 @@ def _label_columns(columns: dict[int | None, float], step: float) -> list[Markup
     labels: list[Markup] = []
     free = 0.0
     for layer, x in columns.items():
-        text = DASH if layer is None else cut(str(layer), 9)
+        text = DASH if layer is None else shorten(str(layer), 9)
         room = 7.0 * len(text) + 10
         middle = x + step / 2
         if middle - room / 2 >= free and (layer is None or _is_round(layer, step)):
-            labels.append(label(text, middle, _TOP - 8))
+            labels.append(draw_label(text, middle, _TOP - 8))
             free = middle + room / 2
     return labels
 
@@ -204,16 +216,18 @@ def _is_round(layer: int, step: float) -> bool:
     return layer % every == 0
 
 
-def _describe_cell(cell: Cell, layer: int | None) -> Markup:
+def _describe_cell(cell: ErrorCell, layer: int | None) -> Markup:
     error = cell.worst
     which = f" (the worst of {counted(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
-    place = "" if layer is None else f", layer {cut(str(layer), 9)}"
-    worst = f", worst run {times(error.worst)}" if isfinite(error.worst) and error.worst else ""
+    place = "" if layer is None else f", layer {shorten(str(layer), 9)}"
+    worst = (
+        f", worst run {show_times(error.worst)}" if isfinite(error.worst) and error.worst else ""
+    )
     return join(
         [
-            f"{cut(error.name, 120)}{which}{place}",
+            f"{shorten(error.name, 120)}{which}{place}",
             Markup("&#10;"),
-            f"{encodings(error)}: relative RMSE {percent(error.relative_rmse)}",
+            f"{show_encodings(error)}: relative RMSE {percent(error.relative_rmse)}",
             f", usual {percent(error.expected)}{worst}",
         ]
     )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from weightctl import __version__
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report import tables
-from weightctl.verify.report.charts import activation_chart, divergence_chart, histogram_chart
-from weightctl.verify.report.heat_map import error_map, excess_map, grid
-from weightctl.verify.report.markup import Markup, coded, element, join
-from weightctl.verify.report.phrases import all_usual, cut, facts, verdict
-from weightctl.verify.report.ranking import strangest, title_of, worst_first
-from weightctl.verify.report.remedies import remedies
+from weightctl.verify.report.charts import draw_activations, draw_divergences, draw_histogram
+from weightctl.verify.report.heat_map import draw_errors, draw_excesses, make_grid
+from weightctl.verify.report.markup import Markup, element, join, mark_code
+from weightctl.verify.report.phrases import list_facts, say_all_usual, say_verdict, shorten
+from weightctl.verify.report.ranking import choose_title, sort_strangest_first, sort_worst_first
+from weightctl.verify.report.remedies import list_remedies
 from weightctl.verify.report.style import STYLE
 from weightctl.wording import counted
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import LayerDivergence, MatrixGain
     from weightctl.verify.results import Problem, Report
 
-__all__ = ["page"]
+__all__ = ["render_page"]
 
 # A browser that obeys it loads nothing from anywhere and runs nothing, whatever the page says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WORST, _MOST_TENSORS, _FIRST_PROBLEMS, _GAINS = 12, 1000, 40, 20
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """Return a report as a page of HTML, with its style and pictures inside."""
     name = report.path.rstrip("/").rpartition("/")[2] or report.path
     head = element(
@@ -38,71 +38,73 @@ def page(report: Report) -> str:
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", f"{cut(name, 80)}: {verdict(report)}"),
+        element("title", f"{shorten(name, 80)}: {say_verdict(report)}"),
         element("style", Markup(STYLE)),
     )
     main = element(
         "main",
-        _header(report, name),
-        _problems(report.problems),
-        *_next(remedies(report)),
-        *_forward(report.figures(ForwardFigures)),
-        *_values(report.figures(ValuesFigures)),
-        *_notes(report.notes),
+        _render_header(report, name),
+        _render_problems(report.problems),
+        *_render_advice(list_remedies(report)),
+        *_render_forward(report.figures(ForwardFigures)),
+        *_render_values(report.figures(ValuesFigures)),
+        *_render_notes(report.notes),
         element("footer", f"Written by weightctl {__version__} verify."),
     )
     body = element("body", main)
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _header(report: Report, name: str) -> Markup:
-    parts = [element("h1", cut(name, 160))]
+def _render_header(report: Report, name: str) -> Markup:
+    parts = [element("h1", shorten(name, 160))]
     if report.description:
         parts.append(element("p", report.description))
     against = [", against ", element("code", report.reference)] if report.reference else []
     parts.append(element("p", element("code", report.path), *against, class_="soft"))
     class_ = "verdict bad" if report.problems else "verdict"
-    parts.append(element("p", verdict(report).capitalize(), class_=class_))
-    return join([element("header", *parts), _card(tables.checks(report))])
+    parts.append(element("p", say_verdict(report).capitalize(), class_=class_))
+    return join([element("header", *parts), _make_card(tables.list_checks(report))])
 
 
-def _problems(problems: Sequence[Problem]) -> Markup:
+def _render_problems(problems: Sequence[Problem]) -> Markup:
     if not problems:
         return Markup("")
     shown, rest = problems[:_FIRST_PROBLEMS], problems[_FIRST_PROBLEMS:]
-    parts = [_list(shown)]
+    parts = [_render_list(shown)]
     if rest:
         more = element("summary", f"{counted(len(rest), 'more problem')}")
-        parts.append(element("details", more, _list(rest)))
-    return _section("What is wrong", _card(*parts))
+        parts.append(element("details", more, _render_list(rest)))
+    return _make_section("What is wrong", _make_card(*parts))
 
 
-def _next(advice: Sequence[str]) -> list[Markup]:
+def _render_advice(advice: Sequence[str]) -> list[Markup]:
     if not advice:
         return []
-    items = [element("li", coded(each)) for each in advice]
-    return [_section("What to do next", element("ul", *items))]
+    items = [element("li", mark_code(each)) for each in advice]
+    return [_make_section("What to do next", element("ul", *items))]
 
 
-def _list(problems: Sequence[Problem]) -> Markup:
-    return element("ul", *map(_problem, problems), class_="problems")
+def _render_list(problems: Sequence[Problem]) -> Markup:
+    return element("ul", *map(_render_problem, problems), class_="problems")
 
 
-def _problem(problem: Problem) -> Markup:
-    where = [element("code", cut(problem.where, 200)), ": "] if problem.where else []
-    parts: list[str] = [*where, coded(problem.said), " "]
+def _render_problem(problem: Problem) -> Markup:
+    where = [element("code", shorten(problem.where, 200)), ": "] if problem.where else []
+    parts: list[str] = [*where, mark_code(problem.statement), " "]
     parts.append(element("span", f"({problem.check})", class_="soft"))
     if problem.cause is not None:
-        told = coded(problem.cause.text)
+        told = mark_code(problem.cause.text)
         cause = [element("b", "Likely cause: "), told, " "]
         cause.append(element("span", f"({problem.cause.name})", class_="soft"))
         parts.append(element("div", *cause, class_="cause"))
     if problem.hint:
-        parts.append(element("div", element("b", "Hint: "), coded(problem.hint), class_="cause"))
+        parts.append(
+            element("div", element("b", "Hint: "), mark_code(problem.hint), class_="cause")
+        )
     return element("li", *parts)
 
 
-def _forward(figures: ForwardFigures | None) -> list[Markup]:
+def _render_forward(figures: ForwardFigures | None) -> list[Markup]:
     if figures is None:
         return []
     sections: list[Markup] = []
@@ -114,32 +116,32 @@ def _forward(figures: ForwardFigures | None) -> list[Markup]:
             element("span", meaning, class_="soft"),
             class_="card tile",
         )
-        for what, value, meaning in facts(figures)
+        for what, value, meaning in list_facts(figures)
     ]
     divergence = figures.divergence
     said: list[Markup] = [element("div", *tiles, class_="tiles")] if tiles else []
     if divergence is not None and divergence.histogram:
         said.append(
-            _figure(
+            _make_figure(
                 "How far the predictions are from the reference's",
-                histogram_chart(divergence),
+                draw_histogram(divergence),
                 "Positions by the Kullback-Leibler divergence of the model's next-token "
                 "distribution from the reference's.",
             )
         )
     if figures.next_tokens:
         title = element("h3", "What the model would say next")
-        said.append(_card(title, tables.next_tokens(figures.next_tokens)))
+        said.append(_make_card(title, tables.list_next_tokens(figures.next_tokens)))
     if said:
-        sections.append(_section("What the model says", *said))
+        sections.append(_make_section("What the model says", *said))
     charts: list[Markup] = []
     if divergence is not None and divergence.layers:
-        charts.append(_parts(divergence.layers))
+        charts.append(_render_parts(divergence.layers))
     if _has_size(each.rms for each in figures.activations):
         charts.append(
-            _figure(
+            _make_figure(
                 "Activations",
-                activation_chart(figures.activations),
+                draw_activations(figures.activations),
                 "The size of the numbers that each part gives; the output's are logits. A few very "
                 "great ones are usual in language models. The scale is logarithmic.",
             )
@@ -147,20 +149,20 @@ def _forward(figures: ForwardFigures | None) -> list[Markup]:
     elif figures.activations:
         charts.append(element("p", "No part gives numbers that are finite and not 0."))
     if charts:
-        sections.append(_section("Layer by layer", *charts))
+        sections.append(_make_section("Layer by layer", *charts))
     if figures.matrices:
-        sections.append(_matrices(figures.matrices))
+        sections.append(_render_matrices(figures.matrices))
     return sections
 
 
-def _parts(layers: Sequence[LayerDivergence]) -> Markup:
+def _render_parts(layers: Sequence[LayerDivergence]) -> Markup:
     """Return a picture of what diverges, or a sentence where there is nothing to be seen."""
     title = "Divergence from the reference, part by part"
     if all(isfinite(each.divergence) and not each.is_problem for each in layers):
-        return _card(element("h3", title), element("p", coded(all_usual(layers))))
-    return _figure(
+        return _make_card(element("h3", title), element("p", mark_code(say_all_usual(layers))))
+    return _make_figure(
         title,
-        divergence_chart(layers),
+        draw_divergences(layers),
         "Both models are given what the reference's part before gave, so that each fault shows "
         "where it is. The scale is logarithmic; what stands at its foot is equal.",
     )
@@ -171,60 +173,64 @@ def _has_size(values: Iterable[float]) -> bool:
     return any(isfinite(value) and value > 0 for value in values)
 
 
-def _matrices(matrices: Sequence[MatrixGain]) -> Markup:
-    shown = strangest(matrices)[:_GAINS]
+def _render_matrices(matrices: Sequence[MatrixGain]) -> Markup:
+    shown = sort_strangest_first(matrices)[:_GAINS]
     told = (
         "The family is unknown, so each matrix was given a random unit vector. How long what it "
         "makes of that is, next to what a matrix of independent numbers of the same size makes; "
         f"the {len(shown)} farthest from that, of {len(matrices):,}."
     )
-    return _section("Matrices", element("p", told, class_="soft"), _card(tables.gains(shown)))
+    return _make_section(
+        "Matrices", element("p", told, class_="soft"), _make_card(tables.list_gains(shown))
+    )
 
 
-def _values(figures: ValuesFigures | None) -> list[Markup]:
+def _render_values(figures: ValuesFigures | None) -> list[Markup]:
     if figures is None or not figures.tensors:
         return []
-    cells = grid(figures.tensors)
+    cells = make_grid(figures.tensors)
     left_out = f" {cells.left_out:,} tensors have no room here." if cells.left_out else ""
-    ranked = worst_first(figures.tensors)
+    ranked = sort_worst_first(figures.tensors)
     parts = [
-        _figure(
+        _make_figure(
             "Times the usual error",
-            excess_map(cells),
+            draw_excesses(cells),
             "Each tensor's relative RMSE as a multiple of what its encoding costs on these very "
             f"numbers. Of several experts the worst is shown.{left_out}",
         ),
-        _card(element("h3", title_of(ranked).capitalize()), tables.tensors(ranked[:_WORST])),
+        _make_card(
+            element("h3", choose_title(ranked).capitalize()), tables.list_tensors(ranked[:_WORST])
+        ),
     ]
     if _has_size(error.relative_rmse for error in ranked):
         told = "The root of the squared differences' sum over that of the reference's squares."
-        parts.insert(1, _figure("Relative RMSE", error_map(cells), told))
+        parts.insert(1, _make_figure("Relative RMSE", draw_errors(cells), told))
     if len(ranked) > _WORST:
         shown = ranked[:_MOST_TENSORS]
         rest = len(ranked) - len(shown)
         caption = f"{rest:,} more are in the report as JSON." if rest else ""
         count = f"the first {len(shown):,}" if rest else f"{len(shown):,}"
         summary = element("summary", f"All tensors ({count})")
-        parts.append(_card(element("details", summary, tables.tensors(shown, caption))))
-    return [_section("Values against the reference", *parts)]
+        parts.append(_make_card(element("details", summary, tables.list_tensors(shown, caption))))
+    return [_make_section("Values against the reference", *parts)]
 
 
-def _notes(notes: Sequence[str]) -> list[Markup]:
+def _render_notes(notes: Sequence[str]) -> list[Markup]:
     if not notes:
         return []
-    items = [element("li", coded(note)) for note in notes]
-    return [_section("Notes", element("ul", *items))]
+    items = [element("li", mark_code(note)) for note in notes]
+    return [_make_section("Notes", element("ul", *items))]
 
 
-def _section(title: str, *parts: Markup) -> Markup:
+def _make_section(title: str, *parts: Markup) -> Markup:
     return element("section", element("h2", title), *parts)
 
 
-def _card(*parts: Markup) -> Markup:
+def _make_card(*parts: Markup) -> Markup:
     return element("div", *parts, class_="card")
 
 
-def _figure(title: str, drawn: Markup, caption: str) -> Markup:
+def _make_figure(title: str, drawn: Markup, caption: str) -> Markup:
     return element(
         "figure", element("h3", title), drawn, element("figcaption", caption), class_="card"
     )

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.untyped import is_sequence
 from weightctl.verify.figures import Divergence
-from weightctl.verify.report.remedies import remedies
+from weightctl.verify.report.remedies import list_remedies
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
     from weightctl.verify.results import Problem, Report, Result
 
-__all__ = ["document", "page"]
+__all__ = ["make_document", "render_page"]
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """Return a report as an indented JSON document, in ASCII."""
-    return json.dumps(document(report), indent=2, allow_nan=False) + "\n"
+    return json.dumps(make_document(report), indent=2, allow_nan=False) + "\n"
 
 
-def document(report: Report) -> dict[str, Any]:
+def make_document(report: Report) -> dict[str, Any]:
     """Return a report as what JSON can hold.
 
     What was measured has the names of `figures.py`. What is unknown is null, and numbers that are
@@ -37,8 +37,8 @@ def document(report: Report) -> dict[str, Any]:
         "checks": {
             name: _check(result, report.seconds[name]) for name, result in report.results.items()
         },
-        "problems": [_problem(problem) for problem in report.problems],
-        "next": remedies(report),
+        "problems": [_make_problem(problem) for problem in report.problems],
+        "next": list_remedies(report),
     }
 
 
@@ -49,11 +49,11 @@ def _check(result: Result, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "problems": len(result.problems),
         "notes": list(result.notes),
-        "figures": _plain(result.figures),
+        "figures": _make_plain(result.figures),
     }
 
 
-def _problem(problem: Problem) -> dict[str, Any]:
+def _make_problem(problem: Problem) -> dict[str, Any]:
     cause = problem.cause
     return {
         "check": problem.check,
@@ -64,10 +64,10 @@ def _problem(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _plain(figure: Any) -> Any:
+def _make_plain(figure: Any) -> Any:
     """Return what was measured, of whatever kind, as JSON has it."""
     if is_dataclass(figure):
-        found = {field.name: _plain(getattr(figure, field.name)) for field in fields(figure)}
+        found = {field.name: _make_plain(getattr(figure, field.name)) for field in fields(figure)}
         if isinstance(figure, Divergence):
             found["histogram"] = [
                 {"below": as_json(below), "positions": count} for below, count in figure.histogram
@@ -75,7 +75,7 @@ def _plain(figure: Any) -> Any:
         return found
     if isinstance(figure, Mapping):
         named = cast("Mapping[str, Any]", figure)
-        return {name: _plain(each) for name, each in named.items()}
+        return {name: _make_plain(each) for name, each in named.items()}
     if is_sequence(figure):
-        return [_plain(each) for each in figure]
+        return [_make_plain(each) for each in figure]
     return None if figure == "" else as_json(figure)

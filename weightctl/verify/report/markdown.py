@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING
 
 from weightctl import __version__
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.report.findings import finding
+from weightctl.verify.report.findings import say_finding
 from weightctl.verify.report.phrases import (
-    cut,
-    encodings,
-    facts,
-    shape_text,
-    times,
-    verdict,
-    verdict_of_check,
-    visible,
+    list_facts,
+    say_check_verdict,
+    say_verdict,
+    shorten,
+    show_encodings,
+    show_shape,
+    show_spaces,
+    show_times,
 )
-from weightctl.verify.report.ranking import excess, ratio, strangest, title_of, worst_first
-from weightctl.verify.report.remedies import remedies
+from weightctl.verify.report.ranking import (
+    choose_title,
+    excess_of,
+    ratio_to_usual,
+    sort_strangest_first,
+    sort_worst_first,
+)
+from weightctl.verify.report.remedies import list_remedies
 from weightctl.wording import counted, number, percent, printable
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from weightctl.verify.results import Problem, Report
 
 
-__all__ = ["escape_text", "page", "quote_code"]
+__all__ = ["escape_text", "quote_code", "render_page"]
 
 _WORST, _GAINS, _LAYERS = 12, 20, 40
 _BARS = "▁▂▃▄▅▆▇█"
@@ -41,55 +47,55 @@ _FIRST = re.compile(r"[-+=](?=[-=\s]|$)|\d+[.)](?=\s|$)")
 _LONGEST = 120
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """Return a report as a page of Markdown, as GitHub reads it."""
     sections = [
-        _header(report),
-        _problems(report.problems),
-        _next(remedies(report)),
-        *_forward(report.figures(ForwardFigures)),
-        *_values(report.figures(ValuesFigures)),
-        _notes(report.notes),
+        _render_header(report),
+        _render_problems(report.problems),
+        _render_advice(list_remedies(report)),
+        *_render_forward(report.figures(ForwardFigures)),
+        *_render_values(report.figures(ValuesFigures)),
+        _render_notes(report.notes),
         f"Written by weightctl {__version__} verify.",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _header(report: Report) -> str:
+def _render_header(report: Report) -> str:
     against = f", against {quote_code(report.reference)}" if report.reference else ""
     rows = [
         (
             quote_code(name),
-            verdict_of_check(result),
-            escape_text(result.skipped or finding(result.figures)),
+            say_check_verdict(result),
+            escape_text(result.skipped or say_finding(result.figures)),
             f"{report.seconds[name]:.2f}",
         )
         for name, result in report.results.items()
     ]
     lines = [
-        f"# {quote_code(report.path)}: {verdict(report)}",
+        f"# {quote_code(report.path)}: {say_verdict(report)}",
         f"{escape_text(report.description)}{against}"
         if report.description
         else against.strip(", "),
-        _table(["Check", "Verdict", "Looked at", "Seconds"], rows, right={3}),
+        _render_table(["Check", "Verdict", "Looked at", "Seconds"], rows, right={3}),
     ]
     return "\n\n".join(line for line in lines if line)
 
 
-def _problems(problems: Sequence[Problem]) -> str:
+def _render_problems(problems: Sequence[Problem]) -> str:
     if not problems:
         return ""
-    return "\n".join(["## What is wrong", "", *map(_problem, problems)])
+    return "\n".join(["## What is wrong", "", *map(_render_problem, problems)])
 
 
-def _next(advice: Sequence[str]) -> str:
+def _render_advice(advice: Sequence[str]) -> str:
     listed = [f"- {escape_text(each)}" for each in advice]
     return "\n".join(["## What to do next", "", *listed]) if advice else ""
 
 
-def _problem(problem: Problem) -> str:
+def _render_problem(problem: Problem) -> str:
     where = f"{quote_code(problem.where)}: " if problem.where else ""
-    told = f"- {where}{escape_text(problem.said)} *({escape_text(problem.check)})*"
+    told = f"- {where}{escape_text(problem.statement)} *({escape_text(problem.check)})*"
     if problem.hint:
         told = f"{told}\n  **Hint:** {escape_text(problem.hint)}"
     if problem.cause is None:
@@ -98,71 +104,73 @@ def _problem(problem: Problem) -> str:
     return f"{told}\n  **Likely cause:** {escape_text(text)} ({quote_code(name)})"
 
 
-def _forward(figures: ForwardFigures | None) -> Iterator[str]:
+def _render_forward(figures: ForwardFigures | None) -> Iterator[str]:
     if figures is None:
         return
-    known = facts(figures)
+    known = list_facts(figures)
     if known or figures.next_tokens:
         yield "## What the model says"
     if known:
-        yield _table(["", "", ""], [list(map(escape_text, fact)) for fact in known], right={1})
+        yield _render_table(
+            ["", "", ""], [list(map(escape_text, fact)) for fact in known], right={1}
+        )
     if figures.next_tokens:
-        yield _next_tokens(figures.next_tokens)
+        yield _render_next_tokens(figures.next_tokens)
     if figures.divergence is not None and figures.divergence.layers:
-        yield from _divergence(figures.divergence)
+        yield from _render_divergence(figures.divergence)
     if figures.activations:
-        yield from _activations(figures.activations)
+        yield from _render_activations(figures.activations)
     if figures.matrices:
-        yield from _matrices(figures.matrices)
+        yield from _render_matrices(figures.matrices)
 
 
-def _next_tokens(tokens: Sequence[NextToken]) -> str:
+def _render_next_tokens(tokens: Sequence[NextToken]) -> str:
     rows = [
         (
             str(token.token),
-            quote_code(visible(token.text)) if token.text else "",
+            quote_code(show_spaces(token.text)) if token.text else "",
             percent(token.probability),
         )
         for token in tokens
     ]
-    return _table(["Next token", "Text", "Probability"], rows, right={0, 2})
+    return _render_table(["Next token", "Text", "Probability"], rows, right={0, 2})
 
 
-def _activations(activations: Sequence[Activation]) -> Iterator[str]:
+def _render_activations(activations: Sequence[Activation]) -> Iterator[str]:
     rms = [part.rms for part in activations]
     yield "## Activations"
     sound = [value for value in rms if isfinite(value)]
     ends = f"{number(min(sound))} to {number(max(sound))}" if any(sound) else "none of it finite"
-    yield f"`{_curve(rms)}` root mean square of what each part gives, {ends} (log scale)"
+    yield f"`{_draw_curve(rms)}` root mean square of what each part gives, {ends} (log scale)"
     lost = [part for part in activations if part.nonfinite]
     if lost:
         rows = [(quote_code(part.name), f"{part.nonfinite:,}") for part in lost[:_LAYERS]]
-        yield _table(["Part", "NaN or infinite"], rows, right={1})
+        yield _render_table(["Part", "NaN or infinite"], rows, right={1})
 
 
-def _matrices(matrices: Sequence[MatrixGain]) -> Iterator[str]:
+def _render_matrices(matrices: Sequence[MatrixGain]) -> Iterator[str]:
     rows = [
         (
             quote_code(matrix.name),
-            shape_text(matrix.shape),
+            show_shape(matrix.shape),
             number(matrix.gain),
-            times(ratio(matrix.gain, matrix.usual)),
+            show_times(ratio_to_usual(matrix.gain, matrix.usual)),
         )
-        for matrix in strangest(matrices)[:_GAINS]
+        for matrix in sort_strangest_first(matrices)[:_GAINS]
     ]
     yield "## Matrices"
     count = f"the {len(rows)} farthest from usual, of {len(matrices):,}"
     yield f"How long what each makes of a random unit vector is: {count}."
-    yield _table(["Matrix", "Shape", "Length", "Times usual"], rows, right={2, 3})
+    yield _render_table(["Matrix", "Shape", "Length", "Times usual"], rows, right={2, 3})
 
 
-def _divergence(divergence: Divergence) -> Iterator[str]:
+def _render_divergence(divergence: Divergence) -> Iterator[str]:
     values = [part.divergence for part in divergence.layers]
     yield "## Divergence from the reference, part by part"
-    yield f"`{_curve(values)}` from the embedding to the output (log scale)"
+    yield f"`{_draw_curve(values)}` from the embedding to the output (log scale)"
     order = sorted(
         divergence.layers,
-        key=lambda part: (part.is_problem, ratio(part.divergence, part.expected)),
+        key=lambda part: (part.is_problem, ratio_to_usual(part.divergence, part.expected)),
         reverse=True,
     )
     most = max(_WORST, sum(part.is_problem for part in order))
@@ -171,26 +179,26 @@ def _divergence(divergence: Divergence) -> Iterator[str]:
             quote_code(part.name),
             percent(part.divergence),
             percent(part.expected),
-            times(ratio(part.divergence, part.expected)),
+            show_times(ratio_to_usual(part.divergence, part.expected)),
             "problem" if part.is_problem else "",
         )
         for part in order[: min(most, _LAYERS)]
     ]
-    yield _table(["Part", "Divergence", "Usual", "Times usual", ""], rows, right={1, 2, 3})
+    yield _render_table(["Part", "Divergence", "Usual", "Times usual", ""], rows, right={1, 2, 3})
 
 
-def _values(figures: ValuesFigures | None) -> Iterator[str]:
+def _render_values(figures: ValuesFigures | None) -> Iterator[str]:
     if figures is None or not figures.tensors:
         return
-    ranked = worst_first(figures.tensors)
+    ranked = sort_worst_first(figures.tensors)
     rows = [
         (
             quote_code(error.name),
-            escape_text(encodings(error)),
+            escape_text(show_encodings(error)),
             percent(error.relative_rmse),
             percent(error.expected),
-            times(excess(error)),
-            times(error.worst),
+            show_times(excess_of(error)),
+            show_times(error.worst),
             number(error.cosine, 5),
             "problem" if error.is_problem else "",
         )
@@ -206,22 +214,22 @@ def _values(figures: ValuesFigures | None) -> Iterator[str]:
         "Cosine",
         "",
     ]
-    yield f"## {title_of(ranked).capitalize()}, of {counted(len(ranked), 'pair')}"
-    yield _table(titles, rows, right={2, 3, 4, 5, 6})
+    yield f"## {choose_title(ranked).capitalize()}, of {counted(len(ranked), 'pair')}"
+    yield _render_table(titles, rows, right={2, 3, 4, 5, 6})
 
 
-def _notes(notes: Sequence[str]) -> str:
+def _render_notes(notes: Sequence[str]) -> str:
     return (
         "\n".join(["## Notes", "", *(f"- {escape_text(note)}" for note in notes)]) if notes else ""
     )
 
 
-def _table(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:
+def _render_table(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:
     rules = ["--:" if place in right else ":--" for place in range(len(titles))]
     return "\n".join(f"| {' | '.join(row)} |" for row in [titles, rules, *rows])
 
 
-def _curve(values: Sequence[float]) -> str:
+def _draw_curve(values: Sequence[float]) -> str:
     """Return a line of bars, whose heights are those of the values' logarithms."""
     sound = [log10(value) for value in values if isfinite(value) and value > 0]
     low, high = min(sound, default=0.0), max(sound, default=0.0)
@@ -242,7 +250,7 @@ def escape_text(written: str) -> str:
 
 def quote_code(shown: str, most: int = _LONGEST) -> str:
     """Return a text as code of at most so many characters, which nothing in it ends."""
-    shown = cut(shown, max(most, 1))
+    shown = shorten(shown, max(most, 1))
     if "|" in shown:
         # In a table it would end the cell, and how it is escaped there differs between readers.
         return f"<code>{''.join(map(_escape_char, shown))}</code>"

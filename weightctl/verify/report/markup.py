@@ -10,7 +10,7 @@ from weightctl.wording import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Markup", "coded", "decimal", "element", "join"]
+__all__ = ["Markup", "element", "join", "mark_code", "show_decimal"]
 
 
 class Markup(str):
@@ -26,7 +26,7 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
     is None is left out. Numbers have up to two decimals.
     """
     written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{_show_attribute(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
@@ -37,16 +37,16 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 def join(children: Sequence[str]) -> Markup:
     """Return elements and texts, one behind the other."""
-    return Markup("".join(map(_child, children)))
+    return Markup("".join(map(_escape_child, children)))
 
 
-def coded(text: str) -> Markup:
+def mark_code(text: str) -> Markup:
     """Return a text in which what stands between two backticks is code, in its lines."""
-    lines = [_coded(line) for line in text.split("\n")]
+    lines = [_mark_code_in_line(line) for line in text.split("\n")]
     return Markup("<br/>".join(line for line in lines if line))
 
 
-def _coded(line: str) -> Markup:
+def _mark_code_in_line(line: str) -> Markup:
     pieces = line.split("`")
     if len(pieces) % 2 == 0:
         return join([line])
@@ -55,14 +55,14 @@ def _coded(line: str) -> Markup:
     )
 
 
-def decimal(number: float) -> str:
+def show_decimal(number: float) -> str:
     """Return a finite number with up to two decimals."""
     return f"{number:.2f}".rstrip("0").rstrip(".") if number % 1 else f"{number:.0f}"
 
 
-def _attribute(value: str | float) -> str:
-    return _child(value) if isinstance(value, str) else decimal(value)
+def _show_attribute(value: str | float) -> str:
+    return _escape_child(value) if isinstance(value, str) else show_decimal(value)
 
 
-def _child(text: str) -> str:
+def _escape_child(text: str) -> str:
     return text if isinstance(text, Markup) else escape(printable(text))

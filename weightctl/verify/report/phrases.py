@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 __all__ = [
     "DASH",
     "TIMES",
-    "all_usual",
-    "cut",
-    "encodings",
-    "facts",
-    "shape_text",
-    "tick",
-    "times",
-    "verdict",
-    "verdict_of_check",
-    "visible",
+    "list_facts",
+    "say_all_usual",
+    "say_check_verdict",
+    "say_verdict",
+    "shorten",
+    "show_encodings",
+    "show_shape",
+    "show_spaces",
+    "show_tick",
+    "show_times",
 ]
 
 # Signs that look like a letter and a hyphen.
@@ -39,7 +39,7 @@ DASH, TIMES = "\u2013", "\u00d7"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def tick(value: float) -> str:
+def show_tick(value: float) -> str:
     """Return a number beside an axis, where there is little room: `0.02`, `3.2·10⁻⁵`."""
     if value == 0 or not isfinite(value) or 1e-4 < abs(value) < 1e5:
         return number(value + 0.0, 2) if isfinite(value) else number(value)
@@ -49,12 +49,12 @@ def tick(value: float) -> str:
     return f"10{raised}" if digits == "1" else f"{digits}·10{raised}"
 
 
-def times(value: float) -> str:
+def show_times(value: float) -> str:
     """Return how many times something is: 2.1 and the sign."""
     return f"{number(value, 2)} {TIMES}"
 
 
-def cut(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     """Return a printable text of at most so many characters, dots for those in its middle."""
     text = printable(text)
     if len(text) <= length:
@@ -63,12 +63,12 @@ def cut(text: str, length: int) -> str:
     return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
 
 
-def shape_text(shape: Sequence[int]) -> str:
+def show_shape(shape: Sequence[int]) -> str:
     """Return a shape, outermost first: its sizes with the sign between them."""
     return f" {TIMES} ".join(map(str, shape))
 
 
-def verdict(report: Report) -> str:
+def say_verdict(report: Report) -> str:
     """Return what came of it all, in a line."""
     ran = sum(not result.skipped for result in report.results.values())
     found = len(report.problems)
@@ -79,7 +79,7 @@ def verdict(report: Report) -> str:
     return f"no problems found in {counted(ran, 'check')}" + (f", {left} skipped" if left else "")
 
 
-def verdict_of_check(result: Result) -> str:
+def say_check_verdict(result: Result) -> str:
     """Return what came of a check: `fine`, `partly`, `3 problems` or `skipped`."""
     if result.problems:
         return counted(len(result.problems), "problem")
@@ -88,7 +88,7 @@ def verdict_of_check(result: Result) -> str:
     return "partly" if is_partial(result.figures) else "fine"
 
 
-def facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:
+def list_facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:
     """Return what is known of how a model ran: what it is, the number, and what that means."""
     found: list[tuple[str, str, str]] = []
     divergence = figures.divergence
@@ -100,10 +100,10 @@ def facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:
             else "the less, the better"
         )
         found.append(("perplexity", number(figures.perplexity, 4), against))
-    return found + (_of_divergence(divergence) if divergence else [])
+    return found + (_list_divergence(divergence) if divergence else [])
 
 
-def _of_divergence(divergence: Divergence) -> list[tuple[str, str, str]]:
+def _list_divergence(divergence: Divergence) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     if divergence.mean is not None:
         found.append(("mean KL", number(divergence.mean), "nats a position"))
@@ -118,7 +118,7 @@ def _of_divergence(divergence: Divergence) -> list[tuple[str, str, str]]:
     return found
 
 
-def all_usual(layers: Sequence[LayerDivergence]) -> str:
+def say_all_usual(layers: Sequence[LayerDivergence]) -> str:
     """Say that no part diverges from the reference's by more than is usual, and which does most."""
     most = max(layers, key=lambda part: part.divergence)
     if most.divergence == 0:
@@ -126,17 +126,17 @@ def all_usual(layers: Sequence[LayerDivergence]) -> str:
     usual = f", where {percent(most.expected)} is usual" if most.expected > 0 else ""
     return (
         "No part is further from the reference's than is usual: the furthest is "
-        f"`{cut(most.name, 60)}`, by {percent(most.divergence)}{usual}."
+        f"`{shorten(most.name, 60)}`, by {percent(most.divergence)}{usual}."
     )
 
 
-def encodings(error: TensorError) -> str:
+def show_encodings(error: TensorError) -> str:
     """Return how a tensor is stored, and the reference's where that is stored otherwise."""
     if error.encoding == error.reference_encoding:
         return error.encoding
     return f"{error.encoding} against {error.reference_encoding}"
 
 
-def visible(text: str) -> str:
+def show_spaces(text: str) -> str:
     """Return a token's text with its spaces to be seen."""
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")

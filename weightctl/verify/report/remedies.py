@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weightctl.verify.results import Report
 
-__all__ = ["remedies"]
+__all__ = ["list_remedies"]
 
 _CONVERT = (
     "convert the original model again: `weightctl convert ORIGINAL OUT` does every step that its "
@@ -110,7 +110,7 @@ _COMPARE = (
 )
 
 
-def remedies(report: Report) -> list[str]:
+def list_remedies(report: Report) -> list[str]:
     """Return what to do next, each piece of advice once, in the order of the problems."""
     found: list[str] = []
     for problem in report.problems:

@@ -6,18 +6,18 @@ from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.verify import CHECKS
-from weightctl.verify.report.findings import finding
-from weightctl.verify.report.markup import Markup, coded, element, join
+from weightctl.verify.report.findings import say_finding
+from weightctl.verify.report.markup import Markup, element, join, mark_code
 from weightctl.verify.report.phrases import (
     DASH,
-    cut,
-    encodings,
-    shape_text,
-    times,
-    verdict_of_check,
-    visible,
+    say_check_verdict,
+    shorten,
+    show_encodings,
+    show_shape,
+    show_spaces,
+    show_times,
 )
-from weightctl.verify.report.ranking import excess, ratio
+from weightctl.verify.report.ranking import excess_of, ratio_to_usual
 from weightctl.wording import number, percent
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import MatrixGain, NextToken, TensorError
     from weightctl.verify.results import Report
 
-__all__ = ["checks", "gains", "next_tokens", "tensors"]
+__all__ = ["list_checks", "list_gains", "list_next_tokens", "list_tensors"]
 
 # A longer name of a tensor has dots in its middle, and so has a token a third as long.
 _LONGEST = 120
@@ -37,7 +37,7 @@ class _Column(NamedTuple):
     class_: str | None = None
 
 
-def _table(
+def _make_table(
     columns: Sequence[_Column],
     rows: Iterable[Markup],
     caption: str = "",
@@ -56,7 +56,9 @@ def _table(
     return element("div", table, class_="scroll", tabindex="0")
 
 
-def _row(columns: Sequence[_Column], cells: Sequence[str], class_: str | None = None) -> Markup:
+def _make_row(
+    columns: Sequence[_Column], cells: Sequence[str], class_: str | None = None
+) -> Markup:
     written = [
         element("td", cell, class_=column.class_)
         for column, cell in zip(columns, cells, strict=True)
@@ -64,7 +66,7 @@ def _row(columns: Sequence[_Column], cells: Sequence[str], class_: str | None = 
     return element("tr", *written, class_=class_)
 
 
-def checks(report: Report) -> Markup:
+def list_checks(report: Report) -> Markup:
     """Return what each check looked at, and what came of it."""
     columns = (
         _Column("Check", "nowrap"), _Column("Verdict", "nowrap"), _Column("Looked at", "wide"),
@@ -72,23 +74,23 @@ def checks(report: Report) -> Markup:
     )  # fmt: skip
     rows: list[Markup] = []
     for name, result in report.results.items():
-        said = verdict_of_check(result)
+        said = say_check_verdict(result)
         is_whole = said == "fine"
         state = "wrong" if result.problems else "good" if is_whole else "skipped"
         sign = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}[state]
         about = CHECKS[name].about if name in CHECKS else ""
-        told = result.skipped or finding(result.figures)
+        told = result.skipped or say_finding(result.figures)
         cells = (
             element("code", name),
             element("span", sign + said, class_=f"state {state}"),
-            join([about, *([element("div", coded(told), class_="soft")] if told else [])]),
+            join([about, *([element("div", mark_code(told), class_="soft")] if told else [])]),
             f"{report.seconds[name]:.2f}",
         )
-        rows.append(_row(columns, cells))
-    return _table(columns, rows)
+        rows.append(_make_row(columns, cells))
+    return _make_table(columns, rows)
 
 
-def tensors(errors: Sequence[TensorError], caption: str = "") -> Markup:
+def list_tensors(errors: Sequence[TensorError], caption: str = "") -> Markup:
     """Return how far tensors are off."""
     columns = (
         _Column("Tensor", "wide"), _Column("Encoding"), _Column("Relative RMSE", "n"),
@@ -96,20 +98,20 @@ def tensors(errors: Sequence[TensorError], caption: str = "") -> Markup:
         _Column("Max error", "n"), _Column("Cosine", "n"),
     )  # fmt: skip
     rows = [
-        _row(
+        _make_row(
             columns,
             (
                 join(
                     [
-                        element("code", cut(error.name, _LONGEST)),
-                        element("div", shape_text(error.shape), class_="soft"),
+                        element("code", shorten(error.name, _LONGEST)),
+                        element("div", show_shape(error.shape), class_="soft"),
                     ]
                 ),
-                encodings(error),
+                show_encodings(error),
                 percent(error.relative_rmse),
                 percent(error.expected),
-                times(excess(error)),
-                times(error.worst),
+                show_times(excess_of(error)),
+                show_times(error.worst),
                 number(error.max_error),
                 number(error.cosine, 5),
             ),
@@ -117,10 +119,10 @@ def tensors(errors: Sequence[TensorError], caption: str = "") -> Markup:
         )
         for error in errors
     ]
-    return _table(columns, rows, caption)
+    return _make_table(columns, rows, caption)
 
 
-def next_tokens(tokens: Sequence[NextToken]) -> Markup:
+def list_next_tokens(tokens: Sequence[NextToken]) -> Markup:
     """Return which tokens may come next, and how likely that is."""
     columns = (
         _Column("Token", "n"), _Column("Text", "nowrap"), _Column("Probability", "n"),
@@ -128,42 +130,44 @@ def next_tokens(tokens: Sequence[NextToken]) -> Markup:
     )  # fmt: skip
     most = max((token.probability for token in tokens if token.probability <= 1), default=0) or 1
     rows = [
-        _row(
+        _make_row(
             columns,
             (
                 str(token.token),
-                element("code", cut(visible(token.text), _LONGEST // 3)) if token.text else "",
+                element("code", shorten(show_spaces(token.text), _LONGEST // 3))
+                if token.text
+                else "",
                 percent(token.probability),
-                _bar(token.probability / most),
+                _draw_bar(token.probability / most),
             ),
         )
         for token in tokens
     ]
-    return _table(columns, rows, class_="slim")
+    return _make_table(columns, rows, class_="slim")
 
 
-def gains(matrices: Sequence[MatrixGain]) -> Markup:
+def list_gains(matrices: Sequence[MatrixGain]) -> Markup:
     """Return how long the vectors are that matrices make of unit vectors."""
     columns = (
         _Column("Matrix", "wide"), _Column("Shape"), _Column("Length", "n"), _Column("Usual", "n"),
         _Column("Times usual", "n"),
     )  # fmt: skip
     rows = [
-        _row(
+        _make_row(
             columns,
             (
-                element("code", cut(matrix.name, _LONGEST)),
-                shape_text(matrix.shape),
+                element("code", shorten(matrix.name, _LONGEST)),
+                show_shape(matrix.shape),
                 number(matrix.gain),
                 number(matrix.usual),
-                times(ratio(matrix.gain, matrix.usual)),
+                show_times(ratio_to_usual(matrix.gain, matrix.usual)),
             ),
         )
         for matrix in matrices
     ]
-    return _table(columns, rows)
+    return _make_table(columns, rows)
 
 
-def _bar(share: float) -> Markup:
+def _draw_bar(share: float) -> Markup:
     width = 100.0 if isnan(share) else 100 * min(max(share, 0.0), 1.0)
     return element("span", Markup(""), class_="bar", style=f"width:{width:.1f}%")

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["Gathered", "activation", "usual_size"]
+__all__ = ["ActivationSums", "measure_activation", "measure_usual_size"]
 
 
-class Gathered:
+class ActivationSums:
     """What a part gives, looked at a piece at a time; infinities and NaN are only counted."""
 
     def __init__(self, name: str) -> None:
@@ -50,14 +50,14 @@ class Gathered:
         )
 
 
-def activation(name: str, x: F32, mask: NDArray[np.bool_]) -> Activation:
+def measure_activation(name: str, x: F32, mask: NDArray[np.bool_]) -> Activation:
     """Return the figure of what a part gives, of the positions in the mask alone."""
-    gathered = Gathered(name)
+    gathered = ActivationSums(name)
     gathered.add(x[mask])
     return gathered.figure()
 
 
-def usual_size(x: F32, mask: NDArray[np.bool_]) -> float:
+def measure_usual_size(x: F32, mask: NDArray[np.bool_]) -> float:
     """Return the root mean square of a position's numbers, the median of those of the mask.
 
     A few positions, the first for one, have numbers that are thousands of times larger in models

@@ -13,34 +13,40 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["least_losses", "log_probabilities", "losses", "perplexity", "rows_of"]
+__all__ = [
+    "compute_least_losses",
+    "compute_log_probabilities",
+    "compute_losses",
+    "compute_perplexity",
+    "count_positions",
+]
 
 _MOST_BYTES = 64 * 2**20
 
 
-def rows_of(vocabulary: int) -> int:
+def count_positions(vocabulary: int) -> int:
     """Return how many positions' logits, float32, are in memory at a time: 64 MiB, one at least."""
     return max(1, _MOST_BYTES // (4 * max(1, vocabulary)))
 
 
-def losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = None) -> F64:
+def compute_losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = None) -> F64:
     """Return how unexpected each target was, in nats: logits [n, vocabulary], targets [n] -> [n].
 
-    `least` are the `least_losses`, where these are known already. Sums are float64; NaN where the
-    logits are not finite.
+    `least` is what `compute_least_losses` returns, where that is known already. Sums are float64;
+    NaN where the logits are not finite.
     """
-    least = least_losses(logits) if least is None else least
+    least = compute_least_losses(logits) if least is None else least
     with np.errstate(invalid="ignore", over="ignore"):
         own = np.take_along_axis(logits, targets[:, None], -1)[:, 0]
         found: F64 = least + (logits.max(-1) - own)
     return found
 
 
-def least_losses(logits: F32) -> F64:
+def compute_least_losses(logits: F32) -> F64:
     """Return how unexpected the likeliest token is at each position, in nats: [n, any] -> [n]."""
     found = np.empty(len(logits), np.float64)
     # A few rows at a time stay in the processor's cache.
-    step = max(1, rows_of(logits.shape[-1]) // 64)
+    step = max(1, count_positions(logits.shape[-1]) // 64)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(logits), step):
             rows = logits[start : start + step]
@@ -49,7 +55,7 @@ def least_losses(logits: F32) -> F64:
     return found
 
 
-def log_probabilities(logits: F32) -> F64:
+def compute_log_probabilities(logits: F32) -> F64:
     """Return the logarithms of probabilities, along the last axis."""
     with np.errstate(invalid="ignore", over="ignore"):
         shifted = logits.astype(np.float64)
@@ -58,7 +64,7 @@ def log_probabilities(logits: F32) -> F64:
     return shifted
 
 
-def perplexity(all_losses: F64) -> float | None:
+def compute_perplexity(all_losses: F64) -> float | None:
     """Return the exponential of the mean loss, infinite where that is too large for a number.
 
     None where there is no loss, or one is not finite.

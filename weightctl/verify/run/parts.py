@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.weights.derived import Tensor
 
-__all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "layer_name", "unbuilt"]
+__all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "explain_unbuilt", "name_layer"]
 
 Replaced: TypeAlias = "Mapping[str, Tensor | F32]"
 
@@ -46,12 +46,12 @@ _MASK, _BATCH = "mask", "batch"
 _NOTHING: Replaced = MappingProxyType({})
 
 
-def layer_name(number: int) -> str:
+def name_layer(number: int) -> str:
     """Return what a layer is called, in figures and problems."""
     return f"layers.{number}"
 
 
-def unbuilt(error: WeightctlError) -> str:
+def explain_unbuilt(error: WeightctlError) -> str:
     """Return why a checkpoint is no model that can be run, in a line."""
     return f"the model cannot be built: {error.headline} (`names` tells more)"
 
@@ -129,12 +129,11 @@ class Running:
     ) -> F32:
         """Return what a layer makes of any number of windows, as many times those of `beside`."""
         network = self._computing(replaced)
-        with self._with(replaced), _built(network, layer_name(number), self._types) as graph:
+        with self._with(replaced), _build(network, name_layer(number), self._types) as graph:
             first, *others = graph.inputs
             graph.output(network.through(network.layers[number], first, tuple(others)))
         given = [
-            _repeated(each, kind, len(x))
-            for each, kind in zip(beside, self._types[1:], strict=True)
+            _repeat(each, kind, len(x)) for each, kind in zip(beside, self._types[1:], strict=True)
         ]
         return self._run(graph, [x, *given], replaced)[0].to_numpy()
 
@@ -163,13 +162,13 @@ class Running:
         return self._network if replaced or self._ranks is None else self._ranks.network
 
     def _begin(self, network: Network) -> Graph:
-        with _built(network, EMBEDDING, network.input_types()) as graph:
+        with _build(network, EMBEDDING, network.input_types()) as graph:
             x, beside = network.begin(*graph.inputs)
             graph.output(x, *beside)
         return graph
 
     def _end(self, network: Network) -> Graph:
-        with _built(network, OUTPUT, self._types[:1]) as graph:
+        with _build(network, OUTPUT, self._types[:1]) as graph:
             graph.output(network.end(graph.inputs[0]))
         return graph
 
@@ -199,7 +198,7 @@ class Running:
         }
         try:
             for name, weight in changed.items():
-                shape, encoding = _stored_as(replaced[name])
+                shape, encoding = _find_storage(replaced[name])
                 dtype = DType.float32 if encoding.dtype is None else encoding.dtype
                 weight.configure(dtype, shape, encoding.quantization)
             yield
@@ -209,19 +208,19 @@ class Running:
 
 
 @contextmanager
-def _built(network: Network, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
+def _build(network: Network, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
     # The weights are named already: to do so for each layer anew is a third of a model's time.
     with Graph(name, types) as graph, under(naming_of(network)):
         yield graph
 
 
-def _stored_as(given: Tensor | F32) -> tuple[tuple[int, ...], Encoding]:
+def _find_storage(given: Tensor | F32) -> tuple[tuple[int, ...], Encoding]:
     if isinstance(given, np.ndarray):
         return given.shape, DType(given.dtype.name).encoding
     return given.info.shape, given.info.encoding
 
 
-def _repeated(given: Buffer, kind: TensorType, windows: int) -> Buffer:
+def _repeat(given: Buffer, kind: TensorType, windows: int) -> Buffer:
     """Return what is of each window once more for each further window, all else as it is."""
     if str(kind.shape[0]) != _BATCH or given.shape[0] == windows:
         return given

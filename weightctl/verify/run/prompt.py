@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.verify.subject import Subject
 
 
-__all__ = ["MOST_WINDOWS", "TEXT", "WINDOW", "Prompt", "prompt"]
+__all__ = ["MOST_WINDOWS", "TEXT", "WINDOW", "Prompt", "make_prompt"]
 
 WINDOW, MOST_WINDOWS = 256, 8
 _SEED = 8
@@ -72,7 +72,7 @@ class Prompt:
         return int(self.mask.sum())
 
 
-def prompt(request: Request, *subjects: Subject) -> Prompt:
+def make_prompt(request: Request, *subjects: Subject) -> Prompt:
     """Return the tokens that were asked for, or those of the text, for models that are known.
 
     The first that has a tokenizer says what they stand for, or makes them of the text. Without
@@ -82,56 +82,60 @@ def prompt(request: Request, *subjects: Subject) -> Prompt:
     `TokenizerError` where a tokenizer is damaged, or is another model's.
     """
     if request.tokens is not None:
-        return _of_tokens(request.tokens, subjects)
+        return _prompt_of_tokens(request.tokens, subjects)
     if request.text is not None:
         _require_text(request.text)
     elif find_spec("tokenizers") is None:
         why = "for a text of ours: pip install 'weightctl[verify]' (`tokenizers`)"
-        return _drawn(_known(subjects[-1]), why)
-    chosen, encoder = _with_encoder(subjects)
+        return _draw_tokens(_require_known(subjects[-1]), why)
+    chosen, encoder = _find_encoder(subjects)
     if encoder is not None:
-        return _of_text(request.text, _known(chosen), encoder)
+        return _prompt_of_text(request.text, _require_known(chosen), encoder)
     if request.text is None:
-        return _drawn(_known(chosen), "there is no tokenizer beside the checkpoint or in it")
+        return _draw_tokens(
+            _require_known(chosen), "there is no tokenizer beside the checkpoint or in it"
+        )
     raise ConversionError(
         f"{chosen.path}: there is no tokenizer to cut the text with", hint=_TOKENS_HINT
     )
 
 
-def _of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
-    checkpoint = _known(subjects[0])
+def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
+    checkpoint = _require_known(subjects[0])
     if not tokens:
         raise ConversionError("no tokens were given", hint=_TOKENS_HINT)
-    if strange := _strange(tokens, checkpoint):
+    if strange := _name_unknown(tokens, checkpoint):
         raise ConversionError(f"the tokens {strange}", hint=_TOKENS_HINT)
     try:
-        encoder = None if find_spec("tokenizers") is None else _with_encoder(subjects)[1]
+        encoder = None if find_spec("tokenizers") is None else _find_encoder(subjects)[1]
     except TokenizerError:  # it is only to say what they stand for
         encoder = None
-    text_of = _nothing if encoder is None else encoder.text
-    return _cut(tokens, _length(checkpoint), "the tokens that were given", text_of=text_of)
+    text_of = _show_nothing if encoder is None else encoder.text
+    return _cut_windows(
+        tokens, _find_length(checkpoint), "the tokens that were given", text_of=text_of
+    )
 
 
-def _of_text(given: str | None, checkpoint: RecognizedModel, encoder: Encoder) -> Prompt:
+def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Encoder) -> Prompt:
     ids = encoder.ids(TEXT if given is None else given)
     if not ids:
         raise ConversionError("the text has no tokens", hint="give a longer one")
-    if strange := _strange([*encoder.first, *ids, *encoder.last], checkpoint):
+    if strange := _name_unknown([*encoder.first, *ids, *encoder.last], checkpoint):
         raise TokenizerError(
             f"the tokenizer's tokens {strange}", hint="is the tokenizer that of another model?"
         )
     source = "the built-in text" if given is None else "the text"
     around = (encoder.first, encoder.last)
-    return _cut(ids, _length(checkpoint), source, around, encoder.text)
+    return _cut_windows(ids, _find_length(checkpoint), source, around, encoder.text)
 
 
-def _known(subject: Subject) -> RecognizedModel:
+def _require_known(subject: Subject) -> RecognizedModel:
     if subject.checkpoint is None:
         raise ValueError("a prompt is for a model that is known")
     return subject.checkpoint
 
 
-def _length(checkpoint: RecognizedModel) -> int:
+def _find_length(checkpoint: RecognizedModel) -> int:
     return max(1, min(WINDOW, checkpoint.config.context))
 
 
@@ -149,7 +153,7 @@ def _require_text(text: str) -> None:
         ) from error
 
 
-def _with_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
+def _find_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
     """Return the first that has a tokenizer, and that; else the last, and none."""
     for subject in subjects:
         if subject.encoder is not None:
@@ -157,19 +161,19 @@ def _with_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]
     return subjects[-1], None
 
 
-def _nothing(_: int) -> str:
+def _show_nothing(_: int) -> str:
     return ""
 
 
-def _drawn(checkpoint: RecognizedModel, why: str) -> Prompt:
-    length = _length(checkpoint)
+def _draw_tokens(checkpoint: RecognizedModel, why: str) -> Prompt:
+    length = _find_length(checkpoint)
     drawn = np.random.default_rng(_SEED).integers(0, checkpoint.config.vocabulary, length)
     note = f"the model ran on random tokens, which no perplexity can be judged by: {why}"
-    cut = _cut(drawn.tolist(), length, "random tokens")
+    cut = _cut_windows(drawn.tolist(), length, "random tokens")
     return replace(cut, is_text=False, notes=(note,))
 
 
-def _strange(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
+def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
     """Name those that are no tokens of a model, empty where all are."""
     vocabulary = checkpoint.config.vocabulary
     strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))
@@ -178,12 +182,12 @@ def _strange(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
     return f"{listed(strange, _SHOWN)} are none of the model's, which knows 0 to {vocabulary - 1}"
 
 
-def _cut(
+def _cut_windows(
     ids: Sequence[int],
     length: int,
     source: str,
     around: tuple[Sequence[int], Sequence[int]] = ((), ()),
-    text_of: Callable[[int], str] = _nothing,
+    text_of: Callable[[int], str] = _show_nothing,
 ) -> Prompt:
     """Return windows of so many positions, what belongs around a text around each."""
     first, last = around

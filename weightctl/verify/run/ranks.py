@@ -40,9 +40,10 @@ class Ranks:
         everywhere = range(self.grid.ranks)
         # One of each stage: a layer is on one of them.
         self._trees = [
-            _tree(gathered.seen_by(everywhere[rank :: grid.ranks])) for rank in range(grid.ranks)
+            _make_tree(gathered.seen_by(everywhere[rank :: grid.ranks]))
+            for rank in range(grid.ranks)
         ]
-        self._tensors = [_tensors(checkpoint, tree) for tree in self._trees]
+        self._tensors = [_list_tensors(checkpoint, tree) for tree in self._trees]
 
     def part(self, weight: Weight) -> Checkpoint:
         """Return what a rank has of a weight, which is a shard."""
@@ -55,11 +56,11 @@ class Ranks:
         return Checkpoint(Derived(source, {weight.name: made}, {}))[weight.name]
 
 
-def _tree(gathered: Gathered) -> Checkpoint:
+def _make_tree(gathered: Gathered) -> Checkpoint:
     return dequantized(Checkpoint(gathered), in_blocks=False)
 
 
-def _tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, Tensor]:
+def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, Tensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
     arch, config = checkpoint.arch, checkpoint.config
     return match(tree, arch, checkpoint.dialect, config, checkpoint.where).tensors

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.archs.names import numbered
-from weightctl.verify.checks.finite.judging import Finding, Judge
-from weightctl.verify.checks.finite.numbers import is_numbers
-from weightctl.verify.checks.finite.survey import surveys
+from weightctl.verify.checks.finite.judge import Finding, Judge
+from weightctl.verify.checks.finite.rows import is_numbers
+from weightctl.verify.checks.finite.survey import survey_tensors
 from weightctl.verify.figures import FiniteFigures
 from weightctl.verify.results import MOST_NAMED, Problem, Result
 from weightctl.weights.derived import tensor_of
@@ -39,7 +39,7 @@ def check(request: Request) -> Result:
         return Result(skipped="no tensor is of the layers that are asked for: see `weightctl ls`")
     repeated = [info.name for info in infos if _is_repeated(header, info)]
     infos = [info for info in infos if not _is_repeated(header, info)]
-    surveyed = surveys(source_of(weights), infos, lambda done: request.tell("finite", done))
+    surveyed = survey_tensors(source_of(weights), infos, lambda done: request.tell("finite", done))
     notes = [
         f"`{name}` is a few numbers of its file over and over: it is not looked at"
         for name in repeated[:MOST_NAMED]
@@ -55,7 +55,7 @@ def check(request: Request) -> Result:
         else:
             findings.extend(judge.findings(tensor_of(source_of(weights), info.name), survey))
     return Result(
-        problems=tuple(_problems(findings)),
+        problems=tuple(_list_problems(findings)),
         figures=FiniteFigures(
             tensors=len(infos),
             numbers=sum(info.size for info in infos),
@@ -65,7 +65,7 @@ def check(request: Request) -> Result:
     )
 
 
-def _problems(findings: list[Finding]) -> Iterator[Problem]:
+def _list_problems(findings: list[Finding]) -> Iterator[Problem]:
     """Name the first tensors of which something is wrong, and count the others."""
     counts: dict[str, int] = {}
     for finding in findings:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.verify.subject import Subject
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Rows", "Vocabulary", "is_made", "is_table", "may_be_zero"]
+__all__ = ["EmptyRows", "UsedTokens", "is_made", "is_table", "may_be_zero"]
 
 # What a program computes, or a training begins with at zero, and no training made: masks, bases of
 # Fourier transforms, what an optimizer remembers of rows that had no gradient, biases of experts.
@@ -63,26 +63,26 @@ def is_table(name: str) -> bool:
     return _TABLE.search(name) is not None
 
 
-class Rows(NamedTuple):
+class EmptyRows(NamedTuple):
     """Runs of rows of zeros, each from its first to behind its last: `unused` ones, and `lost`."""
 
     unused: list[tuple[int, int]]
     lost: list[tuple[int, int]]
 
 
-class Vocabulary:
+class UsedTokens:
     """What is known of a checkpoint's tokens; its tokenizer is read when that is asked for."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._read: dict[int, Tokenizer | None] = {}
 
-    def told_apart(self, info: TensorInfo, runs: Sequence[tuple[int, int]]) -> Rows:
+    def split_unused(self, info: TensorInfo, runs: Sequence[tuple[int, int]]) -> EmptyRows:
         """Tell rows of zeros of a table that nothing uses from those that were lost."""
         rows = info.shape[0]
         is_of_tokens = _POSITIONS.search(info.name) is None
         tokenizer = self._tokenizer(rows) if is_of_tokens else None
-        found = Rows([], [])
+        found = EmptyRows([], [])
         for start, stop in runs:
             if tokenizer is None:
                 is_padding = stop == rows or stop <= _FIRST
@@ -99,13 +99,13 @@ class Vocabulary:
     def _tokenizer(self, rows: int) -> Tokenizer | None:
         if rows not in self._read:
             try:
-                self._read[rows] = _tokenizer_of(self._subject, rows)
+                self._read[rows] = _load_tokenizer(self._subject, rows)
             except (WeightctlError, OSError):
                 self._read[rows] = None  # what is wrong with it is for others to say
         return self._read[rows]
 
 
-def _tokenizer_of(subject: Subject, rows: int) -> Tokenizer | None:
+def _load_tokenizer(subject: Subject, rows: int) -> Tokenizer | None:
     stored = subject.stored
     found = from_metadata(header_of(stored).metadata, subject.path)
     files = header_of(stored).files

@@ -9,9 +9,9 @@ import numpy as np
 
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.checks.finite.numbers import can_decode, decoded, runs_of
-from weightctl.verify.checks.finite.scales import scales_of
-from weightctl.verify.checks.finite.spread import Spread, magnitude_bits
+from weightctl.verify.checks.finite.rows import can_decode, decode_rows, read_runs
+from weightctl.verify.checks.finite.scales import find_scales
+from weightctl.verify.checks.finite.spread import ScaleSpread, magnitude_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +21,18 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.threads import Memory
-    from weightctl.verify.checks.finite.scales import Codes, Stored
+    from weightctl.verify.checks.finite.scales import Codes, ScaleField
     from weightctl.weights.derived import Tensor
 
 
-__all__ = ["NONFINITE", "Found", "Kind", "has_swapped_bytes", "located", "nonfinite_in"]
+__all__ = [
+    "NONFINITE",
+    "Occurrences",
+    "ScaleFault",
+    "find_bad_scales",
+    "find_nonfinite",
+    "has_swapped_bytes",
+]
 
 NONFINITE = "not finite"
 _F64 = ENCODINGS["F64"]
@@ -40,7 +47,7 @@ _MOST = (10, 90)
 
 
 @dataclasses.dataclass(slots=True)
-class Found:
+class Occurrences:
     """How many there are of what was looked for, and the first: its element and what it is."""
 
     count: int = 0
@@ -57,40 +64,40 @@ class Found:
 
 
 @dataclasses.dataclass(slots=True)
-class Kind:
+class ScaleFault:
     """Scales that are wrong, all in one way: the field that they are of, and what they are."""
 
-    field: Stored
+    field: ScaleField
     text: str
     usual: float
     is_wrong: Callable[[Codes, F32], NDArray[np.bool_]]
-    found: Found = dataclasses.field(default_factory=Found)
+    found: Occurrences = dataclasses.field(default_factory=Occurrences)
 
 
-def nonfinite_in(tensor: Tensor, memory: Memory) -> tuple[Found, Found]:
+def find_nonfinite(tensor: Tensor, memory: Memory) -> tuple[Occurrences, Occurrences]:
     """Return the numbers of a tensor that are NaN, and those that are infinite."""
-    nan, infinite = Found(), Found()
+    nan, infinite = Occurrences(), Occurrences()
     encoding = tensor.info.encoding
     if can_decode(encoding):
-        for run in runs_of(tensor, 0, tensor.info.size, memory):
-            numbers = decoded(run.raw, encoding, memory).reshape(-1)
+        for run in read_runs(tensor, 0, tensor.info.size, memory):
+            numbers = decode_rows(run.raw, encoding, memory).reshape(-1)
             nan.add(run.start, 1, np.isnan(numbers), numbers)
             infinite.add(run.start, 1, np.isinf(numbers), numbers)
     return nan, infinite
 
 
-def located(tensor: Tensor, memory: Memory) -> tuple[list[Kind], list[Spread]]:
+def find_bad_scales(tensor: Tensor, memory: Memory) -> tuple[list[ScaleFault], list[ScaleSpread]]:
     """Return the scales of a tensor that no healthy one has, and how all of them spread."""
     info = tensor.info
-    fields = scales_of(info.encoding)
-    spreads = [Spread(each) for each in fields]
-    for run in runs_of(tensor, 0, info.size, memory):
+    fields = find_scales(info.encoding)
+    spreads = [ScaleSpread(each) for each in fields]
+    for run in read_runs(tensor, 0, info.size, memory):
         for each, spread in zip(fields, spreads, strict=True):
             spread.add(each.of(run.raw.reshape(-1), info.encoding.size))
-    kinds = [kind for spread in spreads for kind in _kinds(spread)]
+    kinds = [kind for spread in spreads for kind in _list_kinds(spread)]
     if not kinds:
         return [], spreads
-    for run in runs_of(tensor, 0, info.size, memory):
+    for run in read_runs(tensor, 0, info.size, memory):
         for kind in kinds:
             codes = kind.field.of(run.raw.reshape(-1), info.encoding.size).reshape(-1)
             values = kind.field.form.as_float32(codes)
@@ -99,43 +106,47 @@ def located(tensor: Tensor, memory: Memory) -> tuple[list[Kind], list[Spread]]:
     return [kind for kind in kinds if kind.found.count], spreads
 
 
-def _kinds(spread: Spread) -> list[Kind]:
+def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
     """Return what is to be looked for among scales that spread so."""
     each, usual = spread.field, spread.usual
     form, greatest, least = each.form, spread.greatest, spread.least
-    kinds: list[Kind] = []
+    kinds: list[ScaleFault] = []
     if spread.nonfinite:
         kinds.append(
-            Kind(each, NONFINITE, usual, lambda codes, _: _sizes(each, codes) >= form.limit)
+            ScaleFault(
+                each, NONFINITE, usual, lambda codes, _: _clear_signs(each, codes) >= form.limit
+            )
         )
     if spread.has_few_negative:
         kinds.append(
-            Kind(
+            ScaleFault(
                 each, "below zero", usual,
-                lambda codes, _: (codes > form.sign) & (_sizes(each, codes) < form.limit),
+                lambda codes, _: (codes > form.sign) & (_clear_signs(each, codes) < form.limit),
             )
         )  # fmt: skip
     if greatest < np.inf:
         kinds.append(
-            Kind(
+            ScaleFault(
                 each, "absurdly large", usual,
                 lambda codes, values: (np.abs(values) >= greatest)
-                & (_sizes(each, codes) < form.limit),
+                & (_clear_signs(each, codes) < form.limit),
             )
         )  # fmt: skip
     if least > 0:
         kinds.append(
-            Kind(each, "absurdly small", usual, lambda _, values: _alone(np.abs(values), least))
+            ScaleFault(
+                each, "absurdly small", usual, lambda _, values: _find_lone(np.abs(values), least)
+            )
         )
     return kinds
 
 
-def _sizes(each: Stored, codes: Codes) -> Codes:
+def _clear_signs(each: ScaleField, codes: Codes) -> Codes:
     magnitudes: Codes = codes & codes.dtype.type(magnitude_bits(each))
     return magnitudes
 
 
-def _alone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
+def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
     """Say which are below the least, and neither zero nor beside another that is so small."""
     small = values < least
     beside = np.zeros_like(small)
@@ -155,12 +166,10 @@ def has_swapped_bytes(tensor: Tensor) -> bool:
     tensor.read_into(0, memoryview(raw))
     given = np.frombuffer(raw, np.uint8)
     swapped = np.ascontiguousarray(given.reshape(-1, encoding.size)[:, ::-1]).reshape(-1)
-    return (
-        _spread_of_sizes(given, encoding) > _WIDE and _spread_of_sizes(swapped, encoding) < _USUAL
-    )
+    return _measure_spread(given, encoding) > _WIDE and _measure_spread(swapped, encoding) < _USUAL
 
 
-def _spread_of_sizes(raw: U8, encoding: Encoding) -> float:
+def _measure_spread(raw: U8, encoding: Encoding) -> float:
     """Return within how many powers of two the sizes of most numbers are."""
     with np.errstate(all="ignore"):  # misread bits may be NaN
         numbers = transcode(raw.reshape(1, -1), encoding, _F64).raw.reshape(-1).view(np.float64)

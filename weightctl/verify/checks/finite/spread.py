@@ -11,9 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightctl.verify.checks.finite.scales import Codes, Stored
+    from weightctl.verify.checks.finite.scales import Codes, ScaleField
 
-__all__ = ["Extremes", "Spread", "magnitude_bits", "powers_of"]
+__all__ = ["Extremes", "ScaleSpread", "extract_powers", "magnitude_bits"]
 
 # A scale so many powers of two from the next is no outlier. In real models, in any encoding, there
 # are at most 3 between neighbours above the median; a flipped bit of an exponent makes up to 16.
@@ -35,7 +35,7 @@ class Extremes:
     This is quickly had; `are_usual` tells whether it is worth to look closer.
     """
 
-    def __init__(self, field: Stored) -> None:
+    def __init__(self, field: ScaleField) -> None:
         self.field = field
         kind: np.dtype[Any] = np.dtype(field.form.kind)
         self._mask = kind.type(magnitude_bits(field))
@@ -92,10 +92,10 @@ class Extremes:
         return not is_large and (self.field.is_added or not is_small)
 
 
-class Spread:
+class ScaleSpread:
     """How many scales of a field of a tensor's blocks are of each power of two."""
 
-    def __init__(self, field: Stored) -> None:
+    def __init__(self, field: ScaleField) -> None:
         self.field = field
         self._powers: NDArray[np.int64] = np.zeros(_POWERS, np.int64)
         self.nonfinite = 0
@@ -107,7 +107,7 @@ class Spread:
         magnitudes = codes & codes.dtype.type(magnitude_bits(self.field))
         finite = magnitudes[magnitudes < form.limit]
         self.nonfinite += magnitudes.size - finite.size
-        self._powers += np.bincount(powers_of(form.as_float32(finite)), minlength=_POWERS)
+        self._powers += np.bincount(extract_powers(form.as_float32(finite)), minlength=_POWERS)
         if self.field.is_positive:
             self.negative += int(np.count_nonzero(codes > codes.dtype.type(form.sign)))
 
@@ -166,11 +166,11 @@ class Spread:
         return found <= max(1, self.count * _FEW)
 
 
-def magnitude_bits(field: Stored) -> int:
+def magnitude_bits(field: ScaleField) -> int:
     """Return the bits of a field's codes that are not their signs."""
     return (1 << 8 * np.dtype(field.form.kind).itemsize) - 1 & ~field.form.sign
 
 
-def powers_of(scales: NDArray[np.float32]) -> NDArray[np.uint32]:
+def extract_powers(scales: NDArray[np.float32]) -> NDArray[np.uint32]:
     """Return the exponents of float32 numbers as they are stored: 127 for those from 1 to 2."""
     return scales.reshape(-1).view(np.uint32) >> np.uint32(23) & np.uint32(_POWERS - 1)

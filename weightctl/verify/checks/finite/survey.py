@@ -10,14 +10,14 @@ import numpy as np
 
 from weightctl.errors import WeightctlError
 from weightctl.threads import Memory, shared_out
-from weightctl.verify.checks.finite.numbers import (
+from weightctl.verify.checks.finite.rows import (
     can_decode,
-    decoded,
-    row_of,
-    runs_of,
-    stretches_of,
+    cut_stretches,
+    decode_rows,
+    read_runs,
+    row_length,
 )
-from weightctl.verify.checks.finite.scales import scales_of
+from weightctl.verify.checks.finite.scales import find_scales
 from weightctl.verify.checks.finite.spread import Extremes, magnitude_bits
 from weightctl.weights.derived import tensor_of
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.dtype import Encoding
-    from weightctl.verify.checks.finite.numbers import Numbers, Run, Stretch
+    from weightctl.verify.checks.finite.rows import Numbers, RowRun, Stretch
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
 
-__all__ = ["MOST_RUNS", "Survey", "survey", "surveys"]
+__all__ = ["MOST_RUNS", "Survey", "survey_runs", "survey_tensors"]
 
 # Of rows of zeros so many runs are remembered; more of them are counted.
 MOST_RUNS = 1000
@@ -63,7 +63,7 @@ class Survey:
     @classmethod
     def of(cls, info: TensorInfo) -> Survey:
         """Return one of a tensor of which nothing has been looked at."""
-        return cls(row_of(info), tuple(map(Extremes, scales_of(info.encoding))))
+        return cls(row_length(info), tuple(map(Extremes, find_scales(info.encoding))))
 
     def join(self, other: Survey) -> None:
         """Know what another one knows of the rows behind."""
@@ -105,18 +105,18 @@ class Survey:
             self._add_run(first + start, first + last + 1)
 
 
-def survey(info: TensorInfo, runs: Iterable[Run], memory: Memory) -> Survey:
+def survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Survey:
     """Look at runs of a tensor that follow one another."""
     found = Survey.of(info)
     encoding = info.encoding
-    fields = scales_of(encoding)
+    fields = find_scales(encoding)
     for run in runs:
         blocks = run.raw.reshape(-1)
         codes = [each.of(blocks, encoding.size) for each in fields]
         for extremes, own in zip(found.extremes, codes, strict=True):
             extremes.add(own)
         if not fields:
-            _look(found, run.start, decoded(run.raw, encoding, memory))
+            _look_at_values(found, run.start, decode_rows(run.raw, encoding, memory))
         elif can_decode(encoding):
             _look_at_blocks(found, run, encoding, memory)
         elif found.row:
@@ -132,11 +132,11 @@ def survey(info: TensorInfo, runs: Iterable[Run], memory: Memory) -> Survey:
     return found
 
 
-def _look(found: Survey, start: int, numbers: Numbers) -> None:
+def _look_at_values(found: Survey, start: int, numbers: Numbers) -> None:
     first = numbers[0, 0]
     is_constant = numbers[-1, -1] == first and bool((numbers == first).all())
     found.add_constant(float(first) if is_constant else None)
-    squares = _squares(numbers)
+    squares = _sum_squares(numbers)
     # What is no positive number is of zeros, of what is not finite, or beyond what squares hold.
     zeros: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
     if not (squares.min() > 0 and squares.max() < np.inf):
@@ -151,26 +151,26 @@ def _look(found: Survey, start: int, numbers: Numbers) -> None:
         found.add(start // found.row, zeros)
 
 
-def _look_at_blocks(found: Survey, run: Run, encoding: Encoding, memory: Memory) -> None:
+def _look_at_blocks(found: Survey, run: RowRun, encoding: Encoding, memory: Memory) -> None:
     """Look at rows of blocks, whose numbers are finite where their scales are.
 
     Only what begins as a row of zeros, or a constant matrix, is decoded as a whole.
     """
-    heads = decoded(np.ascontiguousarray(run.raw[:, : encoding.size]), encoding, memory)
+    heads = decode_rows(np.ascontiguousarray(run.raw[:, : encoding.size]), encoding, memory)
     first = heads[0, 0]
     constant = None
-    if (heads == first).all() and (decoded(run.raw, encoding, memory) == first).all():
+    if (heads == first).all() and (decode_rows(run.raw, encoding, memory) == first).all():
         constant = float(first)
     found.add_constant(constant)
     if found.row:
         zeros: NDArray[np.bool_] = ~np.logical_or.reduce(heads, axis=1)
         if zeros.any():
             rows = np.flatnonzero(zeros)
-            zeros[rows] = ~decoded(run.raw[rows], encoding, memory).any(axis=1)
+            zeros[rows] = ~decode_rows(run.raw[rows], encoding, memory).any(axis=1)
         found.add(run.start // found.row, zeros)
 
 
-def _squares(numbers: Numbers) -> Numbers:
+def _sum_squares(numbers: Numbers) -> Numbers:
     """Return the sum of squares of each row."""
     with np.errstate(all="ignore"):
         if numbers.shape[1] <= _COLUMNS:
@@ -181,7 +181,7 @@ def _squares(numbers: Numbers) -> Numbers:
         return np.asarray(sum(np.vecdot(part, part) for part in parts))
 
 
-def surveys(
+def survey_tensors(
     source: Source,
     infos: Sequence[TensorInfo],
     progress: Callable[[float], object],
@@ -197,7 +197,7 @@ def surveys(
     one_at_a_time, memory = Lock(), Memory()
     done = 0
 
-    def told(runs: Iterator[Run], ended: Event) -> Iterator[Run]:
+    def report_progress(runs: Iterator[RowRun], ended: Event) -> Iterator[RowRun]:
         nonlocal done
         for run in runs:
             yield run
@@ -207,27 +207,27 @@ def surveys(
             if ended.is_set():
                 return
 
-    def surveyed(stretch: Stretch, ended: Event) -> Survey | str:
+    def survey_stretch(stretch: Stretch, ended: Event) -> Survey | str:
         tensor = tensor_of(source, stretch.name)
         try:
-            runs = runs_of(tensor, stretch.start, stretch.stop, memory)
+            runs = read_runs(tensor, stretch.start, stretch.stop, memory)
             with np.errstate(all="ignore"):  # each thread has its own
-                return survey(tensor.info, told(runs, ended), memory)
+                return survey_runs(tensor.info, report_progress(runs, ended), memory)
         except WeightctlError as error:
             return str(error)
 
     # In the order of the files, which disks like best.
     extents = source.header.extents
     in_order = sorted(infos, key=lambda info: extents[info.name][:2])
-    stretches = [stretch for info in in_order for stretch in stretches_of(info)]
+    stretches = [stretch for info in in_order for stretch in cut_stretches(info)]
     found: dict[str, Survey | str] = {}
-    with shared_out(surveyed, stretches, threads=threads) as parts:
+    with shared_out(survey_stretch, stretches, threads=threads) as parts:
         for stretch, part in zip(stretches, parts, strict=True):
-            found[stretch.name] = _joined(found.get(stretch.name), part)
+            found[stretch.name] = _join(found.get(stretch.name), part)
     return found
 
 
-def _joined(before: Survey | str | None, part: Survey | str) -> Survey | str:
+def _join(before: Survey | str | None, part: Survey | str) -> Survey | str:
     if before is None or isinstance(part, str):
         return part
     if not isinstance(before, str):

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, EngineError, TokenizerError
 from weightctl.registry import load
-from weightctl.verify.checks.forward.bars import over_max_divergence, over_max_perplexity, unjudged
+from weightctl.verify.checks.forward.limits import (
+    check_divergence,
+    check_perplexity,
+    report_unjudged,
+)
 from weightctl.verify.checks.forward.matrices import check_matrices
 from weightctl.verify.figures import Activation, ForwardFigures
 from weightctl.verify.results import Problem, Result
-from weightctl.verify.run.activations import activation, usual_size
-from weightctl.verify.run.ending import Ending, ended
-from weightctl.verify.run.parts import EMBEDDING, Running, layer_name, unbuilt
+from weightctl.verify.run.activations import measure_activation, measure_usual_size
+from weightctl.verify.run.output import Ending, run_output
+from weightctl.verify.run.parts import EMBEDDING, Running, explain_unbuilt, name_layer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -39,17 +43,17 @@ def check(request: Request) -> Result:
     Problems are activations and logits that no working model has, and a perplexity above the bar.
     It is skipped where the tensors do not make a model, which the check `names` tells all about.
     """
-    found = _found(request)
+    found = _run(request)
     figures = found.figures
     if isinstance(figures, ForwardFigures) and figures.activations:
         return found
     why = found.skipped or "its family is not known, so that the model did not run"
-    return replace(found, problems=(*found.problems, *unjudged(request, why)))
+    return replace(found, problems=(*found.problems, *report_unjudged(request, why)))
 
 
-def _found(request: Request) -> Result:
+def _run(request: Request) -> Result:
     subject, reference = request.subject, request.reference
-    if why := _why_not(request):
+    if why := _explain_skip(request):
         return Result(skipped=why)
     if subject.checkpoint is None:
         return check_matrices(request)
@@ -62,8 +66,8 @@ def _found(request: Request) -> Result:
     try:
         running = Running(subject.checkpoint, request.device, subject.cut)
     except ArchitectureError as error:
-        return Result(skipped=unbuilt(error), notes=notes)
-    found = _alone(request, running)
+        return Result(skipped=explain_unbuilt(error), notes=notes)
+    found = _run_alone(request, running)
     return replace(found, notes=(*notes, *found.notes))
 
 
@@ -78,14 +82,14 @@ def require_prompt(request: Request) -> None:
             _ = request.prompt
 
 
-def _why_not(request: Request) -> str:
+def _explain_skip(request: Request) -> str:
     """Say why nothing can run, empty where something can."""
     subject = request.subject
     if find_spec("torch") is None:
         return _NO_TORCH
     if subject.checkpoint is None:
         refusal = None if subject.is_of_unknown_family else subject.refusal
-        return "" if refusal is None else unbuilt(refusal)
+        return "" if refusal is None else explain_unbuilt(refusal)
     layers = subject.checkpoint.config.layers
     if request.layers is not None and request.last_layer(layers) < 0:
         return f"none of the model's {layers} layers was asked for"
@@ -101,24 +105,24 @@ class _Pass(NamedTuple):
     is_whole: bool
 
 
-def _alone(request: Request, running: Running) -> Result:
+def _run_alone(request: Request, running: Running) -> Result:
     given = request.prompt
     last = request.last_layer(running.layers)
-    passed = _through(request, running, given, last)
+    passed = _run_layers(request, running, given, last)
     problems, figures = list(passed.problems), list(passed.figures)
     is_sound = not problems
     ending = Ending()
     if passed.is_whole:
         request.tell("forward, output", (last + 1) / (last + 2))
         is_alone = request.reference is None and request.tokens is None and request.text is None
-        ending = ended(running, passed.x, given, must_make_sense=is_alone)
+        ending = run_output(running, passed.x, given, must_make_sense=is_alone)
         figures += ending.figures
         # What a part before has ruined is no fault of the output's.
         problems += ending.problems if is_sound else []
-        problems += over_max_perplexity(
+        problems += check_perplexity(
             request, given, ending.perplexity, has_logits=running.has_logits
         )
-        problems += over_max_divergence(request, None, has_logits=running.has_logits)
+        problems += check_divergence(request, None, has_logits=running.has_logits)
     return Result(
         problems=tuple(problems),
         figures=ForwardFigures(
@@ -137,40 +141,40 @@ def _alone(request: Request, running: Running) -> Result:
     )
 
 
-def _through(request: Request, running: Running, given: Prompt, last: int) -> _Pass:
+def _run_layers(request: Request, running: Running, given: Prompt, last: int) -> _Pass:
     figures: list[Activation] = []
     problems: list[Problem] = []
     size = 0.0
     x: Any = None
-    for number, (name, made) in enumerate(_parts(request, running, given, last), -1):
+    for number, (name, made) in enumerate(_run_parts(request, running, given, last), -1):
         x = made
-        before, size = size, usual_size(x, given.mask)
-        figure = activation(name, x, given.mask)
+        before, size = size, measure_usual_size(x, given.mask)
+        figure = measure_activation(name, x, given.mask)
         if request.has_layer(number):
             figures.append(figure)
         # What comes after the first part that is ruined is a consequence.
-        text = "" if problems else _wrong(figure, before, size)
+        text = "" if problems else _judge_size(figure, before, size)
         if text:
             problems.append(Problem(where=name, text=text))
     return _Pass(x, figures, problems, is_whole=last == running.layers - 1)
 
 
-def _parts(
+def _run_parts(
     request: Request, running: Running, given: Prompt, last: int
 ) -> Iterator[tuple[str, F32]]:
-    with _naming(EMBEDDING):
+    with _name_errors(EMBEDDING):
         flow = running.begin(given.ids, given.mask)
     x = flow.x
     yield EMBEDDING, x
     for number in range(last + 1):
         request.tell(f"forward, layer {number}", number / (last + 2))
-        with _naming(layer_name(number)):
+        with _name_errors(name_layer(number)):
             x = running.layer(number, x, flow.beside)
-        yield layer_name(number), x
+        yield name_layer(number), x
 
 
 @contextmanager
-def _naming(part: str) -> Generator[None]:
+def _name_errors(part: str) -> Generator[None]:
     """Have errors of the engine name the part of the model."""
     try:
         yield
@@ -178,7 +182,7 @@ def _naming(part: str) -> Generator[None]:
         raise EngineError(f"{part}: {error.message}", hint=error.hint) from error
 
 
-def _wrong(figure: Activation, before: float, size: float) -> str:
+def _judge_size(figure: Activation, before: float, size: float) -> str:
     if figure.nonfinite:
         return (
             f"{figure.nonfinite:,} of the numbers it gives are NaN or infinite, and what went into "

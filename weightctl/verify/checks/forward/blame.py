@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
 from weightctl.verify.compare.causes import computes_the_same
-from weightctl.verify.compare.configs import Difference, corrected
+from weightctl.verify.compare.configs import ConfigDifference, correct
 from weightctl.verify.compare.distance import is_within, run_limit
-from weightctl.verify.compare.measure import measured
-from weightctl.verify.compare.pairs import in_dialect
+from weightctl.verify.compare.measure import measure_pair
+from weightctl.verify.compare.pairs import convert_dialect
 from weightctl.verify.results import Cause, Problem
 from weightctl.verify.run.parts import OUTPUT, Running
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.archs import RecognizedModel
     from weightctl.device import DeviceRef
-    from weightctl.verify.checks.forward.walking import Part
+    from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import Tensor
 
@@ -36,13 +36,17 @@ class Blame:
     """
 
     def __init__(
-        self, running: Running, pairing: Pairing, found: Sequence[Difference], device: DeviceRef
+        self,
+        running: Running,
+        pairing: Pairing,
+        found: Sequence[ConfigDifference],
+        device: DeviceRef,
     ) -> None:
         self._running, self._pairing = running, pairing
-        self._found = [*found, *_of_output(running.checkpoint, pairing.reference)]
-        self._corrected = _with_config(running.checkpoint, self._found, device)
+        self._found = [*found, *_find_output_tied(running.checkpoint, pairing.reference)]
+        self._corrected = _build_with_config(running.checkpoint, self._found, device)
 
-    def of_config(self, part: Part) -> Cause | None:
+    def of_config(self, part: ComparedPart) -> Cause | None:
         """Return what of the config is to blame: with the reference's the part is as it should be.
 
         None where that does not help.
@@ -57,7 +61,7 @@ class Blame:
         return Cause("config", f"the config's {keys} are not the reference's")
 
     def of_tensors(
-        self, part: Part, first: Sequence[str] = (), *, is_searched: bool = True
+        self, part: ComparedPart, first: Sequence[str] = (), *, is_searched: bool = True
     ) -> list[Pair]:
         """Return the tensors without which a part is well, as few as that takes; maybe none.
 
@@ -110,7 +114,7 @@ class Blame:
     def _is_well_without(self, trial: _Trial, groups: Sequence[Sequence[Pair]]) -> bool:
         return trial.is_well(self._stand_ins([pair for group in groups for pair in group]))
 
-    def _pairs_of(self, part: Part, running: Running) -> dict[str, list[Pair]]:
+    def _pairs_of(self, part: ComparedPart, running: Running) -> dict[str, list[Pair]]:
         """Return the pairs of a part by what they are called; experts of one layer together."""
         modules = set(running.weights_of(part.name))
         groups: dict[str, list[Pair]] = {}
@@ -128,12 +132,12 @@ class Blame:
                 made[pair.module] = pair.reference
                 continue
             try:
-                made[pair.module] = in_dialect(pair.names, tensor, other, own.dialect)
+                made[pair.module] = convert_dialect(pair.names, tensor, other, own.dialect)
             except ConversionError:
                 continue
         return made
 
-    def _lent(self, part: Part, running: Running) -> dict[str, Tensor]:
+    def _lent(self, part: ComparedPart, running: Running) -> dict[str, Tensor]:
         """Return the reference's tensors that a corrected config asks for and nobody has."""
         own, other = self._running.checkpoint, self._pairing.reference
         if other is None:
@@ -141,7 +145,7 @@ class Blame:
         names = {each.module: each for each in other.arch.tensors(other.config)}
         lacking = [name for name in running.weights_of(part.name) if name not in own.tensors]
         return {
-            name: in_dialect(names[name], other.tensors[name], other, own.dialect)
+            name: convert_dialect(names[name], other.tensors[name], other, own.dialect)
             for name in lacking
             if name in names and name in other.tensors
         }
@@ -150,7 +154,7 @@ class Blame:
 class _Trial(NamedTuple):
     """A part of a model that is run again; what is `lent` to it is the reference's."""
 
-    part: Part
+    part: ComparedPart
     running: Running
     lent: dict[str, Tensor]
 
@@ -163,7 +167,9 @@ class _Trial(NamedTuple):
             return False
 
 
-def _of_output(own: RecognizedModel, other: RecognizedModel | None) -> Iterator[Difference]:
+def _find_output_tied(
+    own: RecognizedModel, other: RecognizedModel | None
+) -> Iterator[ConfigDifference]:
     """Yield that the embedding is the output, where the reference has one of its own."""
     is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
     if is_tied and was_tied is False:
@@ -173,14 +179,14 @@ def _of_output(own: RecognizedModel, other: RecognizedModel | None) -> Iterator[
         )
         text = "is the embedding, and the reference has an output of its own"
         problem = Problem(where=OUTPUT, text=text, cause=cause)
-        yield Difference(problem, {"tied": False})
+        yield ConfigDifference(problem, {"tied": False})
 
 
-def _with_config(
-    own: RecognizedModel, found: list[Difference], device: DeviceRef
+def _build_with_config(
+    own: RecognizedModel, found: list[ConfigDifference], device: DeviceRef
 ) -> Running | None:
     """Return the model with the reference's values in its config; None where it cannot be."""
-    model = corrected(own, found) if found else None
+    model = correct(own, found) if found else None
     try:
         return None if model is None else Running(replace(model, missing=[]), device)
     except WeightctlError:
@@ -190,7 +196,7 @@ def _with_config(
 def _is_within(pair: Pair, pairing: Pairing) -> bool:
     """Whether a tensor is the reference's, or computes the same."""
     try:
-        if is_within(pair, measured(pair, run_limit(pair))):
+        if is_within(pair, measure_pair(pair, run_limit(pair))):
             return True
         return computes_the_same(pair, pairing) is not None
     except WeightctlError:

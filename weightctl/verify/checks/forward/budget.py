@@ -10,9 +10,9 @@ import numpy as np
 from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32
-from weightctl.verify.compare.cost import Side
-from weightctl.verify.compare.measure import numbers_from
-from weightctl.verify.compare.pairs import in_dialect
+from weightctl.verify.compare.cost import PairSide
+from weightctl.verify.compare.measure import read_values
+from weightctl.verify.compare.pairs import convert_dialect
 from weightctl.weights.derived import Made
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AsFarOff", "as_far_off"]
+__all__ = ["Degraded", "degrade"]
 
 # So many numbers are encoded at a time, whole rows of them.
 _RUN = 1 << 20
@@ -37,7 +37,7 @@ _PLAIN = 16
 _MOST_CHANGED = 0.5
 
 
-def as_far_off(pair: Pair, subject: RecognizedModel, reference: RecognizedModel) -> Tensor | None:
+def degrade(pair: Pair, subject: RecognizedModel, reference: RecognizedModel) -> Tensor | None:
     """Return the reference's tensor, in its dialect, as far off as the subject's may be.
 
     None where the subject's should be equal to it, and where no encoding explains a difference, as
@@ -48,30 +48,33 @@ def as_far_off(pair: Pair, subject: RecognizedModel, reference: RecognizedModel)
     # A tied output is in the pair alone.
     own = subject.tensors.get(pair.module, pair.tensor)
     other = reference.tensors.get(pair.module, pair.reference)
-    sides = Side(own.info.encoding, pair.bits), Side(other.info.encoding, pair.reference_bits)
+    sides = (
+        PairSide(own.info.encoding, pair.bits),
+        PairSide(other.info.encoding, pair.reference_bits),
+    )
     is_alike = sides[0] == sides[1]
     is_plain = min(side.bits for side in sides) >= _PLAIN
     if is_alike and (is_plain or not _is_otherwise_quantized(pair)):
         return None
-    step = AsFarOff(*sides, is_again=is_alike)
+    step = Degraded(*sides, is_again=is_alike)
     if not step.costs:
         return None
     # Blocks are of rows: they are those of the side that has the fewer bits.
     dialect = (subject if pair.bits <= pair.reference_bits else reference).dialect
     try:
-        turned = in_dialect(pair.names, own, subject, dialect)
-        wanted = in_dialect(pair.names, other, reference, dialect)
+        turned = convert_dialect(pair.names, own, subject, dialect)
+        wanted = convert_dialect(pair.names, other, reference, dialect)
         if turned.info.shape != wanted.info.shape:
             return None
         made = Made(pair.module, step, [wanted, turned])
         turned_back = replace(reference, dialect=dialect)
-        return in_dialect(pair.names, made, turned_back, reference.dialect)
+        return convert_dialect(pair.names, made, turned_back, reference.dialect)
     except ConversionError:
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class AsFarOff:
+class Degraded:
     """Numbers of the first tensor as they are `stored`, and as far off as the second's are too.
 
     The second is stored as `other` says the first is. Both have one shape. With `is_again` both
@@ -79,14 +82,16 @@ class AsFarOff:
     are off by what is usual.
     """
 
-    stored: Side
-    other: Side
+    stored: PairSide
+    other: PairSide
     is_again: bool = False
 
     @property
     def costs(self) -> bool:
         """Whether there is anything that numbers lose."""
-        return _counts(self.stored, self.other) or _counts(self.other, self.stored)
+        return _is_worth_counting(self.stored, self.other) or _is_worth_counting(
+            self.other, self.stored
+        )
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape, and F32."""
@@ -115,32 +120,32 @@ class AsFarOff:
         return "as far off as its encoding"
 
     def _numbers(self, inputs: Sequence[Tensor], first: int, last: int, row: int) -> F32:
-        numbers = numbers_from(inputs[0], first, last - first).reshape(-1, row)
+        numbers = read_values(inputs[0], first, last - first).reshape(-1, row)
         if self.is_again:
-            return _noisy(numbers, self.stored.typical, first)
+            return _add_noise(numbers, self.stored.typical, first)
         made = numbers
-        if _counts(self.stored, self.other):
-            made = _through(self.stored, numbers, first)
-        if _counts(self.other, self.stored):
-            given = numbers_from(inputs[1], first, last - first).reshape(-1, row)
+        if _is_worth_counting(self.stored, self.other):
+            made = _pass_through(self.stored, numbers, first)
+        if _is_worth_counting(self.other, self.stored):
+            given = read_values(inputs[1], first, last - first).reshape(-1, row)
             with np.errstate(over="ignore", invalid="ignore"):
-                cost = given - _through(self.other, given, first)
+                cost = given - _pass_through(self.other, given, first)
                 made = made + np.where(np.isfinite(cost), cost, 0)
         return made
 
 
-def _counts(side: Side, beside: Side) -> bool:
+def _is_worth_counting(side: PairSide, beside: PairSide) -> bool:
     """Whether what one way of storing costs is worth a look beside the other."""
     return not side.keeps_all and not (side.bits >= _PLAIN > beside.bits)
 
 
-def _through(side: Side, rows: F32, seed: int) -> F32:
+def _pass_through(side: PairSide, rows: F32, seed: int) -> F32:
     fits = side.encoding.fits(rows.shape)
     found = side.through(rows.reshape(-1)) if fits else None
-    return _noisy(rows, side.typical, seed) if found is None else found.reshape(rows.shape)
+    return _add_noise(rows, side.typical, seed) if found is None else found.reshape(rows.shape)
 
 
-def _noisy(rows: F32, noise: float, seed: int) -> F32:
+def _add_noise(rows: F32, noise: float, seed: int) -> F32:
     drawn = np.random.default_rng(seed).standard_normal(rows.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         size = np.sqrt(np.mean(np.square(rows), axis=-1, keepdims=True)) * np.float32(noise)
@@ -158,14 +163,14 @@ def _is_otherwise_quantized(pair: Pair) -> bool:
     for start in range(0, one.nbytes, step):
         length = min(step, one.nbytes - start)
         own, counterpart = (
-            _bytes(tensor, start, length).reshape(-1, width)
+            _read_bytes(tensor, start, length).reshape(-1, width)
             for tensor in (pair.tensor, pair.reference)
         )
         changed += int(np.count_nonzero((own != counterpart).any(axis=-1)))
     return changed > blocks * _MOST_CHANGED
 
 
-def _bytes(tensor: Tensor, start: int, length: int) -> NDArray[np.uint8]:
+def _read_bytes(tensor: Tensor, start: int, length: int) -> NDArray[np.uint8]:
     raw = bytearray(length)
     tensor.read_into(start, memoryview(raw))
     return np.frombuffer(raw, np.uint8)

@@ -6,24 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ArchitectureError, TokenizerError
-from weightctl.verify.checks.forward.bars import over_max_divergence, over_max_perplexity
 from weightctl.verify.checks.forward.blame import Blame
-from weightctl.verify.checks.forward.divergence import histogram, least_cosine, spread
+from weightctl.verify.checks.forward.divergence import count_by_bound, find_least_cosine, summarize
 from weightctl.verify.checks.forward.faults import Faults
-from weightctl.verify.checks.forward.predictions import predicted
-from weightctl.verify.checks.forward.walking import Walk
-from weightctl.verify.compare.configs import differences
-from weightctl.verify.compare.pairs import different_models
+from weightctl.verify.checks.forward.limits import check_divergence, check_perplexity
+from weightctl.verify.checks.forward.predictions import predict
+from weightctl.verify.checks.forward.walk import Walk
+from weightctl.verify.compare.configs import find_differences
+from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
 from weightctl.verify.results import Problem, Result
-from weightctl.verify.run.parts import Running, unbuilt
-from weightctl.verify.run.prompt import prompt
+from weightctl.verify.run.parts import Running, explain_unbuilt
+from weightctl.verify.run.prompt import make_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.archs import RecognizedModel
-    from weightctl.verify.checks.forward.walking import Part
+    from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.request import Request
     from weightctl.verify.run.prompt import Prompt
 
@@ -43,17 +43,17 @@ def compare(request: Request) -> Result:
     if own is None or other is None or request.reference is None:
         return Result(skipped="one of the two is of no known family")
     given = request.prompt
-    if text := different_models(own, other):
+    if text := explain_different_models(own, other):
         raise ArchitectureError(text)
-    found = differences(own, other)
+    found = find_differences(own, other)
     problems = [each.problem for each in found]
-    problems += _other_tokens(request, given)
+    problems += _compare_tokens(request, given)
     try:
         subject = Running(own, request.device, request.subject.cut)
         reference = Running(other, request.device, request.reference.cut)
     except ArchitectureError as error:
-        return Result(problems=tuple(problems), skipped=unbuilt(error))
-    if why := _cannot(own, other, given):
+        return Result(problems=tuple(problems), skipped=explain_unbuilt(error))
+    if why := _explain_skip(own, other, given):
         return Result(problems=tuple(problems), skipped=why, notes=given.notes)
     pairing = request.pairing
     blame = Blame(subject, pairing, found, request.device)
@@ -61,7 +61,7 @@ def compare(request: Request) -> Result:
     return _Comparison(request, given, walk, Faults(blame, pairing)).result(problems)
 
 
-def _cannot(own: RecognizedModel, other: RecognizedModel, given: Prompt) -> str:
+def _explain_skip(own: RecognizedModel, other: RecognizedModel, given: Prompt) -> str:
     for name in ("hidden", "layers"):
         one, two = getattr(own.config, name), getattr(other.config, name)
         if one != two:
@@ -74,13 +74,13 @@ def _cannot(own: RecognizedModel, other: RecognizedModel, given: Prompt) -> str:
     return ""
 
 
-def _other_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
+def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     if request.tokens is not None or not given.is_text:
         return
     if request.reference is None or request.reference.encoder is None:
         return  # the text was cut by the model's own
     try:
-        own = prompt(request, request.subject)
+        own = make_prompt(request, request.subject)
     except TokenizerError as error:
         yield Problem(where="tokenizer", text=f"cannot be used: {error.message}")
         return
@@ -133,13 +133,13 @@ class _Comparison:
             figures = self._of_logits()
         elif is_whole:
             mask = self._given.mask
-            cosine = least_cosine(walk.wanted[mask], walk.own[mask])
+            cosine = find_least_cosine(walk.wanted[mask], walk.own[mask])
             figures = self._figures(Divergence(layers=(), cosine=cosine), None)
         problems = [*problems, *self._faults.problems(), *self._bars(figures)]
         notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
         return Result(problems=tuple(problems), figures=figures, notes=notes)
 
-    def _look(self, part: Part) -> None:
+    def _look(self, part: ComparedPart) -> None:
         self._layers.append(
             LayerDivergence(
                 name=part.name,
@@ -153,10 +153,10 @@ class _Comparison:
 
     def _of_logits(self) -> ForwardFigures:
         walk, given = self._walk, self._given
-        heard = predicted(walk.subject, walk.reference, walk.own, walk.wanted, given)
+        heard = predict(walk.subject, walk.reference, walk.own, walk.wanted, given)
         walk.activations.append(heard.activation)
         numbers = heard.agreement.divergences
-        how = spread(numbers)
+        how = summarize(numbers)
         divergence = Divergence(
             layers=(),
             mean=how and how.mean,
@@ -164,7 +164,7 @@ class _Comparison:
             greatest=how and how.greatest,
             top_1=heard.agreement.agreed / len(numbers) if len(numbers) else None,
             reference_perplexity=heard.reference_perplexity,
-            histogram=histogram(numbers),
+            histogram=count_by_bound(numbers),
         )
         made = self._figures(divergence, heard.perplexity)
         return replace(made, next_tokens=heard.next_tokens)
@@ -190,7 +190,5 @@ class _Comparison:
 
     def _bars(self, figures: ForwardFigures) -> Iterator[Problem]:
         request, has_logits = self._request, self._walk.subject.has_logits
-        yield from over_max_perplexity(
-            request, self._given, figures.perplexity, has_logits=has_logits
-        )
-        yield from over_max_divergence(request, figures.divergence, has_logits=has_logits)
+        yield from check_perplexity(request, self._given, figures.perplexity, has_logits=has_logits)
+        yield from check_divergence(request, figures.divergence, has_logits=has_logits)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.run.likelihood import log_probabilities
+from weightctl.verify.run.likelihood import compute_log_probabilities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["Agreement", "Spread", "histogram", "least_cosine", "spread"]
+__all__ = ["Agreement", "DivergenceSummary", "count_by_bound", "find_least_cosine", "summarize"]
 
 # So many numbers are taken to float64 at a time.
 _RUN = 1 << 20
@@ -42,7 +42,7 @@ class Agreement:
         at_once = max(1, _RUN // max(1, reference.shape[-1]))
         for first in range(0, len(reference), at_once):
             run = slice(first, first + at_once)
-            self._divergences.append(_divergences(reference[run], logits[run]))
+            self._divergences.append(_measure_divergences(reference[run], logits[run]))
             same = reference[run].argmax(axis=-1) == logits[run].argmax(axis=-1)
             self.agreed += int(np.count_nonzero(same))
 
@@ -52,9 +52,9 @@ class Agreement:
         return np.concatenate(self._divergences) if self._divergences else np.empty(0)
 
 
-def _divergences(reference: F32, logits: F32) -> F64:
+def _measure_divergences(reference: F32, logits: F32) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
-        said, other = log_probabilities(reference), log_probabilities(logits)
+        said, other = compute_log_probabilities(reference), compute_log_probabilities(logits)
         terms = np.exp(said) * (said - other)
         # What cannot be said by one and is not by the other is no difference.
         terms[(said == -np.inf) & (reference == -np.inf)] = 0
@@ -63,7 +63,7 @@ def _divergences(reference: F32, logits: F32) -> F64:
     return np.where(np.isfinite(found), np.maximum(found, 0), np.inf)
 
 
-class Spread(NamedTuple):
+class DivergenceSummary(NamedTuple):
     """The mean, the 99th percentile and the greatest of some numbers."""
 
     mean: float
@@ -71,17 +71,19 @@ class Spread(NamedTuple):
     greatest: float
 
 
-def spread(numbers: F64) -> Spread | None:
+def summarize(numbers: F64) -> DivergenceSummary | None:
     """Return how numbers lie, None where there are none; infinite where one of them is."""
     if not numbers.size:
         return None
     # Between an infinite number and another nothing can be interpolated.
     nearest = np.percentile(numbers, 99, method="higher")
     percentile = nearest if np.isinf(numbers).any() else np.percentile(numbers, 99)
-    return Spread(float(numbers.mean()), float(percentile), float(numbers.max()))
+    return DivergenceSummary(float(numbers.mean()), float(percentile), float(numbers.max()))
 
 
-def histogram(numbers: F64, bounds: Sequence[float] = _BOUNDS) -> tuple[tuple[float, int], ...]:
+def count_by_bound(
+    numbers: F64, bounds: Sequence[float] = _BOUNDS
+) -> tuple[tuple[float, int], ...]:
     """Return how many numbers are below each bound and not below the one before.
 
     What is below none is counted at the last, which is infinite; it is there only then.
@@ -93,7 +95,7 @@ def histogram(numbers: F64, bounds: Sequence[float] = _BOUNDS) -> tuple[tuple[fl
     return tuple(pairs if counts[-1] else pairs[:-1])
 
 
-def least_cosine(reference: F32, states: F32) -> float:
+def find_least_cosine(reference: F32, states: F32) -> float:
     """Return the least cosine between vectors of the same positions, shape (positions, hidden).
 
     1 where there is no position, 0 for a vector that is zero or not finite on one side alone.

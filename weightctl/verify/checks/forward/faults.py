@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.verify.compare.causes import explain_each
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
-from weightctl.verify.results import MOST_NAMED, Cause, Problem, first_of
+from weightctl.verify.results import MOST_NAMED, Cause, Problem, keep_first
 from weightctl.wording import counted, listed, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.verify.checks.forward.blame import Blame
-    from weightctl.verify.checks.forward.walking import Part
+    from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.compare.pairs import Pair, Pairing
 
 __all__ = ["Faults"]
@@ -33,7 +33,7 @@ _OF_ALL = {DEQUANTIZED}
 class _Fault(NamedTuple):
     """A tensor that is to blame, or a block where none is known to be."""
 
-    part: Part
+    part: ComparedPart
     where: str
     kind: str
     text: str
@@ -49,32 +49,37 @@ class Faults:
         self._searched: Counter[str] = Counter()
         self._before: list[str] = []
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ComparedPart) -> None:
         """Find out what is to blame for a block."""
         cause = self._blame.of_config(part)
         if cause is not None:
-            self._faults.append(_Fault(part, part.name, _kind(part), _off(part), cause))
+            self._faults.append(
+                _Fault(part, part.name, _name_kind(part), _say_distance(part), cause)
+            )
             return
         guilty: list[Pair] = []
-        is_searched = self._searched[_kind(part)] < _MOST_SEARCHED
+        is_searched = self._searched[_name_kind(part)] < _MOST_SEARCHED
         if self._before or is_searched:
-            self._searched[_kind(part)] += 1
+            self._searched[_name_kind(part)] += 1
             guilty = self._blame.of_tensors(part, self._before, is_searched=is_searched)
         if not guilty:
-            self._faults.append(_Fault(part, part.name, _kind(part), _off(part), None))
+            self._faults.append(
+                _Fault(part, part.name, _name_kind(part), _say_distance(part), None)
+            )
             return
         self._before = [pair.part for pair in guilty]
         causes = explain_each(guilty, self._pairing)
         if len(guilty) > _FEW and len(set(causes)) == 1:
-            text = f"{_off(part)}; with {len(guilty)} tensors of the reference's {_AS_IT_SHOULD}"
-            self._faults.append(_Fault(part, part.name, _kind(part), text, causes[0]))
+            those = f"{len(guilty)} tensors of the reference's"
+            text = f"{_say_distance(part)}; with {those} {_AS_IT_SHOULD}"
+            self._faults.append(_Fault(part, part.name, _name_kind(part), text, causes[0]))
             return
         one = (
             "this tensor"
             if len(guilty) == 1
             else f"this and {counted(len(guilty) - 1, 'other tensor')}"
         )
-        text = f"{part.name} {_off(part)}; with {one} of the reference's {_AS_IT_SHOULD}"
+        text = f"{part.name} {_say_distance(part)}; with {one} of the reference's {_AS_IT_SHOULD}"
         for pair, cause in zip(guilty, causes, strict=True):
             self._faults.append(_Fault(part, pair.name, pair.part, text, cause))
 
@@ -86,15 +91,15 @@ class Faults:
             kind = "" if is_of_all else fault.kind
             key = (kind, fault.cause, isfinite(fault.part.found.all))
             alike.setdefault(key, []).append(fault)
-        made = [_together(same) for same in alike.values()]
-        return first_of(made, "{} more that diverge are not named")
+        made = [_fold(same) for same in alike.values()]
+        return keep_first(made, "{} more that diverge are not named")
 
 
-def _kind(part: Part) -> str:
+def _name_kind(part: ComparedPart) -> str:
     return part.name.split(".")[0]
 
 
-def _off(part: Part) -> str:
+def _say_distance(part: ComparedPart) -> str:
     found, expected = part.found.all, part.expected.all
     if not isfinite(found):
         return "gives infinite or NaN numbers where the reference does not"
@@ -104,7 +109,7 @@ def _off(part: Part) -> str:
     return f"{off}, where its weights should be equal"
 
 
-def _together(same: list[_Fault]) -> Problem:
+def _fold(same: list[_Fault]) -> Problem:
     first, text = same[0], same[0].text
     others = list(dict.fromkeys(each.part.name for each in same))[1:]
     if others:

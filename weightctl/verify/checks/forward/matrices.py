@@ -84,12 +84,14 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
     for number, info in enumerate(infos):
         request.tell("forward, matrices", number / len(infos))
         try:
-            gain, usual = _gain(session, request, tensor_of(source_of(tree), info.name), at_once)
+            gain, usual = _measure_gain(
+                session, request, tensor_of(source_of(tree), info.name), at_once
+            )
         except (EngineError, GraphError):
             left.append(info.name)
             continue
         gains.append(MatrixGain(name=info.name, shape=info.shape, gain=gain, usual=usual))
-        if text := _wrong(gain):
+        if text := _judge_gain(gain):
             problems.append(Problem(where=info.name, text=text))
     notes = ["the family is not known: each matrix ran by itself, and the model did not"]
     if left:
@@ -106,14 +108,14 @@ def _is_matrix(info: TensorInfo) -> bool:
     return is_matrix and not is_buffer(info)
 
 
-def _columns(shape: tuple[int, ...]) -> int:
+def _count_columns(shape: tuple[int, ...]) -> int:
     """Return how many numbers come in: of stacked matrices each is one of its own."""
     if len(shape) == 2 or shape[-1] >= _LEAST_COLUMNS:
         return shape[-1]
     return prod(shape[1:])
 
 
-def _wrong(gain: float) -> str:
+def _judge_gain(gain: float) -> str:
     if not np.isfinite(gain):
         return "it makes numbers that are not finite of a vector of length 1"
     if gain > _ABSURD:
@@ -121,29 +123,29 @@ def _wrong(gain: float) -> str:
     return ""
 
 
-def _gain(
+def _measure_gain(
     session: InferenceSession, request: Request, tensor: Tensor, at_once: int
 ) -> tuple[float, float]:
     """Return the length of what a matrix makes of a unit vector, and what would be usual."""
-    columns = _columns(tensor.info.shape)
+    columns = _count_columns(tensor.info.shape)
     vector = np.random.default_rng(_SEED).standard_normal(columns).astype(np.float32)
     vector /= np.float32(np.linalg.norm(vector))
     length = squares = 0.0
-    for part in _parts(tensor, columns, at_once):
-        made, own = _run(session, request, part, vector)
+    for part in _cut_rows(tensor, columns, at_once):
+        made, own = _multiply(session, request, part, vector)
         with np.errstate(invalid="ignore", over="ignore"):
             length += float(np.square(made, dtype=np.float64).sum())
         squares += own
     return length**0.5, (squares / columns) ** 0.5
 
 
-def _parts(tensor: Tensor, columns: int, at_once: int) -> Iterator[_Rows]:
+def _cut_rows(tensor: Tensor, columns: int, at_once: int) -> Iterator[_Rows]:
     rows, step = tensor.info.size // columns, max(1, at_once // columns)
     for start in range(0, rows, step):
         yield _Rows(tensor, columns, start, min(step, rows - start))
 
 
-def _run(
+def _multiply(
     session: InferenceSession, request: Request, part: _Rows, vector: F32
 ) -> tuple[F32, float]:
     """Return the product of some rows with a vector, and the sum of the rows' squares."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.verify.checks.forward.divergence import Agreement
-from weightctl.verify.run.activations import Gathered
-from weightctl.verify.run.ending import following, next_tokens
-from weightctl.verify.run.likelihood import losses, perplexity, rows_of
+from weightctl.verify.run.activations import ActivationSums
+from weightctl.verify.run.likelihood import compute_losses, compute_perplexity, count_positions
+from weightctl.verify.run.output import list_next_tokens, list_targets
 from weightctl.verify.run.parts import OUTPUT
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.verify.run.parts import Running
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Predictions", "predicted"]
+__all__ = ["Predictions", "predict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ class Predictions:
     activation: Activation
 
 
-def predicted(
+def predict(
     subject: Running, reference: Running, own: F32, wanted: F32, given: Prompt
 ) -> Predictions:
     """Return what models make of what came out of their last layers, [windows, positions, hidden].
 
     Of positions where there is a token; tokens that one of the two alone knows do not count.
     """
-    own, wanted, targets = own[given.mask], wanted[given.mask], following(given)
+    own, wanted, targets = own[given.mask], wanted[given.mask], list_targets(given)
     known = min(subject.vocabulary, reference.vocabulary)
-    agreement, gathered = Agreement(), Gathered(OUTPUT)
+    agreement, gathered = Agreement(), ActivationSums(OUTPUT)
     lost: list[F64] = []
     other_lost: list[F64] = []
     last: tuple[NextToken, ...] = ()
     # As large as both may be together.
-    step = max(1, rows_of(max(subject.vocabulary, reference.vocabulary)) // 2)
+    step = max(1, count_positions(max(subject.vocabulary, reference.vocabulary)) // 2)
     for start in range(0, len(own), step):
         logits = subject.end(own[None, start : start + step])[0, :, :known]
         other = reference.end(wanted[None, start : start + step])[0, :, :known]
@@ -60,9 +60,9 @@ def predicted(
         gathered.add(logits)
         of_these = targets[start : start + step]
         told = of_these >= 0
-        lost.append(losses(logits[told], of_these[told]))
-        other_lost.append(losses(other[told], of_these[told]))
-        last = next_tokens(logits[-1], given)
-    perplexities = [perplexity(np.concatenate(each)) for each in (lost, other_lost)]
+        lost.append(compute_losses(logits[told], of_these[told]))
+        other_lost.append(compute_losses(other[told], of_these[told]))
+        last = list_next_tokens(logits[-1], given)
+    perplexities = [compute_perplexity(np.concatenate(each)) for each in (lost, other_lost)]
     own_one, other_one = perplexities if given.is_text else (None, None)
     return Predictions(agreement, own_one, other_one, last, gathered.figure())

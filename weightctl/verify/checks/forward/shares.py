@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["FACTOR", "ROUNDING", "Share", "centered", "is_beyond", "share"]
+__all__ = ["FACTOR", "ROUNDING", "Share", "center", "is_beyond", "measure_share"]
 
 # So many times what its encodings cost a part may be off: other encoders of the same encoding stay
 # within 1.5 of ours on real models, small faults begin at 5.
@@ -34,17 +34,21 @@ class Share(NamedTuple):
     beyond: float
 
 
-def share(found: F32, wanted: F32, added: F32) -> Share:
+def measure_share(found: F32, wanted: F32, added: F32) -> Share:
     """Return how far `found` is from `wanted`, which came of something by `added`; [positions, n].
 
     Positions where what is wanted is not finite say nothing; infinite where what is found is not.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        error, size, length = _lengths(found - wanted), _lengths(added), _lengths(wanted)
+        error, size, length = (
+            _measure_lengths(found - wanted),
+            _measure_lengths(added),
+            _measure_lengths(wanted),
+        )
         known = np.isfinite(size) & np.isfinite(length)
         error, size, length = error[known], size[known] + _LEAST, length[known]
         beyond = np.maximum(error - _OF_LENGTH * length, 0)
-        return Share(_root_mean_square(error / size), _root_mean_square(beyond / size))
+        return Share(_average(error / size), _average(beyond / size))
 
 
 def is_beyond(found: Share, expected: Share) -> bool:
@@ -52,19 +56,19 @@ def is_beyond(found: Share, expected: Share) -> bool:
     return found.beyond > FACTOR * expected.all + ROUNDING
 
 
-def centered(logits: F32) -> F32:
+def center(logits: F32) -> F32:
     """Return logits without their mean, which says nothing."""
     with np.errstate(over="ignore", invalid="ignore"):
         made: F32 = logits - logits.mean(axis=-1, keepdims=True)
     return made
 
 
-def _lengths(rows: F32) -> F64:
+def _measure_lengths(rows: F32) -> F64:
     squares: F64 = np.einsum("pn,pn->p", rows, rows, dtype=np.float64)
     return np.sqrt(squares)
 
 
-def _root_mean_square(shares: F64) -> float:
+def _average(shares: F64) -> float:
     if not shares.size:
         return 0.0
     found = float(np.sqrt(np.mean(np.square(shares))))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import TokenizerError, WeightctlError
-from weightctl.verify.checks.metadata.compared import Compared, Pair
+from weightctl.verify.checks.metadata.comparison import Compared, TokenizerPair
+from weightctl.verify.checks.metadata.configs import compare_configs, compare_other_keys
 from weightctl.verify.checks.metadata.contradictions import find_contradictions
 from weightctl.verify.checks.metadata.description import describe
 from weightctl.verify.checks.metadata.file_types import check_file_type
-from weightctl.verify.checks.metadata.settings import compare_configs, compare_other_keys
 from weightctl.verify.checks.metadata.special_tokens import compare_flags, compare_special
 from weightctl.verify.checks.metadata.text_rules import (
     compare_chat_templates,
@@ -22,7 +22,7 @@ from weightctl.verify.checks.metadata.tokens import (
     compare_tokens,
     compare_types,
 )
-from weightctl.verify.compare.pairs import different_models
+from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import MetadataFigures
 from weightctl.verify.results import Result
 from weightctl.verify.run.prompt import TEXT
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARISONS", "check"]
 
 # What two tokenizers are compared in; each problem names the entry that differs.
-COMPARISONS: tuple[Callable[[Pair], Compared], ...] = (
+COMPARISONS: tuple[Callable[[TokenizerPair], Compared], ...] = (
     compare_tokens,
     compare_types,
     compare_scores,
@@ -73,7 +73,7 @@ def check(request: Request) -> Result:
         reference = header_of(request.reference.stored) if other and request.reference else None
         found.extend(check_file_type(header, reference))
     if request.reference is not None:
-        text = different_models(checkpoint, request.reference.checkpoint)
+        text = explain_different_models(checkpoint, request.reference.checkpoint)
         if text:
             found.notes.append(f"metadata were not compared: {text}")
         elif other is None:
@@ -110,7 +110,7 @@ def _compare(
 def _compare_tokenizers(
     found: Compared, subject: Subject, reference: Subject, own: Description, other: Description
 ) -> None:
-    pair = _pair(found, own, other)
+    pair = _pair_tokenizers(found, own, other)
     if pair is None:
         return
     if pair.tokenizer.model != pair.reference.model:
@@ -127,10 +127,10 @@ def _compare_tokenizers(
         _judge_parts(found, parts, pair, subject, reference)
 
 
-def _pair(found: Compared, own: Description, other: Description) -> Pair | None:
+def _pair_tokenizers(found: Compared, own: Description, other: Description) -> TokenizerPair | None:
     """Return both tokenizers, read in one way; None, with a note or a problem, where that fails."""
     if own.tokenizer is not None and other.tokenizer is not None:
-        return Pair(own, other, own.tokenizer, other.tokenizer)
+        return TokenizerPair(own, other, own.tokenizer, other.tokenizer)
     if not own.refusal and not other.refusal:
         if own.tokenizer is None and other.tokenizer is not None:
             text = "there is no tokenizer, and the reference has one"
@@ -142,14 +142,14 @@ def _pair(found: Compared, own: Description, other: Description) -> Pair | None:
             found.notes.append("the tokenizer was not compared: the reference has none")
         return None
     if own.raw is not None and other.raw is not None:
-        return Pair(own, other, own.raw, other.raw)
+        return TokenizerPair(own, other, own.raw, other.raw)
     why = own.refusal or f"the reference's: {other.refusal}"
     found.notes.append(f"the tokenizer was not compared: {why}")
     return None
 
 
 def _judge_parts(
-    found: Compared, parts: Sequence[str], pair: Pair, subject: Subject, reference: Subject
+    found: Compared, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
 ) -> None:
     """Find out whether other rules of a tokenizer.json cut or show a text otherwise."""
     text = f"tokenizer.json differs from the reference's in {', '.join(parts)}"
@@ -161,14 +161,14 @@ def _judge_parts(
     if encoders[0] is None or encoders[1] is None:
         found.notes.append(f"{text}; what that changes was not tried")
         return
-    ours, theirs = (_try(encoder) for encoder in encoders if encoder is not None)
+    ours, theirs = (_try_encoder(encoder) for encoder in encoders if encoder is not None)
     if ours == theirs:
         found.notes.append(f"{text}; texts of several kinds come out alike")
     else:
         found.add(pair.own.place("tokens"), f"{text}, and texts come out differently")
 
 
-def _try(encoder: Encoder) -> tuple[object, ...]:
+def _try_encoder(encoder: Encoder) -> tuple[object, ...]:
     """Return what an encoder makes of a text, and what it shows of its tokens."""
     ids = encoder.ids(_PROBE)
     shown = [encoder.text(token) for token in dict.fromkeys(ids)]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from weightctl.archs.model import ARCHITECTURE
 from weightctl.tokenizer.record import TokenType
 from weightctl.untyped import is_list, is_sequence
-from weightctl.verify.checks.metadata.compared import Compared, show_token
+from weightctl.verify.checks.metadata.comparison import Compared, show_token
 from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS
 from weightctl.verify.checks.metadata.special_tokens import DEFAULTS
-from weightctl.verify.config_keys import spelled
+from weightctl.verify.config_keys import find_spelling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def _check_ids_of_configs(
         for key, content in document.items():
             if not key.endswith("_token_id"):
                 continue
-            for token in _beyond(content, rows):
+            for token in _find_beyond(content, rows):
                 text = f"is {token} in {name}, and the embedding has {rows:,} rows"
                 if key in _NEEDED:
                     found.add(key, text)
@@ -86,7 +86,7 @@ def _check_ids_of_configs(
                     found.notes.append(f"`{key}` {text}")
 
 
-def _beyond(content: Any, rows: int) -> Iterator[int]:
+def _find_beyond(content: Any, rows: int) -> Iterator[int]:
     for token in content if is_list(content) else [content]:
         if type(token) is int and token >= rows:
             yield token
@@ -135,6 +135,6 @@ def _check_context(found: Compared, checkpoint: RecognizedModel) -> None:
     context = checkpoint.config.context
     if scaling is not None and context < scaling.original_context:
         found.add(
-            spelled(checkpoint, "context").key,
+            find_spelling(checkpoint, "context").key,
             f"is {context}, and its RoPE scaling stretches a context of {scaling.original_context}",
         )

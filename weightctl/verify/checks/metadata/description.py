@@ -96,14 +96,14 @@ def describe(subject: Subject) -> Description | None:
     """Return what a checkpoint says beside its tensors; None where no config goes with it."""
     metadata, files = header_of(subject.stored).metadata, header_of(subject.stored).files
     if ARCHITECTURE in metadata or _TOKENS in metadata:
-        return _of_metadata(metadata, files[0] if files else subject.path)
+        return _describe_metadata(metadata, files[0] if files else subject.path)
     directory = os.path.dirname(files[0]) if files else ""
     if not files or not os.path.isfile(os.path.join(directory, CONFIG)):
         return None
-    return _of_directory(subject, directory or ".", config(files))
+    return _describe_directory(subject, directory or ".", config(files))
 
 
-def _of_metadata(metadata: Mapping[str, Value], where: str) -> Description:
+def _describe_metadata(metadata: Mapping[str, Value], where: str) -> Description:
     tokens = metadata.get(_TOKENS)
     count = len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
     # An id out of bounds is a problem of its own, and hides none of the others.
@@ -123,7 +123,9 @@ def _of_metadata(metadata: Mapping[str, Value], where: str) -> Description:
     )
 
 
-def _of_directory(subject: Subject, directory: str, document: Mapping[str, Any]) -> Description:
+def _describe_directory(
+    subject: Subject, directory: str, document: Mapping[str, Any]
+) -> Description:
     tokenizer, files, refusal = None, None, ""
     generation: Mapping[str, Any] = {}
     rows = 0 if subject.checkpoint is None else subject.checkpoint.config.vocabulary
@@ -152,11 +154,11 @@ def read_ends(description: Description) -> tuple[int, ...]:
     for document in (description.generation, description.text_config):
         content = document.get("eos_token_id")
         if content is not None:
-            return tuple(_ids(content))
+            return tuple(_list_ids(content))
     return ()
 
 
-def _ids(content: Any) -> Iterator[int]:
+def _list_ids(content: Any) -> Iterator[int]:
     yield from filter(is_id, content if is_list(content) else [content])
 
 
@@ -176,7 +178,7 @@ def read_raw(files: Files) -> Tokenizer | None:
     if document is None or not is_object(model):
         return None
     where = files.path("tokenizer.json")
-    texts, scores = _vocabulary(model.get("vocab"))
+    texts, scores = _read_vocabulary(model.get("vocab"))
     added = read_added(document, where)
     texts |= {token: str(entry["content"]) for token, entry in added.items()}
     count = max(texts, default=-1) + 1
@@ -193,13 +195,13 @@ def read_raw(files: Files) -> Tokenizer | None:
         tokens=tuple(texts.get(token, "") for token in range(count)),
         types=tuple(types),
         scores=None if scores is None else tuple(scores.get(token, 0.0) for token in range(count)),
-        merges=tuple(map(_merge, merges)) if is_list(merges) else None,
+        merges=tuple(map(_join_merge, merges)) if is_list(merges) else None,
         special=read_special(files, ids, read_token_ids(files.directory)),
         chat_templates=read_chat_templates(files),
     )
 
 
-def _vocabulary(vocabulary: Any) -> tuple[dict[int, str], Mapping[int, float] | None]:
+def _read_vocabulary(vocabulary: Any) -> tuple[dict[int, str], Mapping[int, float] | None]:
     """Return the texts of a model's tokens by id, and their scores where it has some."""
     if is_object(vocabulary):
         return {
@@ -216,5 +218,5 @@ def _vocabulary(vocabulary: Any) -> tuple[dict[int, str], Mapping[int, float] | 
     return texts, {token: float(pair[1]) for token, pair in pairs} if pairs else None
 
 
-def _merge(merge: Any) -> str:
+def _join_merge(merge: Any) -> str:
     return " ".join(map(str, merge)) if is_list(merge) else str(merge)

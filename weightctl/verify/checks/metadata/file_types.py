@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import ENCODINGS
 from weightctl.transforms.file_types import FILE_TYPES, GUESSED
 from weightctl.transforms.mixtures import MIXTURES
-from weightctl.verify.checks.metadata.compared import Compared
+from weightctl.verify.checks.metadata.comparison import Compared
 from weightctl.wording import percent
 
 if TYPE_CHECKING:
@@ -43,23 +43,23 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
     may have chosen types of its own: against a reference that is a problem, and else a note.
     """
     found = Compared()
-    number = _stated(header)
+    number = _read_stated(header)
     if number is None:
         return found
     text = ""
-    wanted = None if reference is None else _stated(reference)
+    wanted = None if reference is None else _read_stated(reference)
     if wanted not in {None, number} and reference is not None and _has_same(header, reference):
-        text = f"is {_shown(number)}, and {_shown(wanted or 0)} in the reference, whose encodings "
+        text = f"is {_show(number)}, and {_show(wanted or 0)} in the reference, whose encodings "
         text += "are the same"
-    kind = _file_type(number)
-    sizes = Counter[str]() if kind is None else _sizes(header, kind)
+    kind = _find_file_type(number)
+    sizes = Counter[str]() if kind is None else _count_values(header, kind)
     if kind is not None and sizes:
         total = sum(sizes.values())
         has_usual = any(sizes[name] for name in kind.usual)
         is_mostly = sum(sizes[name] for name in kind.allowed) > _MOST * total
         (most, size), *_ = sizes.most_common(1)
         share = percent(size / total)
-        mixed = f"is {_shown(number)}, and {share} of the matrices' values are {most}"
+        mixed = f"is {_show(number)}, and {share} of the matrices' values are {most}"
         if not has_usual or (not is_mostly and reference is not None):
             text = mixed
         elif not is_mostly:
@@ -69,7 +69,7 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
     return found
 
 
-def _stated(header: Header) -> int | None:
+def _read_stated(header: Header) -> int | None:
     value = header.metadata.get(_KEY)
     if value is None or not isinstance(value.content, int) or isinstance(value.content, bool):
         return None
@@ -77,7 +77,7 @@ def _stated(header: Header) -> int | None:
     return None if value.content & GUESSED else value.content
 
 
-def _file_type(number: int) -> _FileType | None:
+def _find_file_type(number: int) -> _FileType | None:
     """Return what a number of llama.cpp's stands for, None where that is not known."""
     plain = [name for name, each in FILE_TYPES.items() if each == number]
     recipes = [recipe for recipe in MIXTURES.values() if recipe.file_type == number]
@@ -90,7 +90,7 @@ def _file_type(number: int) -> _FileType | None:
     return _FileType(name, frozenset(usual), frozenset(allowed))
 
 
-def _sizes(header: Header, kind: _FileType) -> Counter[str]:
+def _count_values(header: Header, kind: _FileType) -> Counter[str]:
     """Return how many values are in each encoding, of matrices that can have the usual one.
 
     Others get a substitute, as their rows do not divide into its blocks.
@@ -112,6 +112,6 @@ def _has_same(header: Header, reference: Header) -> bool:
     return own == other
 
 
-def _shown(number: int) -> str:
-    kind = _file_type(number)
+def _show(number: int) -> str:
+    kind = _find_file_type(number)
     return f"{number}" if kind is None else f"{number}, {kind.name}"

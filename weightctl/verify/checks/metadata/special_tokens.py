@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from weightctl.tokenizer.ends import stops
 from weightctl.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.tokenizer.record import WORDS
-from weightctl.verify.checks.metadata.compared import Compared, show_token
+from weightctl.verify.checks.metadata.comparison import Compared, show_token
 from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS, is_id, read_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.tokenizer import Tokenizer
-    from weightctl.verify.checks.metadata.compared import Pair
+    from weightctl.verify.checks.metadata.comparison import TokenizerPair
     from weightctl.verify.checks.metadata.description import Description
 
 __all__ = ["DEFAULTS", "compare_flags", "compare_special"]
@@ -39,7 +39,7 @@ _END_WORDS = ("eos", "eot", "eom")
 _CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-def compare_special(pair: Pair) -> Compared:
+def compare_special(pair: TokenizerPair) -> Compared:
     """Compare the ids of tokens with a meaning of their own, and which of them end generation."""
     found = Compared()
     # What only GGUF has a word for is compared as what ends generation.
@@ -53,14 +53,14 @@ def compare_special(pair: Pair) -> Compared:
     return found
 
 
-def _compare_word(found: Compared, pair: Pair, word: str) -> None:
+def _compare_word(found: Compared, pair: TokenizerPair, word: str) -> None:
     own, other = pair.tokenizer, pair.reference
     token, wanted = own.special.get(word), other.special.get(word)
     if token == wanted:
         return
     where, name = pair.own.token_key(word), word.replace("seperator", "separator")
     if wanted is None:
-        if token is not None and token != _default(pair.other, other, word):
+        if token is not None and token != _find_default(pair.other, other, word):
             text = f"is {show_token(own, token)}, and the reference states none"
             found.notes.append(f"`{where}` {text}")
         return
@@ -68,7 +68,7 @@ def _compare_word(found: Compared, pair: Pair, word: str) -> None:
     if token is not None:
         found.add(where, f"the {name} token is {show_token(own, token)}, and {there}")
         return
-    taken = _default(pair.own, own, word)
+    taken = _find_default(pair.own, own, word)
     if taken == wanted:
         return
     if pair.is_across and word not in {"bos", "eos"}:  # which other tools leave out
@@ -78,12 +78,12 @@ def _compare_word(found: Compared, pair: Pair, word: str) -> None:
     found.add(where, f"the {name} token is not stated{instead}, and is {there}")
 
 
-def _default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
+def _find_default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
     """Return the id that llama.cpp takes for a special token that a GGUF file does not state."""
     return DEFAULTS.get(tokenizer.model, {}).get(word) if description.is_gguf else None
 
 
-def _compare_config_id(found: Compared, pair: Pair, key: str) -> None:
+def _compare_config_id(found: Compared, pair: TokenizerPair, key: str) -> None:
     if pair.is_across or pair.own.is_gguf:
         return
     ids: tuple[Any, Any] = (pair.own.text_config.get(key), pair.other.text_config.get(key))
@@ -98,18 +98,18 @@ def _compare_config_id(found: Compared, pair: Pair, key: str) -> None:
         )
 
 
-def _compare_ends(found: Compared, pair: Pair) -> None:
+def _compare_ends(found: Compared, pair: TokenizerPair) -> None:
     """Compare which tokens end generation.
 
     One that the reference has and the model lacks lets it run on; that is a problem. One more is a
     problem where both have configs of transformers, and else may be what llama.cpp adds itself.
     """
-    own, other = _ends(pair.own, pair.tokenizer), _ends(pair.other, pair.reference)
+    own, other = _list_ends(pair.own, pair.tokenizer), _list_ends(pair.other, pair.reference)
     where = f"{TOKENIZER_KEYS}eos_token_id" if pair.own.is_gguf else "eos_token_id"
     if not other or any(problem.where == where for problem in found.problems):
         return
-    implied = _implied(pair.own, pair.tokenizer)
-    may_have = implied | _implied(pair.other, pair.reference)
+    implied = _list_implied_ends(pair.own, pair.tokenizer)
+    may_have = implied | _list_implied_ends(pair.other, pair.reference)
     missing = [token for token in other if token not in {*own} | implied]
     more = [token for token in own if token not in {*other} | may_have]
     text = (
@@ -125,7 +125,7 @@ def _compare_ends(found: Compared, pair: Pair) -> None:
         found.notes.append(text)
 
 
-def _ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
+def _list_ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
     """Return the ids that end generation as a checkpoint states them."""
     if not description.is_gguf:
         return read_ends(description)
@@ -136,7 +136,7 @@ def _ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
     return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
-def _implied(description: Description, tokenizer: Tokenizer) -> set[int]:
+def _list_implied_ends(description: Description, tokenizer: Tokenizer) -> set[int]:
     """Return the tokens that llama.cpp ends generation with though the file does not state them."""
     if not description.is_gguf:
         return set()
@@ -147,12 +147,12 @@ def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:
     return " or ".join(show_token(tokenizer, token) for token in ends) or "no token"
 
 
-def compare_flags(pair: Pair) -> Compared:
+def compare_flags(pair: TokenizerPair) -> Compared:
     """Compare what is put around texts: `add_bos_token`, `add_space_prefix` and their like."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     for flag in dict.fromkeys((*own.flags, *other.flags)):
-        value, wanted = _flag(own, flag), _flag(other, flag)
+        value, wanted = _read_flag(own, flag), _read_flag(other, flag)
         if value == wanted:
             continue
         where = pair.own.place(flag) if pair.own.is_gguf else flag
@@ -165,7 +165,7 @@ def compare_flags(pair: Pair) -> Compared:
     return found
 
 
-def _flag(tokenizer: Tokenizer, flag: str) -> bool | None:
+def _read_flag(tokenizer: Tokenizer, flag: str) -> bool | None:
     value = tokenizer.flags.get(flag)
     if value is not None:
         return value

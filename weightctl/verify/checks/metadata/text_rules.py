@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.untyped import is_list, is_object
-from weightctl.verify.checks.metadata.compared import Compared, quote
+from weightctl.verify.checks.metadata.comparison import Compared, quote
 from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.tokenizer import Tokenizer
-    from weightctl.verify.checks.metadata.compared import Pair
+    from weightctl.verify.checks.metadata.comparison import TokenizerPair
 
 __all__ = ["compare_chat_templates", "compare_pre_tokenizers", "compare_stated_parts"]
 
@@ -23,14 +23,14 @@ _TEMPLATE = "tokenizer.chat_template"
 _MOST_NAMED = 3
 
 
-def compare_pre_tokenizers(pair: Pair) -> Compared:
+def compare_pre_tokenizers(pair: TokenizerPair) -> Compared:
     """Compare by which rules a text is cut before its tokens are looked up."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     if own.model == other.model == "gpt2" and not _cuts_alike(own, other):
         found.add(
             pair.own.place("pre"),
-            f"the pre-tokenizer is {_shown(own)}, and {_shown(other)} in the reference",
+            f"the pre-tokenizer is {_show_rules(own)}, and {_show_rules(other)} in the reference",
         )
     if own.charsmap != other.charsmap:
         what = "is not there" if own.charsmap is None else "differs from the reference's"
@@ -59,40 +59,40 @@ def _cuts_alike(own: Tokenizer, other: Tokenizer) -> bool:
     return (one.rule.steps, one.ignores_merges) == (two.rule.steps, two.ignores_merges)
 
 
-def _shown(tokenizer: Tokenizer) -> str:
+def _show_rules(tokenizer: Tokenizer) -> str:
     return "not stated" if tokenizer.pre is None else quote(tokenizer.pre)
 
 
-def compare_chat_templates(pair: Pair) -> Compared:
+def compare_chat_templates(pair: TokenizerPair) -> Compared:
     """Compare the templates that turn a conversation into a text, by name."""
     found = Compared()
     own, other = pair.tokenizer.chat_templates, pair.reference.chat_templates
     for name in dict.fromkeys((*own, *other)):
-        where = _template_key(pair, name)
+        where = _name_template(pair, name)
         if name not in other:
             found.notes.append(f"`{where}` is there, and the reference has no such chat template")
         elif name not in own:
             found.add(where, "the chat template is missing, and the reference has it")
-        elif _lines(own[name]) != _lines(other[name]):
-            found.add(where, _first_line(_lines(own[name]), _lines(other[name])))
+        elif _split_lines(own[name]) != _split_lines(other[name]):
+            found.add(where, _show_first_line(_split_lines(own[name]), _split_lines(other[name])))
     return found
 
 
-def _template_key(pair: Pair, name: str) -> str:
+def _name_template(pair: TokenizerPair, name: str) -> str:
     key = _TEMPLATE if pair.own.is_gguf else "chat_template"
     return f"{key}.{name}" if name else key
 
 
-def _lines(template: str) -> list[str]:
+def _split_lines(template: str) -> list[str]:
     # Jinja takes no notice of a line's end at the very end.
     return template.removesuffix("\n").split("\n")
 
 
-def _first_line(own: list[str], other: list[str]) -> str:
+def _show_first_line(own: list[str], other: list[str]) -> str:
     pairs = enumerate(zip(own, other, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(own), len(other)))
     shown = [
-        quote(_around(lines, place, rest)) if place < len(lines) else "not there"
+        quote(_show_around(lines, place, rest)) if place < len(lines) else "not there"
         for lines, rest in ((own, other), (other, own))
     ]
     return (
@@ -101,7 +101,7 @@ def _first_line(own: list[str], other: list[str]) -> str:
     )
 
 
-def _around(lines: list[str], place: int, rest: list[str]) -> str:
+def _show_around(lines: list[str], place: int, rest: list[str]) -> str:
     """Return a line from shortly before it differs, for lines that are longer than are shown."""
     line = lines[place]
     other = rest[place] if place < len(rest) else ""
@@ -111,7 +111,7 @@ def _around(lines: list[str], place: int, rest: list[str]) -> str:
     return f"…{line[start:]}" if start else line
 
 
-def compare_stated_parts(pair: Pair) -> list[str]:
+def compare_stated_parts(pair: TokenizerPair) -> list[str]:
     """Return the parts of two tokenizer.json that differ: rules, and the flags of added tokens."""
     own, other = (
         None if each.files is None else each.files.tokenizer for each in (pair.own, pair.other)
@@ -119,14 +119,14 @@ def compare_stated_parts(pair: Pair) -> list[str]:
     if own is None or other is None:
         return []
     found = [f"`{part}`" for part in _PARTS if own.get(part) != other.get(part)]
-    flags, wanted = _flags(own), _flags(other)
+    flags, wanted = _list_flags(own), _list_flags(other)
     tokens = [token for token in flags if token in wanted and flags[token] != wanted[token]]
     if tokens:
         found.append(f"flags of added tokens {listed(tokens, _MOST_NAMED)}")
     return found
 
 
-def _flags(document: Mapping[str, Any]) -> dict[int, tuple[bool, ...]]:
+def _list_flags(document: Mapping[str, Any]) -> dict[int, tuple[bool, ...]]:
     added: Any = document.get("added_tokens")
     entries: list[Any] = added if is_list(added) else []
     return {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.tokenizer.added import is_padding
 from weightctl.tokenizer.record import TokenType
-from weightctl.verify.checks.metadata.compared import (
+from weightctl.verify.checks.metadata.comparison import (
     Compared,
     first_examples,
     quote,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.tokenizer import Tokenizer
-    from weightctl.verify.checks.metadata.compared import Pair
+    from weightctl.verify.checks.metadata.comparison import TokenizerPair
 
 __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"]
 
@@ -35,7 +35,7 @@ _BYTE, _UNUSED = int(TokenType.BYTE), int(TokenType.UNUSED)
 _ROUNDING = 1e-6
 
 
-def compare_tokens(pair: Pair) -> Compared:
+def compare_tokens(pair: TokenizerPair) -> Compared:
     """Compare which text each id stands for; padding that nothing stands for is not compared."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
@@ -90,7 +90,7 @@ def _is_padding(tokenizer: Tokenizer, place: int) -> bool:
     return tokenizer.types[place] == _UNUSED or is_padding(tokenizer, place)
 
 
-def compare_types(pair: Pair) -> Compared:
+def compare_types(pair: TokenizerPair) -> Compared:
     """Compare what kind of token each id is, of the tokens that both have."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
@@ -107,7 +107,7 @@ def compare_types(pair: Pair) -> Compared:
         examples = state_differences(shown, len(places))
         be = "is" if len(places) == 1 else "are"
         text = (
-            f"{examples} {be} of type {_type_name(kind)}, and {_type_name(wanted_kind)} in the "
+            f"{examples} {be} of type {_name_type(kind)}, and {_name_type(wanted_kind)} in the "
             "reference"
         )
         are_configs = not pair.own.is_gguf and not pair.other.is_gguf
@@ -122,11 +122,11 @@ def _matters(kind: int, wanted: int) -> bool:
     return (kind in _ORDINARY) != (wanted in _ORDINARY) or _BYTE in {kind, wanted}
 
 
-def _type_name(kind: int) -> str:
+def _name_type(kind: int) -> str:
     return TokenType(kind).name if kind else TokenType.NORMAL.name
 
 
-def compare_scores(pair: Pair) -> Compared:
+def compare_scores(pair: TokenizerPair) -> Compared:
     """Compare scores where the tokenizer cuts by them: their order, or for unigrams each."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
@@ -145,7 +145,7 @@ def compare_scores(pair: Pair) -> Compared:
         and not _is_close(own.scores[place], other.scores[place])
     ]
     if own.model == _BY_ORDER:
-        places = _out_of_order(own, other, places)
+        places = _find_out_of_order(own, other, places)
     if places:
         examples = [
             f"the score of token {show_token(own, place)} is {own.scores[place]:g}, and "
@@ -160,7 +160,7 @@ def _is_close(score: float, wanted: float) -> bool:
     return score == wanted or abs(score - wanted) <= _ROUNDING * abs(wanted)
 
 
-def _out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) -> Sequence[int]:
+def _find_out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) -> Sequence[int]:
     """Return the places whose scores differ, none where all scores rank the tokens alike."""
     if not places or own.scores is None or other.scores is None:
         return []
@@ -178,7 +178,7 @@ def _out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) -> Se
     return [] if is_alike else places
 
 
-def compare_merges(pair: Pair) -> Compared:
+def compare_merges(pair: TokenizerPair) -> Compared:
     """Compare the merges of byte-level BPE, whose order counts."""
     found = Compared()
     own, other = pair.tokenizer.merges or (), pair.reference.merges or ()

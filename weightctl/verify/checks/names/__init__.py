@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from weightctl.archs.nearest import compared
 from weightctl.errors import UnknownArchitectureError, WeightctlError
 from weightctl.formats.huggingface import CONFIG, config
-from weightctl.verify.checks.names.corrections import cause_of, corrections, family_of
-from weightctl.verify.checks.names.fit import fit_of
-from weightctl.verify.checks.names.misfits import misfits
-from weightctl.verify.checks.names.tying import copies, tying_notes
-from weightctl.verify.checks.names.vocabulary import vocabulary
+from weightctl.verify.checks.names.corrections import explain_misfit, find_corrections, find_family
+from weightctl.verify.checks.names.fit import measure_fit
+from weightctl.verify.checks.names.misfits import list_misfits
+from weightctl.verify.checks.names.tying import check_tied, note_tying
+from weightctl.verify.checks.names.vocabulary import compare_counts
 from weightctl.verify.figures import NamesFigures
-from weightctl.verify.results import Problem, Result, first_of
+from weightctl.verify.results import Problem, Result, keep_first
 from weightctl.weights.tree import header_of
 from weightctl.wording import listed
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.verify.subject import Subject
 
 
-__all__ = ["check", "together"]
+__all__ = ["check", "fold_alike"]
 
 _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
@@ -51,33 +51,33 @@ def check(request: Request) -> Result:
     checkpoint, refusal = subject.checkpoint, subject.refusal
     if checkpoint is not None:
         try:
-            return _of_known(checkpoint)
+            return _check_known(checkpoint)
         except WeightctlError as error:
             refusal = error
-    if _lacks_config(subject) and _nearest(subject):
-        return Result(problems=(_without_config(subject),))
+    if _lacks_config(subject) and _find_nearest(subject):
+        return Result(problems=(_report_no_config(subject),))
     if refusal is None or (subject.is_of_unknown_family and not _has_bad_config(subject, refusal)):
-        return Result(skipped=_unknown(subject, refusal))
-    return _of_refused(subject, refusal)
+        return Result(skipped=_explain_skip(subject, refusal))
+    return _check_refused(subject, refusal)
 
 
-def _of_known(checkpoint: RecognizedModel) -> Result:
-    fit = fit_of(checkpoint)
-    counts = vocabulary(checkpoint, fit)
-    problems = misfits(checkpoint, fit)
+def _check_known(checkpoint: RecognizedModel) -> Result:
+    fit = measure_fit(checkpoint)
+    counts = compare_counts(checkpoint, fit)
+    problems = list_misfits(checkpoint, fit)
     return Result(
-        problems=(*together(problems), *copies(checkpoint), *counts.problems),
+        problems=(*fold_alike(problems), *check_tied(checkpoint), *counts.problems),
         figures=NamesFigures(
             family=checkpoint.arch.name,
             layers=checkpoint.config.layers,
             expected=fit.expected,
             found=len(checkpoint.tensors),
         ),
-        notes=(*tying_notes(checkpoint), *counts.notes, *_beside(checkpoint)),
+        notes=(*note_tying(checkpoint), *counts.notes, *_note_unused(checkpoint)),
     )
 
 
-def _beside(checkpoint: RecognizedModel) -> list[str]:
+def _note_unused(checkpoint: RecognizedModel) -> list[str]:
     """Say which tensors the model computes without."""
     names = checkpoint.beside
     if not names:
@@ -104,44 +104,44 @@ def _lacks_config(subject: Subject) -> bool:
     return not os.path.lexists(os.path.join(os.path.dirname(header.files[0]), CONFIG))
 
 
-def _without_config(subject: Subject) -> Problem:
+def _report_no_config(subject: Subject) -> Problem:
     text = f"{CONFIG} is missing: without it no program knows how to run the tensors"
     return Problem(where=subject.path, text=text, hint="copy it from the original")
 
 
-def _nearest(subject: Subject) -> str:
+def _find_nearest(subject: Subject) -> str:
     header = header_of(subject.stored)
     dialect: Dialect = "gguf" if header.format == "gguf" else "hugging_face"
     return compared(header.tensors.values(), dialect)
 
 
-def _unknown(subject: Subject, refusal: WeightctlError | None) -> str:
+def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:
     """Say why nothing is known of a model, and what is nearest to it."""
     said = "it is of no family that is known" if refusal is None else refusal.message
-    near = _nearest(subject)
+    near = _find_nearest(subject)
     if refusal is not None and isinstance(refusal, UnknownArchitectureError):
         near = refusal.hint
     return f"{said}; {near}" if near else said
 
 
-def _of_refused(subject: Subject, refusal: WeightctlError) -> Result:
+def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:
     """Return what keeps a family that is known from being built, and what would not."""
     weights = subject.weights
     header = header_of(weights)
     document = None if header.format == "gguf" else config(header.files)
-    family = family_of(weights, document or {})
-    fitting = [] if family is None else corrections(weights, family, document, None)
+    family = find_family(weights, document or {})
+    fitting = [] if family is None else find_corrections(weights, family, document, None)
     file = header.files[0] if header.files else subject.path
-    path, key, text = _placed(refusal.message, file)
+    path, key, text = _split_message(refusal.message, file)
     if fitting and key != fitting[0].key:
         key, text = fitting[0].key, f"`{key}` {text}" if key else text
     elif not fitting and refusal.hint:
         text = f"{text}; {refusal.hint}"
-    problem = Problem(where=key or path, text=text, cause=cause_of(fitting))
+    problem = Problem(where=key or path, text=text, cause=explain_misfit(fitting))
     return Result(problems=(problem,))
 
 
-def _placed(message: str, file: str) -> tuple[str, str, str]:
+def _split_message(message: str, file: str) -> tuple[str, str, str]:
     """Return the file and the key that an error is about, and what it says of that."""
     for path in (file, os.path.join(os.path.dirname(file), CONFIG)):
         text = message.removeprefix(f"{path}: ")
@@ -151,7 +151,7 @@ def _placed(message: str, file: str) -> tuple[str, str, str]:
     return file, "", message
 
 
-def together(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems, with one for all that differ in the numbers of layers and experts alone.
 
     Where more than `MOST_NAMED` are left the last says how many are not named.
@@ -162,11 +162,11 @@ def together(problems: Iterable[Problem]) -> tuple[Problem, ...]:
         alike.setdefault(kind, []).append(problem)
     made: list[Problem] = []
     for same in alike.values():
-        made += same if len(same) <= _FEW else [_folded(same)]
-    return tuple(first_of(made, "{} more problems of these kinds are not named"))
+        made += same if len(same) <= _FEW else [_fold(same)]
+    return tuple(keep_first(made, "{} more problems of these kinds are not named"))
 
 
-def _folded(same: list[Problem]) -> Problem:
+def _fold(same: list[Problem]) -> Problem:
     first, last = same[0], same[-1]
     text = f"{first.text}, and so are {len(same) - 1} more like it, up to `{last.where}`"
     return replace(first, text=text)

@@ -12,7 +12,7 @@ from weightctl.archs.names import layer
 from weightctl.archs.recognition import recognize
 from weightctl.errors import WeightctlError
 from weightctl.registry import load
-from weightctl.verify.checks.names.fit import fit_of
+from weightctl.verify.checks.names.fit import measure_fit
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.metadata import Value
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.archs.keys import Key
     from weightctl.verify.checks.names.fit import Fit
 
-__all__ = ["FIELDS", "Correction", "cause_of", "corrections", "family_of"]
+__all__ = ["FIELDS", "Correction", "explain_misfit", "find_corrections", "find_family"]
 
 # Shapes that nearly all tensors have tell enough, and a file may have any number of others.
 _MOST_SHAPES = 12
@@ -49,7 +49,7 @@ class Correction(NamedTuple):
     values: tuple[int, ...]
 
     @property
-    def said(self) -> str:
+    def statement(self) -> str:
         """What it says, for people."""
         return "is not there" if self.found is None else f"is {shown(self.found).strip('`')}"
 
@@ -59,17 +59,17 @@ class Correction(NamedTuple):
         values = ", ".join(map(str, self.values[:_MOST_NAMED]))
         values += ", ..." * (len(self.values) > _MOST_NAMED)
         any_of = "any of " * (len(self.values) > 1)
-        return f"`{self.key}` {self.said}, and {any_of}{values} would fit"
+        return f"`{self.key}` {self.statement}, and {any_of}{values} would fit"
 
 
-def cause_of(fitting: list[Correction]) -> Cause | None:
+def explain_misfit(fitting: list[Correction]) -> Cause | None:
     """Return the cause that corrections, of which any one would do, make likely."""
     if not fitting:
         return None
     return Cause("config", "; or ".join(each.text for each in fitting))
 
 
-def corrections(
+def find_corrections(
     weights: Checkpoint,
     arch: Arch,
     document: Mapping[str, Any] | None,
@@ -85,20 +85,20 @@ def corrections(
     count = len(header_of(weights).tensors)
     left = _MOST_LOOKS // max(count, 1)
     found: list[Correction] = []
-    for key in _keys(arch, fields):
-        name, now = _said(key, weights, document)
+    for key in _find_keys(arch, fields):
+        name, now = _read_value(key, weights, document)
         if not name:
             continue
-        values = [value for value in _values(key.field, weights) if value != now][:left]
+        values = [value for value in _list_candidates(key.field, weights) if value != now][:left]
         left -= len(values)
-        tried = ((value, _tried(weights, document, name, value)) for value in values)
+        tried = ((value, _try_value(weights, document, name, value)) for value in values)
         good = [value for value, fit in tried if fit is not None and _is_better(fit, now_fits)]
         if good:
             found.append(Correction(name, now, tuple(good)))
     return found
 
 
-def family_of(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
+def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
     """Return the family that a checkpoint says to be of, whose config may be unsound."""
     from weightctl.archs import ARCHS
 
@@ -112,12 +112,14 @@ def family_of(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
     return next((arch for arch in families if kind in arch.model_types), None)
 
 
-def _keys(arch: Arch, fields: Iterable[str]) -> list[Key]:
+def _find_keys(arch: Arch, fields: Iterable[str]) -> list[Key]:
     known = {key.field: key for key in reversed(arch.keys) if isinstance(key.kind, Whole)}
     return [known[field] for field in fields if field in known]
 
 
-def _said(key: Key, weights: Checkpoint, document: Mapping[str, Any] | None) -> tuple[str, Any]:
+def _read_value(
+    key: Key, weights: Checkpoint, document: Mapping[str, Any] | None
+) -> tuple[str, Any]:
     if document is not None:
         return ("", None) if "." in key.hugging_face else (
             key.hugging_face, document.get(key.hugging_face)
@@ -127,11 +129,11 @@ def _said(key: Key, weights: Checkpoint, document: Mapping[str, Any] | None) -> 
     return name, None if value is None else value.content
 
 
-def _values(field: str, weights: Checkpoint) -> Iterator[int]:
+def _list_candidates(field: str, weights: Checkpoint) -> Iterator[int]:
     """Yield what a field may be, as far as names and shapes tell."""
     infos = header_of(weights).tensors.values()
     if field == "layers":
-        yield from _layers(weights)
+        yield from _list_layers(weights)
         return
     shapes = Counter(info.shape for info in infos).most_common(_MOST_SHAPES)
     sizes = dict.fromkeys(size for shape, _ in shapes for size in shape)
@@ -143,7 +145,7 @@ def _values(field: str, weights: Checkpoint) -> Iterator[int]:
     yield from sizes
 
 
-def _layers(weights: Checkpoint) -> Iterator[int]:
+def _list_layers(weights: Checkpoint) -> Iterator[int]:
     numbers: set[int] = set()
     for name in header_of(weights).tensors:
         found = layer(name)
@@ -153,7 +155,7 @@ def _layers(weights: Checkpoint) -> Iterator[int]:
         yield max(numbers) + 1
 
 
-def _tried(
+def _try_value(
     weights: Checkpoint, document: Mapping[str, Any] | None, name: str, value: int
 ) -> Fit | None:
     """Return how all fits with another value, None where the config is refused then."""
@@ -166,7 +168,7 @@ def _tried(
         metadata = {**header_of(weights).metadata, name: Value(kind, value)}
         weights = Checkpoint(Derived(source_of(weights), tensors, metadata))
     try:
-        return fit_of(recognize(weights, config))
+        return measure_fit(recognize(weights, config))
     except (WeightctlError, ValueError, TypeError):
         return None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.archs.arch import TensorNames
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Fit", "Misfit", "Wanted", "fit_of"]
+__all__ = ["Fit", "Misfit", "Wanted", "measure_fit"]
 
 
 class Wanted(NamedTuple):
@@ -64,12 +64,12 @@ class Fit:
         return not is_wrong and not self.padded
 
 
-def fit_of(checkpoint: RecognizedModel) -> Fit:
+def measure_fit(checkpoint: RecognizedModel) -> Fit:
     """Compare a checkpoint with what its config asks for; no tensor is read.
 
     Raises `WeightctlError` where no module can be built of such a config.
     """
-    shapes = _shapes(checkpoint)
+    shapes = _list_shapes(checkpoint)
     missing: dict[str, Wanted] = {}
     misshaped: list[Misfit] = []
     no_numbers: list[Misfit] = []
@@ -94,11 +94,11 @@ def fit_of(checkpoint: RecognizedModel) -> Fit:
         misshaped=misshaped,
         no_numbers=no_numbers,
         unexpected=checkpoint.unexpected,
-        padded=[*_padded(checkpoint)],
+        padded=[*_list_padded(checkpoint)],
     )
 
 
-def _padded(checkpoint: RecognizedModel) -> Iterator[TensorInfo]:
+def _list_padded(checkpoint: RecognizedModel) -> Iterator[TensorInfo]:
     for module in OF_TOKENS:
         tensor = checkpoint.tensors.get(module)
         for stored in () if tensor is None else tensor.origin.sources:
@@ -106,7 +106,7 @@ def _padded(checkpoint: RecognizedModel) -> Iterator[TensorInfo]:
                 yield stored
 
 
-def _shapes(checkpoint: RecognizedModel) -> dict[str, tuple[int, ...]]:
+def _list_shapes(checkpoint: RecognizedModel) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights of a model that has one layer, as all are alike."""
     config: Any = checkpoint.config
     small: Network = load(checkpoint.arch.module)(replace(config, layers=1), DType.float32)

@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.archs.matching import OUTPUT_WEIGHT
-from weightctl.verify.checks.names.corrections import FIELDS, cause_of, corrections
-from weightctl.verify.checks.names.tying import forgotten
-from weightctl.verify.config_keys import spelled
+from weightctl.verify.checks.names.corrections import FIELDS, explain_misfit, find_corrections
+from weightctl.verify.checks.names.tying import blame_forgotten_output
+from weightctl.verify.config_keys import find_spelling
 from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from weightctl.verify.checks.names.corrections import Correction
     from weightctl.verify.checks.names.fit import Fit, Misfit, Wanted
 
-__all__ = ["misfits"]
+__all__ = ["list_misfits"]
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COUNTS = ("layers", "experts")
 
 
-def misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
+def list_misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
     """Return all that is missing, too much, of another shape, or no numbers, one for each tensor.
 
     What a single value of the config would put right is the config's own problem too, first.
     """
-    fitting = _fitting(checkpoint, fit)
+    fitting = _find_fitting(checkpoint, fit)
     problems: list[Problem] = []
     if fitting:
         first = fitting[0]
-        text = f"{first.said}, and {_contradicted(fit)}"
-        problems.append(Problem(where=first.key, text=text, cause=cause_of(fitting)))
-    problems += [_misshaped(each, fitting) for each in fit.misshaped]
-    problems += [_no_number(each) for each in fit.no_numbers]
-    problems += [_missing(checkpoint, each, fitting) for each in fit.missing]
-    return problems + list(_unexpected(checkpoint, fit, fitting))
+        text = f"{first.statement}, and {_find_contradicted(fit)}"
+        problems.append(Problem(where=first.key, text=text, cause=explain_misfit(fitting)))
+    problems += [_report_misshaped(each, fitting) for each in fit.misshaped]
+    problems += [_report_no_number(each) for each in fit.no_numbers]
+    problems += [_report_missing(checkpoint, each, fitting) for each in fit.missing]
+    return problems + list(_report_unexpected(checkpoint, fit, fitting))
 
 
-def _contradicted(fit: Fit) -> str:
+def _find_contradicted(fit: Fit) -> str:
     if fit.misshaped:
         count = len(fit.misshaped)
         return f"{count} {'tensors are' if count > 1 else 'tensor is'} of another shape"
@@ -50,17 +50,17 @@ def _contradicted(fit: Fit) -> str:
     return " and ".join(f"{count} tensors {what}" for what, count in counts.items() if count)
 
 
-def _fitting(checkpoint: RecognizedModel, fit: Fit) -> list[Correction]:
+def _find_fitting(checkpoint: RecognizedModel, fit: Fit) -> list[Correction]:
     fields = FIELDS if fit.misshaped else _COUNTS
     may_help = fit.misshaped or _has_whole_layers(fit)
     if not may_help or _is_turned(fit):
         return []
     document = checkpoint.document if checkpoint.dialect == "hugging_face" else None
-    return corrections(checkpoint.tree, checkpoint.arch, document, fit, fields)
+    return find_corrections(checkpoint.tree, checkpoint.arch, document, fit, fields)
 
 
 def _is_turned(fit: Fit) -> bool:
-    return bool(fit.misshaped) and all(map(_transposed, fit.misshaped))
+    return bool(fit.misshaped) and all(map(_is_transposed, fit.misshaped))
 
 
 def _has_whole_layers(fit: Fit) -> bool:
@@ -68,9 +68,9 @@ def _has_whole_layers(fit: Fit) -> bool:
     return len(fit.missing) > 1 or len(fit.unexpected) > 1
 
 
-def _misshaped(each: Misfit, fitting: list[Correction]) -> Problem:
-    cause = cause_of(fitting)
-    if cause is None and _transposed(each):
+def _report_misshaped(each: Misfit, fitting: list[Correction]) -> Problem:
+    cause = explain_misfit(fitting)
+    if cause is None and _is_transposed(each):
         cause = Cause(
             "transposed",
             "it has the right sizes the other way round: it was transposed where it should not "
@@ -83,22 +83,24 @@ def _misshaped(each: Misfit, fitting: list[Correction]) -> Problem:
     )
 
 
-def _transposed(each: Misfit) -> bool:
+def _is_transposed(each: Misfit) -> bool:
     return len(each.shape) == 2 and each.info.shape == each.shape[::-1]
 
 
-def _no_number(each: Misfit) -> Problem:
+def _report_no_number(each: Misfit) -> Problem:
     text = f"is of {each.info.encoding}, which is no encoding of a model's weights"
     return Problem(where=each.name, text=text)
 
 
-def _missing(checkpoint: RecognizedModel, each: Wanted, fitting: list[Correction]) -> Problem:
+def _report_missing(
+    checkpoint: RecognizedModel, each: Wanted, fitting: list[Correction]
+) -> Problem:
     shape = "" if each.shape is None else f", of shape {list(each.shape)}"
-    cause = cause_of(fitting)
+    cause = explain_misfit(fitting)
     if each.names.module == OUTPUT_WEIGHT:
-        cause = forgotten(checkpoint)
+        cause = blame_forgotten_output(checkpoint)
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
-        cause = _dropped(checkpoint)
+        cause = _blame_drop(checkpoint)
     return Problem(where=each.name, text=f"is missing{shape}", cause=cause)
 
 
@@ -106,7 +108,7 @@ def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
     return each.names.module.removesuffix("bias") + "weight" in checkpoint.tensors
 
 
-def _dropped(checkpoint: RecognizedModel) -> Cause:
+def _blame_drop(checkpoint: RecognizedModel) -> Cause:
     return Cause(
         "bias_dropped",
         f"its weight is there, and {checkpoint.arch.name} as {checkpoint.where} says it is adds a "
@@ -114,18 +116,18 @@ def _dropped(checkpoint: RecognizedModel) -> Cause:
     )
 
 
-def _unexpected(
+def _report_unexpected(
     checkpoint: RecognizedModel, fit: Fit, fitting: list[Correction]
 ) -> Iterator[Problem]:
     """Yield what no part of the model is called; a bias that other layers lack is told so."""
     stored = header_of(checkpoint.tree).tensors
     for name in fit.unexpected:
-        cause = cause_of(fitting)
+        cause = explain_misfit(fitting)
         first = _NUMBER.sub("0", name, count=1)
         if name.endswith(".bias") and first != name and first not in stored:
             # In GGUF the first layer says of all whether they have one.
             cause = Cause("bias_dropped", f"`{first}` is not there, and other layers have theirs")
-        elif name.endswith(".bias") and (key := _denied(checkpoint, name)):
+        elif name.endswith(".bias") and (key := _find_denial(checkpoint, name)):
             cause = Cause("config", f"`{key}` is false or not there, and there are biases")
         yield Problem(
             where=name,
@@ -134,7 +136,7 @@ def _unexpected(
         )
 
 
-def _denied(checkpoint: RecognizedModel, name: str) -> str:
+def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
     plain, dialect = checkpoint.arch.plain, checkpoint.dialect
     kind = _NUMBER.sub("N", plain(name))
@@ -143,5 +145,5 @@ def _denied(checkpoint: RecognizedModel, name: str) -> str:
         if not isinstance(line.bias, str) or template is None:
             continue
         if plain(f"{template.format('N', expert='N')}.bias") == kind:
-            return spelled(checkpoint, line.bias).key
+            return find_spelling(checkpoint, line.bias).key
     return ""

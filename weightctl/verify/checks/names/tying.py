@@ -13,10 +13,10 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from weightctl.archs import RecognizedModel
 
-__all__ = ["copies", "forgotten", "tying_notes"]
+__all__ = ["blame_forgotten_output", "check_tied", "note_tying"]
 
 
-def copies(checkpoint: RecognizedModel) -> list[Problem]:
+def check_tied(checkpoint: RecognizedModel) -> list[Problem]:
     """Return what stands beside a tied embedding and differs from it."""
     if EMBEDDING_WEIGHT not in checkpoint.tensors:
         return []
@@ -29,7 +29,7 @@ def copies(checkpoint: RecognizedModel) -> list[Problem]:
     return []
 
 
-def forgotten(checkpoint: RecognizedModel) -> Cause:
+def blame_forgotten_output(checkpoint: RecognizedModel) -> Cause:
     """Return the cause that an output is missing which is not the embedding."""
     return Cause(
         "output_forgotten",
@@ -39,7 +39,7 @@ def forgotten(checkpoint: RecognizedModel) -> Cause:
     )
 
 
-def tying_notes(checkpoint: RecognizedModel) -> list[str]:
+def note_tying(checkpoint: RecognizedModel) -> list[str]:
     """Return what a person should know of an output that is the embedding, or as good as that."""
     arch, dialect = checkpoint.arch, checkpoint.dialect
     names = (each.name(dialect) for each in arch.copies(checkpoint.config))

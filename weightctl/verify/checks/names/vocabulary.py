@@ -11,7 +11,7 @@ from weightctl.errors import TokenizerError
 from weightctl.tokenizer.directory import from_directory
 from weightctl.tokenizer.files import open_files
 from weightctl.untyped import is_list, is_object, is_sequence
-from weightctl.verify.config_keys import spelled
+from weightctl.verify.config_keys import find_spelling
 from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.tokenizer.files import Files
     from weightctl.verify.checks.names.fit import Fit
 
-__all__ = ["Counts", "vocabulary"]
+__all__ = ["Counts", "compare_counts"]
 
 _PREFIX = "tokenizer.ggml."
 _TOKENS = f"{_PREFIX}tokens"
@@ -36,21 +36,21 @@ class Counts(NamedTuple):
     notes: list[str]
 
 
-def vocabulary(checkpoint: RecognizedModel, fit: Fit) -> Counts:
+def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Counts:
     """Compare how many tokens the tokenizer, the config and the embedding of a checkpoint have."""
-    problems = list(_rows(checkpoint, fit))
+    problems = list(_check_rows(checkpoint, fit))
     if checkpoint.dialect == "gguf":
-        return Counts([*problems, *_of_metadata(checkpoint)], [])
+        return Counts([*problems, *_check_metadata(checkpoint)], [])
     directory = os.path.dirname(checkpoint.where)
     try:
         files = open_files(directory)
     except TokenizerError as error:
-        problems.append(Problem(where=directory, text=_told(error)))
+        problems.append(Problem(where=directory, text=_show_error(error)))
         return Counts(problems, [])
     try:
-        count, added = _counted(files, str(checkpoint.document.get(MODEL_TYPE)))
+        count, added = _count_tokens(files, str(checkpoint.document.get(MODEL_TYPE)))
     except TokenizerError as error:
-        return Counts(problems, [f"its tokens were not counted: {_told(error)}"])
+        return Counts(problems, [f"its tokens were not counted: {_show_error(error)}"])
     rows = checkpoint.config.vocabulary
     if count > rows:
         where = files.path("tokenizer.json") if files.tokenizer is not None else directory
@@ -68,15 +68,15 @@ def vocabulary(checkpoint: RecognizedModel, fit: Fit) -> Counts:
     return Counts(problems, [])
 
 
-def _told(error: TokenizerError) -> str:
+def _show_error(error: TokenizerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def _rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
+def _check_rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
     """Yield tensors with more rows than there are tokens; fewer are of another shape."""
     count = checkpoint.config.vocabulary
     for stored in fit.padded:
-        key, rows = spelled(checkpoint, "vocabulary").key, stored.shape[0]
+        key, rows = find_spelling(checkpoint, "vocabulary").key, stored.shape[0]
         cause = None
         if checkpoint.dialect == "hugging_face":
             cause = Cause("config", f"`{key}` is {count}, and {rows} would fit")
@@ -84,7 +84,7 @@ def _rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
         yield Problem(where=stored.name, text=text, cause=cause)
 
 
-def _of_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
+def _check_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
     """Yield where GGUF's lists of tokens are not as long as the embedding, as llama.cpp asks."""
     metadata = header_of(checkpoint.tree).metadata
     value = metadata.get(_TOKENS)
@@ -104,7 +104,7 @@ def _of_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
             yield Problem(where=key, text=text)
 
 
-def _counted(files: Files, model_type: str) -> tuple[int, int]:
+def _count_tokens(files: Files, model_type: str) -> tuple[int, int]:
     """Return how many tokens a directory's tokenizer has, and behind the last added one.
 
     Each is 0 where there are none. Raises `TokenizerError` for files that are damaged.
@@ -115,11 +115,11 @@ def _counted(files: Files, model_type: str) -> tuple[int, int]:
         return (0 if found is None else len(found.tokens)), 0
     model: Any = document.get("model")
     words: Any = model.get("vocab") if is_object(model) else None
-    count = _behind(words.values()) if is_object(words) else len(words) if is_list(words) else 0
+    count = _end_of_ids(words.values()) if is_object(words) else len(words) if is_list(words) else 0
     added: Any = document.get("added_tokens")
     tokens: list[Any] = added if is_list(added) else []
-    return count, _behind(token.get("id") for token in tokens if is_object(token))
+    return count, _end_of_ids(token.get("id") for token in tokens if is_object(token))
 
 
-def _behind(ids: Any) -> int:
+def _end_of_ids(ids: Any) -> int:
     return 1 + max((each for each in ids if type(each) is int), default=-1)

@@ -10,10 +10,10 @@ from weightctl.formats.huggingface import CONFIG
 from weightctl.formats.sharded.gathered import Gathered
 from weightctl.shards.digests import altered, checked_bytes
 from weightctl.untyped import is_object
-from weightctl.verify.checks.structure.pickled import pickled
-from weightctl.verify.checks.structure.readers import Answer, asked, reader_of
+from weightctl.verify.checks.structure.pickles import scan_pickles
+from weightctl.verify.checks.structure.readers import Answer, ask_reader, find_reader
 from weightctl.verify.figures import StructureFigures
-from weightctl.verify.results import MOST_NAMED, Problem, Result, first_of
+from weightctl.verify.results import MOST_NAMED, Problem, Result, keep_first
 from weightctl.weights.json_file import read_json
 from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import TEXT
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
 
 
-__all__ = ["changed_parts", "check"]
+__all__ = ["check", "check_digests"]
 
 _LARGEST_INDEX = 100_000_000
 # ggml keeps a name in 64 bytes, of which the last is 0.
@@ -45,11 +45,13 @@ def check(request: Request) -> Result:
     request.tell("reading headers", 0)
     problems = [problem for find in _PROBLEMS for problem in find(header)]
     if isinstance(source, Gathered):
-        problems += changed_parts(source, request)
+        problems += check_digests(source, request)
     request.tell("asking other readers", 0.2)
-    found = pickled(header)
+    found = scan_pickles(header)
     headers = source.ranks if isinstance(source, Gathered) else (header,)
-    answer = Answer(reader_of(header), reason=found.reason) if found.reason else asked(*headers)
+    answer = (
+        Answer(find_reader(header), reason=found.reason) if found.reason else ask_reader(*headers)
+    )
     # What another reader says of a file that changes while it is read is not a property of it.
     source.refuse_change()
     return Result(
@@ -68,11 +70,11 @@ def check(request: Request) -> Result:
     )
 
 
-def _total(header: Header) -> Iterator[Problem]:
+def _check_total(header: Header) -> Iterator[Problem]:
     """Yield the size that an index tells of all tensors, where that is another."""
     # A manifest of ranks tells the bytes of each tensor, and no sum.
     is_index = header.listing is not None and not header.shardings
-    told = _told_size(header.listing) if is_index and header.listing else None
+    told = _read_stated_size(header.listing) if is_index and header.listing else None
     # Some writers count a tensor as often as it has names.
     once = sum(extent.nbytes for extent in header.extents.values())
     again = sum(header.extents[name].nbytes for name in header.aliases.values())
@@ -84,7 +86,7 @@ def _total(header: Header) -> Iterator[Problem]:
         )
 
 
-def _told_size(path: str) -> int | None:
+def _read_stated_size(path: str) -> int | None:
     try:
         document: Any = read_json(MappedFile(path), _LARGEST_INDEX)
     except FormatError:
@@ -95,7 +97,7 @@ def _told_size(path: str) -> int | None:
     return int(size) if is_whole and not isinstance(size, bool) else None
 
 
-def _unknown(header: Header) -> Iterator[Problem]:
+def _check_encodings(header: Header) -> Iterator[Problem]:
     """Yield tensors of an encoding that nobody can decode."""
     kinds: dict[str, list[str]] = {}
     for name, info in header.tensors.items():
@@ -110,7 +112,7 @@ def _unknown(header: Header) -> Iterator[Problem]:
         )
 
 
-def _long_names(header: Header) -> Iterator[Problem]:
+def _check_name_lengths(header: Header) -> Iterator[Problem]:
     """Yield names that llama.cpp refuses."""
     if header.format != "gguf":
         return
@@ -123,15 +125,15 @@ def _long_names(header: Header) -> Iterator[Problem]:
         )
         for name in found
     ]
-    yield from first_of(problems, "{} more names are longer than llama.cpp reads")
+    yield from keep_first(problems, "{} more names are longer than llama.cpp reads")
 
 
-def _nothing(header: Header) -> Iterator[str]:
+def _note_empty(header: Header) -> Iterator[str]:
     if not header.tensors:
         yield "there are no tensors: only what the header says could be looked at"
 
 
-def _crooked(header: Header) -> Iterator[str]:
+def _note_misaligned(header: Header) -> Iterator[str]:
     """Yield how many tensors start where their elements cannot be had without a copy."""
     if header.format != "safetensors":
         return
@@ -151,7 +153,7 @@ def _crooked(header: Header) -> Iterator[str]:
         )
 
 
-def _no_framework(header: Header) -> Iterator[str]:
+def _note_no_framework(header: Header) -> Iterator[str]:
     """Yield that transformers before version 5 refuses a file's metadata."""
     if header.format != "safetensors" or not header.metadata:
         return
@@ -165,21 +167,25 @@ def _no_framework(header: Header) -> Iterator[str]:
         )
 
 
-def _other_order(header: Header) -> Iterator[str]:
+def _note_byte_order(header: Header) -> Iterator[str]:
     if header.big_endian:
         yield "its numbers are big-endian, which llama.cpp reads on such machines alone"
 
 
-_PROBLEMS: tuple[Callable[[Header], Iterator[Problem]], ...] = (_total, _unknown, _long_names)
+_PROBLEMS: tuple[Callable[[Header], Iterator[Problem]], ...] = (
+    _check_total,
+    _check_encodings,
+    _check_name_lengths,
+)
 _NOTES: tuple[Callable[[Header], Iterator[str]], ...] = (
-    _nothing,
-    _crooked,
-    _no_framework,
-    _other_order,
+    _note_empty,
+    _note_misaligned,
+    _note_no_framework,
+    _note_byte_order,
 )
 
 
-def changed_parts(gathered: Gathered, request: Request) -> Sequence[Problem]:
+def check_digests(gathered: Gathered, request: Request) -> Sequence[Problem]:
     """Return a problem for each tensor of a rank whose SHA-256 is not the manifest's.
 
     Raises `FormatError` where a file cannot be read.
@@ -201,4 +207,4 @@ def changed_parts(gathered: Gathered, request: Request) -> Sequence[Problem]:
         for part in altered(gathered, progress=tell)
     ]
     where = gathered.header.listing or ""
-    return first_of(problems, "{} more parts are altered", where)
+    return keep_first(problems, "{} more parts are altered", where)

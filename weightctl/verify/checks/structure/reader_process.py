@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["READERS", "bound", "main"]
+__all__ = ["READERS", "limit_memory", "main"]
 
 # Mapped files count too, and what a library for graphics processors maps when it is loaded.
 _LIBRARIES = 16 << 30
@@ -32,7 +32,7 @@ _ERROR, _VERSION = "WeightsUnpickler error:", "In PyTorch 2.6"
 _ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation", "Please file an")
 
 
-def _safetensors(path: str) -> dict[str, Any]:
+def _read_safetensors(path: str) -> dict[str, Any]:
     with import_module("safetensors").safe_open(path, framework="numpy") as file:
         tensors: dict[str, Any] = {}
         for name in file.keys():  # noqa: SIM118  # no dictionary, and has nothing else
@@ -41,8 +41,8 @@ def _safetensors(path: str) -> dict[str, Any]:
     return {"tensors": tensors, "whole": True}
 
 
-def _gguf(path: str) -> dict[str, Any]:
-    reader = _quick(import_module("gguf").GGUFReader)(path)
+def _read_gguf(path: str) -> dict[str, Any]:
+    reader = _make_quick(import_module("gguf").GGUFReader)(path)
     return {
         "tensors": {
             each.name: [int(each.tensor_type), [int(size) for size in reversed(each.shape)]]
@@ -52,7 +52,7 @@ def _gguf(path: str) -> dict[str, Any]:
     }
 
 
-def _quick(reader: Any) -> Any:
+def _make_quick(reader: Any) -> Any:
     """Return GGUFReader, but that it takes a vocabulary's long arrays in one piece."""
     if not hasattr(reader, "_get_field_parts"):
         return reader
@@ -63,7 +63,7 @@ def _quick(reader: Any) -> Any:
                 data, order = memoryview(self.data), self._order
                 kind, count = struct.unpack_from(f"{order}IQ", data, orig_offs)
                 start = orig_offs + 12
-                end = _end(data, start, kind, count, order) if count > _MANY else 0
+                end = _find_array_end(data, start, kind, count, order) if count > _MANY else 0
                 if end > len(data):
                     raise ValueError("an array ends past the file")
                 if end:
@@ -79,7 +79,7 @@ def _quick(reader: Any) -> Any:
     return Quick
 
 
-def _end(data: memoryview, at: int, kind: int, count: int, order: str) -> int:
+def _find_array_end(data: memoryview, at: int, kind: int, count: int, order: str) -> int:
     """Return where an array of GGUF ends that begins at a byte; 0 for one of arrays."""
     if kind != _STRING:
         return at + count * _SIZES[kind] if kind in _SIZES else 0
@@ -89,14 +89,14 @@ def _end(data: memoryview, at: int, kind: int, count: int, order: str) -> int:
     return at
 
 
-def _torch(path: str) -> dict[str, Any]:
+def _read_torch(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         is_zip = file.read(4) == b"PK\3\4"
     load: Any = import_module("torch").load
     found = load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    is_flat = isinstance(found, dict) and all(_is_tensor(each) for _, each in _entries(found))
+    is_flat = isinstance(found, dict) and all(_is_tensor(each) for _, each in _list_entries(found))
     tensors: dict[str, Any] = {}
-    for name, tensor in _nested(found, "", 0):
+    for name, tensor in _walk_tensors(found, "", 0):
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = list(tensor.shape)
         if dtype.endswith("_x2") and shape:
@@ -105,20 +105,20 @@ def _torch(path: str) -> dict[str, Any]:
     return {"tensors": tensors, "whole": is_flat}
 
 
-def _nested(content: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _walk_tensors(content: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in dictionaries and lists, named as we name them where that is plain."""
     if _is_tensor(content):
         yield name, content
     elif depth < _DEEPEST:
-        for key, value in _entries(content):
-            yield from _nested(value, f"{name}.{key}" if name else str(key), depth + 1)
+        for key, value in _list_entries(content):
+            yield from _walk_tensors(value, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def _is_tensor(content: Any) -> bool:
     return hasattr(content, "dtype") and hasattr(content, "shape")
 
 
-def _entries(content: Any) -> Iterable[tuple[Any, Any]]:
+def _list_entries(content: Any) -> Iterable[tuple[Any, Any]]:
     found: Any = content
     if isinstance(content, dict):
         return found.items()  # type: ignore[no-any-return]  # of a value of any type
@@ -126,32 +126,32 @@ def _entries(content: Any) -> Iterable[tuple[Any, Any]]:
 
 
 READERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "safetensors": _safetensors,
-    "gguf": _gguf,
-    "torch": _torch,
+    "safetensors": _read_safetensors,
+    "gguf": _read_gguf,
+    "torch": _read_torch,
 }
 
 
 def main(reader: str, memory: int, paths: list[str]) -> None:
     """Print what a reader sees in each of the files."""
-    bound(memory)
+    limit_memory(memory)
     try:
         import_module(reader)
     except (ImportError, OSError, MemoryError) as error:
-        _say(missing=_short(error))
+        _print_line(missing=_shorten(error))
         return
     for number, path in enumerate(paths):
-        _say(begin=number)
+        _print_line(begin=number)
         try:
-            _say(**READERS[reader](path))
+            _print_line(**READERS[reader](path))
         except ImportError as error:  # of what it needs itself
-            _say(missing=_short(error))
+            _print_line(missing=_shorten(error))
             return
         except Exception as error:  # noqa: BLE001  # whatever it raises is what it says of the file
-            _say(error=_short(error))
+            _print_line(error=_shorten(error))
 
 
-def bound(memory: int) -> None:
+def limit_memory(memory: int) -> None:
     """Keep this process, for good, from taking more memory than that."""
     import resource  # only this process needs it
 
@@ -168,7 +168,7 @@ def bound(memory: int) -> None:
             continue
 
 
-def _short(error: BaseException) -> str:
+def _shorten(error: BaseException) -> str:
     lines = (
         line.rpartition(_ERROR)[2].partition(_VERSION)[0].strip() for line in str(error).split("\n")
     )
@@ -177,7 +177,7 @@ def _short(error: BaseException) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-def _say(**what: Any) -> None:
+def _print_line(**what: Any) -> None:
     print(json.dumps(what), flush=True)  # noqa: T201  # this is a program, and whoever runs it reads
 
 

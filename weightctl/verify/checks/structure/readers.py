@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.verify.results import Problem, first_of
+from weightctl.verify.results import Problem, keep_first
 from weightctl.wording import printable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header, TensorInfo
 
-__all__ = ["MEMORY", "SECONDS", "Answer", "asked", "reader_of"]
+__all__ = ["MEMORY", "SECONDS", "Answer", "ask_reader", "find_reader"]
 
 SECONDS = 60.0
 # What a reader may take beside the files themselves.
@@ -75,29 +75,29 @@ class _File(NamedTuple):
         return self.header.files[self.number]
 
 
-def asked(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
+def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
     """Have a checkpoint's files read by the reader that its format is known by.
 
     They are those of one header, or of several where each says what is in files of its own. The
     reader runs in a process of its own, which ends after so many `seconds` and takes no more than
     so many bytes of `memory` and what the files have; nothing that befalls it befalls the caller.
     """
-    reader = reader_of(headers[0])
+    reader = find_reader(headers[0])
     if not reader:
         return Answer("")
     if find_spec(reader) is None:
         return Answer(reader, reason="it is not installed")
     files = [_File(header, number) for header in headers for number in range(len(header.files))]
-    lines, ending = _told(reader, [file.path for file in files], seconds, memory)
-    return _judged(reader, files, lines, ending)
+    lines, ending = _run_reader(reader, [file.path for file in files], seconds, memory)
+    return _judge(reader, files, lines, ending)
 
 
-def reader_of(header: Header) -> str:
+def find_reader(header: Header) -> str:
     """Return what the reader is called that a checkpoint's format is known by, empty for none."""
     return _READER_OF.get(header.format, "")
 
 
-def _told(
+def _run_reader(
     reader: str, paths: Sequence[str], seconds: float, memory: int
 ) -> tuple[list[dict[str, Any]], str]:
     """Return what the process said of the files, and how it ended where not of itself."""
@@ -122,10 +122,10 @@ def _told(
             process.kill()
             process.wait()
         said.seek(0)
-        return [*_lines(said.read())], ending
+        return [*_parse_lines(said.read())], ending
 
 
-def _lines(raw: bytes) -> Iterator[dict[str, Any]]:
+def _parse_lines(raw: bytes) -> Iterator[dict[str, Any]]:
     for line in raw.splitlines():
         try:
             yield json.loads(line)
@@ -133,7 +133,7 @@ def _lines(raw: bytes) -> Iterator[dict[str, Any]]:
             return
 
 
-def _judged(
+def _judge(
     reader: str, files: Sequence[_File], lines: Sequence[Mapping[str, Any]], ending: str
 ) -> Answer:
     problems: list[Problem] = []
@@ -143,25 +143,25 @@ def _judged(
     where = files[0].path
     for line in lines:
         if "missing" in line:
-            return Answer(reader, reason=f"it does not start: {_one_line(line['missing'])}")
+            return Answer(reader, reason=f"it does not start: {_join_lines(line['missing'])}")
         number = int(line.get("begin", number))
         where = files[number].path
         if "error" in line:
-            said = _one_line(line["error"])
+            said = _join_lines(line["error"])
             are_known = _are_known(files[number].header)
             if are_known and any(part in said for part in _TOO_OLD):
                 reasons.append(f"it does not read such files: {said}")
             else:
-                why = _why(reader, said)
+                why = _explain_refusal(reader, said)
                 problems.append(Problem(where=where, text=f"{_CALLED[reader]} refuses it: {why}"))
                 refused.append(f"{os.path.basename(where)}: {why.partition('; ')[0]}")
         elif "tensors" in line:
-            differences = list(_differences(files[number], line))
+            differences = list(_find_differences(files[number], line))
             named = [
                 Problem(where=name, text=f"{_CALLED[reader]} {text}") for name, text in differences
             ]
             others = f"{_CALLED[reader]} sees {{}} more tensors otherwise than we do"
-            problems += first_of(named, others, where)
+            problems += keep_first(named, others, where)
             reasons += [f"sees other tensors in {os.path.basename(where)}"] * bool(differences)
     if ending and ending.startswith("ended"):
         text = f"{_CALLED[reader]} does not survive it: its process {ending}"
@@ -173,22 +173,23 @@ def _judged(
     return Answer(reader, tuple(problems), next(iter(reasons), ending))
 
 
-def _one_line(said: Any) -> str:
+def _join_lines(said: Any) -> str:
     return printable(" ".join(str(said).split()))
 
 
-def _why(reader: str, said: str) -> str:
+def _explain_refusal(reader: str, said: str) -> str:
     """Say why a reader refuses a file; of what torch says of a pickle only what it is about."""
     strange = _STRANGE.search(said) if reader == "torch" else None
     if strange is None:
         return said
+    name = strange[1]
     return (
-        f"it also holds {_article(strange[1])} `{strange[1]}`; `weightctl convert IN OUT.pt` "
+        f"it also holds {_choose_article(name)} `{name}`; `weightctl convert IN OUT.pt` "
         "keeps what can be loaded"
     )
 
 
-def _article(name: str) -> str:
+def _choose_article(name: str) -> str:
     return "an" if name[:1].lower() in "aeiou" else "a"
 
 
@@ -196,7 +197,7 @@ def _are_known(header: Header) -> bool:
     return all(info.encoding.is_known for info in header.tensors.values())
 
 
-def _differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _find_differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what a reader sees in a file otherwise than we do: a name, and what of it."""
     header, number = file
     seen: Mapping[str, Any] = line["tensors"]
@@ -206,7 +207,7 @@ def _differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, st
     names = {**ours, **{name: ours.get(other) for name, other in header.aliases.items()}}
     for name, info in ours.items():
         if name in seen:
-            if text := _otherwise(header.format, info, *seen[name]):
+            if text := _describe_difference(header.format, info, *seen[name]):
                 yield name, text
         elif line["whole"]:
             yield name, "does not see it"
@@ -216,7 +217,9 @@ def _differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, st
                 yield name, "sees it, and we do not"
 
 
-def _otherwise(format_name: str, info: TensorInfo, dtype: Any, shape: Sequence[int]) -> str:
+def _describe_difference(
+    format_name: str, info: TensorInfo, dtype: Any, shape: Sequence[int]
+) -> str:
     if tuple(shape) != info.shape:
         return f"sees it as {list(shape)}, and we as {list(info.shape)}"
     ours = getattr(info.encoding, format_name)

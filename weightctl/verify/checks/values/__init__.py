@@ -6,12 +6,18 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from weightctl.archs.matching import OUTPUT_WEIGHT
-from weightctl.verify.checks.values.sentences import fault, folded, is_comparable, noted, unlike
+from weightctl.verify.checks.values.sentences import (
+    describe_fault,
+    describe_unlike,
+    fold_problems,
+    is_comparable,
+    note_alike,
+)
 from weightctl.verify.compare.causes import ALIKE, PATIENCE, explain
 from weightctl.verify.compare.causes.mistakes import TRANSPOSED
 from weightctl.verify.compare.distance import is_within, run_limit
-from weightctl.verify.compare.measure import measured_all
-from weightctl.verify.compare.pairs import different_models
+from weightctl.verify.compare.measure import measure_pairs
+from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import TensorError, ValuesFigures
 from weightctl.verify.results import Cause, Problem, Result
 
@@ -42,7 +48,7 @@ def check(request: Request) -> Result:
     """
     if request.reference is None:
         return Result(skipped="there is nothing to compare with: --against PATH")
-    if text := different_models(request.subject.checkpoint, request.reference.checkpoint):
+    if text := explain_different_models(request.subject.checkpoint, request.reference.checkpoint):
         problem = Problem(where="", text=text, cause=_OTHER_MODEL)
         return Result(problems=(problem,))
     pairing = request.pairing
@@ -52,28 +58,28 @@ def check(request: Request) -> Result:
         return Result(skipped=f"no tensor is of these layers: there are {len(layers)}, from 0 on")
     if not pairs and not pairing.missing and not pairing.unexpected:
         return Result(skipped="no tensor of one has a name that the other has")
-    alone = [] if request.layers is not None else list(_alone(pairing))
+    alone = [] if request.layers is not None else list(_report_unpaired(pairing))
     fit = [pair for pair in pairs if is_comparable(pair)]
     wrong = _Wrong(request)
     errors: list[TensorError] = []
-    with closing(measured_all(fit, run_limit, lambda done: request.tell("values", done))) as found:
+    with closing(measure_pairs(fit, run_limit, lambda done: request.tell("values", done))) as found:
         for pair in pairs:
             if not is_comparable(pair):
-                text = unlike(pair)
+                text = describe_unlike(pair)
                 if text:
-                    wrong.problems.append((pair, _problem(pair, text, _of_shape(pair))))
+                    wrong.problems.append((pair, _make_problem(pair, text, _explain_shape(pair))))
                 continue
             measured = next(found)
             pairing.within[pair.module] = is_within(pair, measured)
             if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
-                alone.append(_missing(_output_of(pair, pairing)))
+                alone.append(_report_missing(_name_output(pair, pairing)))
                 continue
             is_problem = wrong.add(pair, measured)
-            errors.append(_figures(pair, measured, is_problem=is_problem))
+            errors.append(_make_figures(pair, measured, is_problem=is_problem))
     return Result(
-        problems=(*alone, *folded(wrong.problems)),
+        problems=(*alone, *fold_problems(wrong.problems)),
         figures=ValuesFigures(tensors=tuple(errors), pairing=pairing.how),
-        notes=tuple(noted(wrong.alike)),
+        notes=tuple(note_alike(wrong.alike)),
     )
 
 
@@ -89,7 +95,7 @@ class _Wrong:
     def add(self, pair: Pair, found: Measured) -> bool:
         """Say whether a tensor is a problem; keep it, with its cause, where it differs."""
         request, pairing = self._request, self._request.pairing
-        text = fault(pair, found, request.max_rmse)
+        text = describe_fault(pair, found, request.max_rmse)
         if not text:
             return False
         cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
@@ -99,18 +105,18 @@ class _Wrong:
             pairing.within[pair.module] = True
             self.alike.append((pair, cause))
             return False
-        self.problems.append((pair, _problem(pair, text, cause)))
+        self.problems.append((pair, _make_problem(pair, text, cause)))
         return True
 
 
-def _alone(pairing: Pairing) -> Iterator[Problem]:
+def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
     """Yield the tensors that one side lacks."""
-    yield from map(_missing, pairing.missing)
+    yield from map(_report_missing, pairing.missing)
     for name in pairing.unexpected:
         yield Problem(where=name, text="is in no place of the reference")
 
 
-def _missing(name: str) -> Problem:
+def _report_missing(name: str) -> Problem:
     cause = _BIAS_DROPPED if name.endswith("bias") else None
     return Problem(
         where=name,
@@ -125,24 +131,24 @@ def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
     return pair.module == OUTPUT_WEIGHT and own is not None and OUTPUT_WEIGHT not in own.tensors
 
 
-def _output_of(pair: Pair, pairing: Pairing) -> str:
+def _name_output(pair: Pair, pairing: Pairing) -> str:
     own = pairing.checkpoint
     name = None if own is None or pair.names is None else pair.names.name(own.dialect)
     return name or pair.name
 
 
-def _problem(pair: Pair, text: str, cause: Cause | None) -> Problem:
+def _make_problem(pair: Pair, text: str, cause: Cause | None) -> Problem:
     if pair.expert is not None:
         text = f"expert {pair.expert}: {text}"
     return Problem(where=pair.name, text=text, cause=cause)
 
 
-def _of_shape(pair: Pair) -> Cause | None:
+def _explain_shape(pair: Pair) -> Cause | None:
     shape, other = pair.tensor.info.shape, pair.reference.info.shape
     return TRANSPOSED if len(shape) == 2 and shape[::-1] == other else None
 
 
-def _figures(pair: Pair, found: Measured, *, is_problem: bool) -> TensorError:
+def _make_figures(pair: Pair, found: Measured, *, is_problem: bool) -> TensorError:
     return TensorError(
         name=pair.name,
         reference=pair.reference_name,

@@ -10,14 +10,14 @@ from weightctl.codecs import can_decode
 from weightctl.translation.copies import is_same
 from weightctl.verify.compare.distance import (
     RUN,
-    allowed,
-    expected,
+    allowed_error,
+    expected_error,
     is_within,
     rows_of_runs,
     stored_rows,
 )
-from weightctl.verify.compare.measure import numbers_from
-from weightctl.verify.results import first_of
+from weightctl.verify.compare.measure import read_values
+from weightctl.verify.results import keep_first
 from weightctl.wording import percent
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 
-__all__ = ["fault", "folded", "is_comparable", "noted", "unlike"]
+__all__ = ["describe_fault", "describe_unlike", "fold_problems", "is_comparable", "note_alike"]
 
 # Where so few runs are beyond their bar they tell more than the whole.
 _FEW_RUNS = 0.05
@@ -44,7 +44,7 @@ def is_comparable(pair: Pair) -> bool:
     return mine.shape == theirs.shape and _is_of_numbers(mine) and _is_of_numbers(theirs)
 
 
-def unlike(pair: Pair) -> str:
+def describe_unlike(pair: Pair) -> str:
     """Say how two tensors differ of which no numbers can be compared; nothing where they do not."""
     mine, theirs = pair.tensor.info, pair.reference.info
     if mine.shape != theirs.shape:
@@ -56,23 +56,23 @@ def unlike(pair: Pair) -> str:
     return "" if is_same(pair.tensor, pair.reference) else "is not the reference's"
 
 
-def fault(pair: Pair, found: Measured, most: float | None) -> str:
+def describe_fault(pair: Pair, found: Measured, most: float | None) -> str:
     """Say what is wrong with the values of a tensor; nothing where nothing is."""
     if found.nonfinite:
-        return _nonfinite(pair, found)
+        return _describe_nonfinite(pair, found)
     if most is not None:
         if found.relative_rmse > most:
             return f"relative RMSE {percent(found.relative_rmse)}, above {percent(most)}"
         return ""
     if is_within(pair, found):
         return ""
-    is_far = found.relative_rmse > allowed(pair, found)
+    is_far = found.relative_rmse > allowed_error(pair, found)
     beyond, count = (found.beyond, found.runs_beyond)
     if is_far and not 0 < count <= _FEW_RUNS * found.runs:
-        return f"relative RMSE {percent(found.relative_rmse)}, {_times(pair, found)}"
-    how = f"up to {found.worst:.0f} times as far off as {_coarser(pair)} should be"
+        return f"relative RMSE {percent(found.relative_rmse)}, {_say_times(pair, found)}"
+    how = f"up to {found.worst:.0f} times as far off as {_name_coarser(pair)} should be"
     if _is_plain_twice(pair):
-        how = f"not the reference's, though {_both(pair)}"
+        how = f"not the reference's, though {_name_encodings(pair)}"
     if not count:
         beyond, count = found.unequal, found.runs_unequal
         how = "not the reference's, where all others are"
@@ -81,7 +81,7 @@ def fault(pair: Pair, found: Measured, most: float | None) -> str:
     return f"{count} {'runs' if count > 1 else 'run'} of {RUN} numbers, in {where}, {how}"
 
 
-def _nonfinite(pair: Pair, found: Measured) -> str:
+def _describe_nonfinite(pair: Pair, found: Measured) -> str:
     place = found.first_nonfinite
     row = stored_rows(pair, rows_of_runs(pair, [place // RUN]))[0]
     count = found.nonfinite
@@ -93,7 +93,7 @@ def _nonfinite(pair: Pair, found: Measured) -> str:
     if count > 1:
         return f"{count:,} numbers are NaN or infinite {where}, the first in row {row}"
     both = (pair.tensor, pair.reference)
-    numbers = [float(numbers_from(each, place, 1)[0]) for each in both]
+    numbers = [float(read_values(each, place, 1)[0]) for each in both]
     kind = "NaN" if any(map(isnan, numbers)) else "infinite"
     return f"1 number is {kind} {where}, in row {row}"
 
@@ -104,21 +104,21 @@ def _is_plain_twice(pair: Pair) -> bool:
     return one == other and one.encoding.block == 1 and one.bits == 8 * one.encoding.size
 
 
-def _both(pair: Pair) -> str:
+def _name_encodings(pair: Pair) -> str:
     return f"both are {pair.tensor.info.encoding}"
 
 
-def _times(pair: Pair, found: Measured) -> str:
-    usual = expected(pair, found)
+def _say_times(pair: Pair, found: Measured) -> str:
+    usual = expected_error(pair, found)
     if pair.sides[0].keeps_all and usual < _NOTHING:
         return "where nothing should be lost"
     if _is_plain_twice(pair):
-        return f"{_both(pair)}, so it should be 0"
+        return f"{_name_encodings(pair)}, so it should be 0"
     times = found.relative_rmse / usual
-    return f"{times:.0f} times the {percent(usual)} that {_coarser(pair)} should cost"
+    return f"{times:.0f} times the {percent(usual)} that {_name_coarser(pair)} should cost"
 
 
-def _coarser(pair: Pair) -> str:
+def _name_coarser(pair: Pair) -> str:
     """Return what the encoding is called that has fewer bits, of the two."""
     is_own = pair.bits <= pair.reference_bits
     bits, tensor = (pair.bits, pair.tensor) if is_own else (pair.reference_bits, pair.reference)
@@ -132,7 +132,7 @@ def _is_of_numbers(info: TensorInfo) -> bool:
     return info.encoding.is_known and info.encoding.is_real and can_decode(info.encoding)
 
 
-def folded(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
+def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
     """Yield problems, one for many with the same cause, and the first of many with none.
 
     The order is that of the first of each.
@@ -142,13 +142,13 @@ def folded(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
         alike.setdefault(problem.cause, []).append((pair, problem))
     for cause, group in alike.items():
         if cause is not None and len(group) > _FEW:
-            yield _in_one(group)
+            yield _fold(group)
         else:
             found = [problem for _, problem in group]
-            yield from first_of(found, "and {} more tensors are as far off")
+            yield from keep_first(found, "and {} more tensors are as far off")
 
 
-def noted(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
+def note_alike(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
     """Yield a note for each cause by which tensors differ that compute the same."""
     groups: dict[Cause, list[Pair]] = {}
     for pair, cause in alike:
@@ -157,7 +157,7 @@ def noted(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
         yield f"{_name_problem(pairs)} {'differ' if len(pairs) > 1 else 'differs'}: {cause.text}"
 
 
-def _in_one(group: Sequence[tuple[Pair, Problem]]) -> Problem:
+def _fold(group: Sequence[tuple[Pair, Problem]]) -> Problem:
     _, first = group[0]
     named = _name_problem([pair for pair, _ in group])
     text = f"{first.text}; and so with {len(group) - 1} more: {named}"
@@ -169,10 +169,10 @@ def _name_problem(pairs: Sequence[Pair]) -> str:
     parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
     named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
     layers = sorted({each.layer for each in pairs if each.layer is not None})
-    return f"{named}{_of(layers)}"
+    return f"{named}{_say_layers(layers)}"
 
 
-def _of(layers: Sequence[int]) -> str:
+def _say_layers(layers: Sequence[int]) -> str:
     if not layers:
         return ""
     if len(layers) == 1:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.verify.compare.causes.clipped import clipped
+from weightctl.verify.compare.causes.clipped import find_clipped
 from weightctl.verify.compare.causes.damage import DAMAGES
-from weightctl.verify.compare.causes.dequantized import dequantized
-from weightctl.verify.compare.causes.heads import heads_alike, heads_exchanged
-from weightctl.verify.compare.causes.low_rank import low_rank
-from weightctl.verify.compare.causes.misplaced import experts_alike
-from weightctl.verify.compare.causes.misread import misread
+from weightctl.verify.compare.causes.dequantized import find_dequantized
+from weightctl.verify.compare.causes.heads import find_equivalent_heads, find_exchanged_heads
+from weightctl.verify.compare.causes.low_rank import find_low_rank
+from weightctl.verify.compare.causes.misplaced import find_equivalent_experts
+from weightctl.verify.compare.causes.misread import find_misread
 from weightctl.verify.compare.causes.mistakes import MISTAKES, OF_OTHERS
-from weightctl.verify.compare.causes.orders import permuted
+from weightctl.verify.compare.causes.orders import find_permuted
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.compare.causes.units import units_alike
+from weightctl.verify.compare.causes.units import find_equivalent_units
 from weightctl.verify.compare.distance import run_limit
-from weightctl.verify.compare.measure import measured
+from weightctl.verify.compare.measure import measure_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,16 +32,16 @@ __all__ = ["ALIKE", "PATIENCE", "computes_the_same", "explain", "explain_each"]
 # The names of these causes: what has one of them is not a problem.
 ALIKE = {"units_permuted", "heads_permuted", "experts_permuted"}
 _FINDERS: tuple[Callable[[Pair, Pairing], Cause | None], ...] = (
-    units_alike,
-    heads_alike,
-    experts_alike,
+    find_equivalent_units,
+    find_equivalent_heads,
+    find_equivalent_experts,
 )
 # What is found out from the numbers of a tensor, the most specific first.
 _FOUND: tuple[Callable[[Pair, Pairing, Measured], Cause | None], ...] = (
-    heads_exchanged,
-    permuted,
-    clipped,
-    low_rank,
+    find_exchanged_heads,
+    find_permuted,
+    find_clipped,
+    find_low_rank,
 )
 # Where so many tensors in turn are explained by nothing, the others will not be either.
 PATIENCE = 24
@@ -65,7 +65,7 @@ def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Caus
     tensor, within what the encodings cost.
     """
     if pair.module not in pairing.causes:
-        pairing.causes[pair.module] = _explained(pair, pairing, found)
+        pairing.causes[pair.module] = _find_cause(pair, pairing, found)
     return pairing.causes[pair.module]
 
 
@@ -81,26 +81,26 @@ def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Cause | None]:
     return causes
 
 
-def _explained(pair: Pair, pairing: Pairing, found: Measured | None) -> Cause | None:
+def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Cause | None:
     if pair.tensor.info.shape != pair.reference.info.shape:
-        return _mistake(pair, pairing)
-    found = measured(pair, run_limit(pair)) if found is None else found
+        return _find_mistake(pair, pairing)
+    found = measure_pair(pair, run_limit(pair)) if found is None else found
     for damage in DAMAGES:
         cause = damage(pair, found)
         if cause is not None:
             return cause
-    for find in (misread, dequantized):
+    for find in (find_misread, find_dequantized):
         cause = find(pair, pairing, found)
         if cause is not None:
             return cause
-    cause = computes_the_same(pair, pairing) or _mistake(pair, pairing)
+    cause = computes_the_same(pair, pairing) or _find_mistake(pair, pairing)
     if cause is not None:
         return cause
     return next(filter(None, (find(pair, pairing, found) for find in _FOUND)), None)
 
 
-def _mistake(pair: Pair, pairing: Pairing) -> Cause | None:
-    views = list(_views(pair, pairing))
+def _find_mistake(pair: Pair, pairing: Pairing) -> Cause | None:
+    views = list(_list_views(pair, pairing))
     for mistake in MISTAKES:
         # Another tensor is the same in every view, and to turn many takes long.
         for view in views[:1] if mistake in OF_OTHERS else views:
@@ -110,7 +110,7 @@ def _mistake(pair: Pair, pairing: Pairing) -> Cause | None:
     return None
 
 
-def _views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
+def _list_views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
     """Yield the pair as it is stored, and as a tensor of GGUF: rows are outputs there.
 
     Mistakes are made in the dialect that a checkpoint is written in.

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightctl.steps.numbers import AsFloat32
 from weightctl.verify.compare.causes.proof import explains
-from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 from weightctl.wording import number, percent
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["clipped"]
+__all__ = ["find_clipped"]
 
 _PIECE = 1 << 20
 # Of the numbers beyond a limit so many tell what it is.
@@ -35,14 +35,14 @@ _LEAST_CLIPPED = 2
 _MARGIN = 4.0
 
 
-def clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     """Return that all numbers of the reference beyond a limit are at that limit."""
     if found.nonfinite or found.own_squares >= found.squares:
         return None
-    limits = _limits(pair)
+    limits = _find_limits(pair)
     if limits is None:
         return None
-    count = sum(_count(reference, limits) for _, reference in _pieces(pair))
+    count = sum(_count_beyond(reference, limits) for _, reference in _read_pieces(pair))
     made = pair._replace(reference=Made(pair.module, limits, [pair.reference]))
     if not explains(made, pairing, found):
         return None
@@ -79,29 +79,29 @@ class _Limits(NamedTuple):
         return f"at least {low}" if np.isinf(self.high) else f"{low} to {high}"
 
 
-def _pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
+def _read_pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
     """Yield numbers of both, some after others."""
     block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
     size = pair.tensor.info.size
     for start, stop in pairwise([*range(0, size, _PIECE // block * block), size]):
         own, reference = (
-            numbers_from(each, start, stop - start) for each in (pair.tensor, pair.reference)
+            read_values(each, start, stop - start) for each in (pair.tensor, pair.reference)
         )
         yield own, reference
 
 
-def _limits(pair: Pair) -> _Limits | None:
+def _find_limits(pair: Pair) -> _Limits | None:
     """Return the limits that a tensor's numbers have, and its reference's do not; None for none.
 
     Numbers of the reference that are greater than all of the tensor's, by more than an encoding
     costs, were clipped if any were. What these are in the tensor is the limit.
     """
     low, high = np.inf, -np.inf
-    for own, _ in _pieces(pair):
+    for own, _ in _read_pieces(pair):
         low, high = min(low, float(own.min())), max(high, float(own.max()))
-    at_low, at_high = _Kept(), _Kept()
+    at_low, at_high = _KeptSums(), _KeptSums()
     margin = _MARGIN * max(abs(low), abs(high)) * max(side.typical for side in pair.sides)
-    for own, reference in _pieces(pair):
+    for own, reference in _read_pieces(pair):
         at_low.add(own[reference < low - margin])
         at_high.add(own[reference > high + margin])
     if at_low.count + at_high.count < _LEAST_CLIPPED:
@@ -109,7 +109,7 @@ def _limits(pair: Pair) -> _Limits | None:
     return _Limits(at_low.median(-np.inf), at_high.median(np.inf))
 
 
-class _Kept:
+class _KeptSums:
     """The first of some numbers."""
 
     def __init__(self) -> None:
@@ -126,5 +126,5 @@ class _Kept:
         return float(np.median(np.concatenate(self._numbers))) if self.count else default
 
 
-def _count(reference: F32, limits: _Limits) -> int:
+def _count_beyond(reference: F32, limits: _Limits) -> int:
     return int(np.count_nonzero((reference < limits.low) | (reference > limits.high)))

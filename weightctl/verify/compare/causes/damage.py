@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.compare.distance import RUN, allowed, relative, stored_rows
-from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.compare.distance import RUN, allowed_error, relative_root, stored_rows
+from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair
 
 
-__all__ = ["DAMAGES", "rows_lost"]
+__all__ = ["DAMAGES", "find_lost_rows"]
 
 # How many times the usual error of an encoding may be left when a factor is undone.
 _REST = 3.0
@@ -41,14 +41,14 @@ _NOTHING = 1e-3
 _MOST_NAMED = 5
 
 
-def _zeroed(pair: Pair, found: Measured) -> Cause | None:
+def _find_zeroed(pair: Pair, found: Measured) -> Cause | None:
     if found.own_squares or not found.squares or found.nonfinite:
         return None
     del pair
     return Cause("zeroed", "all its numbers are 0: it was never written, or was wiped")
 
 
-def _damaged_scale(pair: Pair, found: Measured) -> Cause | None:
+def _find_damaged_scale(pair: Pair, found: Measured) -> Cause | None:
     """One scale of a block of the checkpoint that is another."""
     encoding = pair.tensor.info.encoding
     runs = max(encoding.block // RUN, 1)
@@ -59,7 +59,7 @@ def _damaged_scale(pair: Pair, found: Measured) -> Cause | None:
         return None
     start = wrong[0] // runs * runs * RUN
     own, reference = (
-        numbers_from(tensor, start, encoding.block).astype(np.float64)
+        read_values(tensor, start, encoding.block).astype(np.float64)
         for tensor in (pair.tensor, pair.reference)
     )
     where = f"{_name_block(pair, start)} is damaged"
@@ -92,11 +92,11 @@ def _say_factor(factor: float) -> str:
     return f"{factor:.3g} times"
 
 
-def _scaled_whole(pair: Pair, found: Measured) -> Cause | None:
+def _find_scaled(pair: Pair, found: Measured) -> Cause | None:
     """All numbers are the reference's, times one factor."""
     if not found.squares or not found.own_squares or found.nonfinite:
         return None
-    if found.relative_rmse <= allowed(pair, found):
+    if found.relative_rmse <= allowed_error(pair, found):
         return None
     factor = found.product / found.squares
     rest = found.own_squares - factor * found.product
@@ -116,14 +116,14 @@ class _Wiped(NamedTuple):
     rest: float
 
 
-def rows_lost(pair: Pair, found: Measured) -> Cause | None:
+def find_lost_rows(pair: Pair, found: Measured) -> Cause | None:
     """Return that rows of a tensor, or parts of some, are zeros; None where more is wrong."""
     if len(pair.tensor.info.shape) < 2 or found.nonfinite or not _may_have_zeros(pair, found):
         return None
     wiped = _find_wiped(pair, found)
     if not (wiped.whole or wiped.parts):
         return None
-    if relative(wiped.rest, found.squares) > allowed(pair, found):
+    if relative_root(wiped.rest, found.squares) > allowed_error(pair, found):
         return None
     whole, parts = (stored_rows(pair, rows) for rows in (wiped.whole, wiped.parts))
     said = _say_rows(whole, parts)
@@ -136,7 +136,7 @@ def _may_have_zeros(pair: Pair, found: Measured) -> bool:
         return True
     wrong = found.beyond or found.unequal
     runs = wrong[:: -(-len(wrong) // _LOOKED_AT) or 1]
-    return any(not numbers_from(pair.tensor, run * RUN, RUN).any() for run in runs)
+    return any(not read_values(pair.tensor, run * RUN, RUN).any() for run in runs)
 
 
 def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
@@ -165,7 +165,7 @@ def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
     for first in range(0, count, step):
         rows = min(step, count - first)
         own, wanted = (
-            numbers_from(tensor, first * width, rows * width).reshape(rows, width)
+            read_values(tensor, first * width, rows * width).reshape(rows, width)
             for tensor in (pair.tensor, pair.reference)
         )
         yield first, own, wanted
@@ -203,8 +203,8 @@ def _name_rows(rows: Sequence[int]) -> str:
 
 
 DAMAGES: tuple[Callable[[Pair, Measured], Cause | None], ...] = (
-    _zeroed,
-    _damaged_scale,
-    rows_lost,
-    _scaled_whole,
+    _find_zeroed,
+    _find_damaged_scale,
+    find_lost_rows,
+    _find_scaled,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.verify.compare.once_quantized import exchanged, once_in
+from weightctl.verify.compare.once_quantized import exchange_sides, find_former_encoding
 from weightctl.verify.results import Cause
 
 if TYPE_CHECKING:
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
 
-__all__ = ["DEQUANTIZED", "dequantized"]
+__all__ = ["DEQUANTIZED", "find_dequantized"]
 
 DEQUANTIZED = "dequantized"
 _MOST_NAMED = 3
 
 
-def dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     """Return that a tensor or its reference was quantized once, one cause for all such tensors."""
     if not _may_be(found):
         return None
     view = pairing.seen_in("gguf", pair)
     if view is None:
         return None
-    if name := once_in(view):
-        return _cause("the numbers", [*pairing.once_quantized.own, name])
-    if name := once_in(exchanged(view)):
-        return _cause("the reference's numbers", [*pairing.once_quantized.reference, name])
+    if name := find_former_encoding(view):
+        return _make_cause("the numbers", [*pairing.once_quantized.own, name])
+    if name := find_former_encoding(exchange_sides(view)):
+        return _make_cause("the reference's numbers", [*pairing.once_quantized.reference, name])
     return None
 
 
@@ -38,7 +38,7 @@ def _may_be(found: Measured) -> bool:
     return found.runs_unequal * 2 > found.runs and found.error < found.squares
 
 
-def _cause(whose: str, encodings: Sequence[str]) -> Cause:
+def _make_cause(whose: str, encodings: Sequence[str]) -> Cause:
     names = " and ".join(list(dict.fromkeys(encodings))[:_MOST_NAMED])
     return Cause(
         DEQUANTIZED,

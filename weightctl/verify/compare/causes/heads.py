@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.verify.compare.causes.orders import (
     COLUMNS,
-    blocks_of,
-    order_of,
-    outputs_of,
-    permuted_text,
+    describe_order,
+    find_block_order,
+    find_order,
+    find_output_order,
 )
 from weightctl.verify.compare.causes.proof import is_proven
 from weightctl.verify.results import Cause
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # The order of the heads of each kind.
     Heads = dict[str, Places]
 
-__all__ = ["heads_alike", "heads_exchanged"]
+__all__ = ["find_equivalent_heads", "find_exchanged_heads"]
 
 _QUERY, _KEY, _VALUE, _OUTPUT = "query heads", "key heads", "value heads", "heads"
 _KINDS = {
@@ -39,17 +39,17 @@ _ALIKE = Cause(
 )
 
 
-def heads_exchanged(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     """Return that the heads of a projection are in another order."""
     del found
-    orders = _orders(pair, pairing)
+    orders = _find_orders(pair, pairing)
     if orders is None:
         return None
-    texts = [permuted_text(order, kind) for kind, order in orders.items() if _is_moved(order)]
+    texts = [describe_order(order, kind) for kind, order in orders.items() if _is_moved(order)]
     return Cause("heads_exchanged", " and ".join(texts)) if texts else None
 
 
-def heads_alike(pair: Pair, pairing: Pairing) -> Cause | None:
+def find_equivalent_heads(pair: Pair, pairing: Pairing) -> Cause | None:
     """Return that the heads of a layer are in another order, the same in all its projections."""
     before, name, _ = pair.module.partition("attention.")
     if not name or pair.part.rpartition(".")[0] not in _KINDS:
@@ -68,12 +68,12 @@ def heads_alike(pair: Pair, pairing: Pairing) -> Cause | None:
 
 
 def _are_alike(pair: Pair, group: list[Pair], pairing: Pairing) -> bool:
-    first = _orders(pair, pairing)
+    first = _find_orders(pair, pairing)
     if first is None or not any(map(_is_moved, first.values())):
         return False
     heads: Heads = {}
     for each in group:
-        orders = _orders(each, pairing) or _unmoved(each, pairing)
+        orders = _find_orders(each, pairing) or _find_unmoved(each, pairing)
         if orders is None or any(heads.get(kind, order) != order for kind, order in orders.items()):
             return False
         heads |= orders
@@ -86,23 +86,23 @@ def _are_alike(pair: Pair, group: list[Pair], pairing: Pairing) -> bool:
     return heads[_QUERY] == heads[_OUTPUT] and heads[_KEY] == heads[_VALUE] and is_of_group
 
 
-def _orders(pair: Pair, pairing: Pairing) -> Heads | None:
+def _find_orders(pair: Pair, pairing: Pairing) -> Heads | None:
     """Return the order of each kind of heads that a tensor has; None where its rows are others."""
     kinds = _KINDS.get(pair.part.rpartition(".")[0])
-    counts = _counts(pairing)
+    counts = _count_heads(pairing)
     if kinds is None or counts is None:
         return None
     if kinds == (_OUTPUT,):
         view = pairing.seen_in("gguf", pair)
-        places = None if view is None else order_of(view, pairing, COLUMNS)
+        places = None if view is None else find_order(view, pairing, COLUMNS)
     else:
-        places = outputs_of(pair, pairing)
+        places = find_output_order(pair, pairing)
     total = sum(counts[kind] for kind in kinds)
-    order = None if places is None else blocks_of(places, len(places) // total)
-    return None if order is None or len(order) != total else _apart(order, kinds, counts)
+    order = None if places is None else find_block_order(places, len(places) // total)
+    return None if order is None or len(order) != total else _split_kinds(order, kinds, counts)
 
 
-def _apart(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) -> Heads | None:
+def _split_kinds(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) -> Heads | None:
     """Return the order of each kind by itself; None where heads of one are among another's."""
     found: Heads = {}
     start = 0
@@ -115,15 +115,15 @@ def _apart(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) -> Hea
     return found
 
 
-def _unmoved(pair: Pair, pairing: Pairing) -> Heads | None:
+def _find_unmoved(pair: Pair, pairing: Pairing) -> Heads | None:
     """Return the order of heads that are where the reference's are; None where they are not."""
-    counts = _counts(pairing)
+    counts = _count_heads(pairing)
     if counts is None or not is_proven(pair, pairing):
         return None
     return {kind: tuple(range(counts[kind])) for kind in _KINDS[pair.part.rpartition(".")[0]]}
 
 
-def _counts(pairing: Pairing) -> dict[str, int] | None:
+def _count_heads(pairing: Pairing) -> dict[str, int] | None:
     config: Any = None if pairing.reference is None else pairing.reference.config
     heads = getattr(config, "heads", 0)
     shared = getattr(config, "kv_heads", heads)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Guess = tuple[Pair, Cause]
 
-__all__ = ["interleaved"]
+__all__ = ["guess_interleaved"]
 
 _INTERLEAVED = Cause(
     "gate_and_up_interleaved",
@@ -36,12 +36,12 @@ _TAKEN_APART = Cause(
 _GATE, _UP = ".gate.", ".up."
 
 
-def interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with the rows of gate and up by turns, and taken apart as if they had been."""
     if pair.part.startswith("mlp.gate_up."):
         rows = pair.reference.info.shape[0]
         if rows % 2 == 0:
-            for order, cause in _orders(rows // 2):
+            for order, cause in _list_orders(rows // 2):
                 made = Made(pair.module, RowOrder(order), [pair.reference])
                 yield pair._replace(reference=made), cause
         return
@@ -52,7 +52,7 @@ def interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     references = [each.reference for each in found if each is not None]
     rows = references[0].info.shape[0] if references[0].info.shape else 0
     half = slice(rows) if pair.module == both[0] else slice(rows, 2 * rows)
-    for order, cause in _orders(rows):
+    for order, cause in _list_orders(rows):
         try:
             picked = Made(pair.module, _RowsOfBoth(order[half]), references)
         except ConversionError:
@@ -60,7 +60,7 @@ def interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         yield pair._replace(reference=picked), cause
 
 
-def _orders(rows: int) -> Iterator[tuple[tuple[int, ...], Cause]]:
+def _list_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Cause]]:
     """Yield the wrong orders of so many rows of the gate and as many of up behind them."""
     yield tuple(each for row in range(rows) for each in (row, rows + row)), _INTERLEAVED
     yield (*range(0, 2 * rows, 2), *range(1, 2 * rows, 2)), _TAKEN_APART

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.compare.distance import allowed, expected
-from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.compare.distance import allowed_error, expected_error
+from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
 from weightctl.wording import percent
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["low_rank"]
+__all__ = ["find_low_rank"]
 
 # Rows that are looked at, from all over a matrix: half of them give the directions of the change,
 # and the others must have no other ones.
@@ -43,19 +43,19 @@ class _Fit(NamedTuple):
     share: float
 
 
-def low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     """Return that the difference from the reference is a matrix of low rank."""
     del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or found.nonfinite:
         return None
-    own, reference = _sampled(pair)
+    own, reference = _sample_rows(pair)
     change = own - reference
     squares = float(np.vdot(reference[1::2], reference[1::2]))
-    fit = _fit(
+    fit = _fit_rank(
         change,
-        usual=_REST * expected(pair, found) ** 2 * squares,
-        most=allowed(pair, found) ** 2 * squares,
+        usual=_REST * expected_error(pair, found) ** 2 * squares,
+        most=allowed_error(pair, found) ** 2 * squares,
     )
     if fit is None:
         return None
@@ -66,18 +66,18 @@ def low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     )
 
 
-def _sampled(pair: Pair) -> tuple[F64, F64]:
+def _sample_rows(pair: Pair) -> tuple[F64, F64]:
     """Return some rows of both."""
     count, width = pair.tensor.info.shape
     places = np.unique(np.linspace(0, count - 1, min(count, _MOST_ROWS)).astype(np.int64)).tolist()
     own, reference = (
-        np.stack([numbers_from(tensor, row * width, width) for row in places]).astype(np.float64)
+        np.stack([read_values(tensor, row * width, width) for row in places]).astype(np.float64)
         for tensor in (pair.tensor, pair.reference)
     )
     return own, reference
 
 
-def _fit(change: F64, *, usual: float, most: float) -> _Fit | None:
+def _fit_rank(change: F64, *, usual: float, most: float) -> _Fit | None:
     """Return the rank of a change, shape (rows, columns); None where it is not low.
 
     Of every second row, `usual` and `most` are the squares that may be left beside it.
@@ -87,19 +87,23 @@ def _fit(change: F64, *, usual: float, most: float) -> _Fit | None:
     total = float(np.vdot(others, others))
     if size < 1 or total <= most:
         return None
-    held = np.cumsum(np.square(others @ _directions(given, size)).sum(axis=0))
+    held = np.cumsum(np.square(others @ _find_directions(given, size)).sum(axis=0))
     rank = int(np.searchsorted(held, total - usual)) + 1
     if rank > len(held):
         return None
     left = max(total - float(held[rank - 1]), 0.0)
     share = 1 - left / total
     least = _SPREAD * rank
-    if left > most or share < _LEAST_SHARE or min(_spread(change), _spread(change.T)) <= least:
+    if (
+        left > most
+        or share < _LEAST_SHARE
+        or min(_measure_spread(change), _measure_spread(change.T)) <= least
+    ):
         return None
     return _Fit(rank, share)
 
 
-def _directions(rows: F64, size: int) -> F64:
+def _find_directions(rows: F64, size: int) -> F64:
     """Return the directions that most of some rows is in, [columns, size], the first one first."""
     values, vectors = np.linalg.eigh(rows @ rows.T)
     largest = np.argsort(values)[::-1][:size]
@@ -109,7 +113,7 @@ def _directions(rows: F64, size: int) -> F64:
     return made
 
 
-def _spread(change: F64) -> float:
+def _measure_spread(change: F64) -> float:
     """Return in about how many rows a change is."""
     squares = np.vecdot(change, change)
     return float(np.sum(squares) ** 2 / np.sum(np.square(squares)))

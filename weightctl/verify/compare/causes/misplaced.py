@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.verify.compare.causes.orders import outputs_of
+from weightctl.verify.compare.causes.orders import find_output_order
 from weightctl.verify.compare.causes.proof import is_likely, is_proven
 from weightctl.verify.results import Cause
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Guess = tuple[Pair, Cause]
 
-__all__ = ["experts_alike", "other_expert", "other_norm"]
+__all__ = ["find_equivalent_experts", "guess_other_expert", "guess_other_norm"]
 
 _ORDER = Cause("expert_order", "the experts of the layer are in another order")
 _ALIKE = Cause(
@@ -25,7 +25,7 @@ _ALIKE = Cause(
 )
 
 
-def other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with the reference of each other expert of its layer."""
     if pair.expert is None:
         return
@@ -43,7 +43,7 @@ def other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         yield made, cause
 
 
-def experts_alike(pair: Pair, pairing: Pairing) -> Cause | None:
+def find_equivalent_experts(pair: Pair, pairing: Pairing) -> Cause | None:
     """Return that the experts of a layer and the rows of its router are in the same other order."""
     if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
         return None
@@ -55,7 +55,7 @@ def experts_alike(pair: Pair, pairing: Pairing) -> Cause | None:
 
 def _follow_router(layer: int, pairing: Pairing) -> bool:
     router = pairing.by_module.get(f"layers.{layer}.mlp.router.weight")
-    places = None if router is None else outputs_of(router, pairing)
+    places = None if router is None else find_output_order(router, pairing)
     if places is None:
         return False
     for pair in pairing.pairs:
@@ -69,7 +69,7 @@ def _follow_router(layer: int, pairing: Pairing) -> bool:
     return True
 
 
-def other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with the reference of each other norm of its layer, and of none."""
     if not _is_norm(pair):
         return
@@ -77,7 +77,10 @@ def other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         is_near = other.layer in {pair.layer, None} or pair.layer is None
         if not is_near or other.part == pair.part or not _is_norm(other):
             continue
-        if _kind(other) != _kind(pair) or other.reference.info.shape != pair.tensor.info.shape:
+        if (
+            _name_kind(other) != _name_kind(pair)
+            or other.reference.info.shape != pair.tensor.info.shape
+        ):
             continue
         made = _with_reference_of(pair, other)
         if is_likely(made, pairing):
@@ -95,6 +98,6 @@ def _is_norm(pair: Pair) -> bool:
     return len(pair.tensor.info.shape) == 1 and "norm" in pair.part
 
 
-def _kind(pair: Pair) -> str:
+def _name_kind(pair: Pair) -> str:
     """Return `weight` or `bias`."""
     return pair.part.rpartition(".")[2]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["misread"]
+__all__ = ["find_misread"]
 
 _F32, _F16, _BF16 = (ENCODINGS[name] for name in ("F32", "F16", "BF16"))
 # What checkpoints of full precision are stored in.
@@ -33,7 +33,7 @@ _PLAIN = (_F32, _BF16, _F16)
 _LEAST_DIFFERENT = 0.5
 
 
-def misread(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     """Return that the bits of a tensor were read in another byte order, or as another dtype.
 
     They are read anew where the tensor still has them. Where it was quantized afterwards the
@@ -46,8 +46,8 @@ def misread(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     if view is None:
         return None
     for step in _READINGS:
-        if any(is_proven(made, pairing) for made in _corrected(view, step)):
-            return _cause(step)
+        if any(is_proven(made, pairing) for made in _correct(view, step)):
+            return _make_cause(step)
     return None
 
 
@@ -76,7 +76,7 @@ class _Reading(NamedTuple):
         stored, width = tensor.info.encoding, self.held.size
         raw = bytearray(len(buffer) // width * stored.size)
         tensor.read_into(start // width * stored.size, memoryview(raw))
-        bits = _as(self.held, stored, np.frombuffer(raw, np.uint8))
+        bits = _encode(self.held, stored, np.frombuffer(raw, np.uint8))
         if self.is_swapped:
             bits = bits.reshape(-1, width)[:, ::-1].reshape(-1)
         np.frombuffer(buffer, np.uint8)[:] = bits
@@ -85,7 +85,7 @@ class _Reading(NamedTuple):
         return f"bits of {self.held} as {self.meant}"
 
 
-def _readings() -> Iterator[_Reading]:
+def _list_readings() -> Iterator[_Reading]:
     for encoding in _PLAIN:
         yield _Reading(encoding, encoding, is_swapped=True)
     for held, meant in permutations((_F16, _BF16)):
@@ -93,14 +93,14 @@ def _readings() -> Iterator[_Reading]:
 
 
 # How a tensor is read anew; `held` is what its bits were taken for by mistake.
-_READINGS = tuple(_readings())
+_READINGS = tuple(_list_readings())
 
 
-def _corrected(pair: Pair, step: _Reading) -> Iterator[Pair]:
+def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
     """Yield the pair with the tensor read anew, and with the reference misread."""
     own, reference = pair.tensor, pair.reference
     encoding = own.info.encoding
-    if encoding == step.held or _holds(own, step.held):
+    if encoding == step.held or _may_hold(own, step.held):
         yield pair._replace(tensor=Made(pair.module, step, [own]))
     elif encoding in _PLAIN and encoding.size < step.held.size:
         return
@@ -108,26 +108,26 @@ def _corrected(pair: Pair, step: _Reading) -> Iterator[Pair]:
         yield pair._replace(reference=Made(pair.module, step.undone, [reference]))
 
 
-def _holds(tensor: Tensor, encoding: Encoding) -> bool:
+def _may_hold(tensor: Tensor, encoding: Encoding) -> bool:
     """Whether the first numbers of a tensor in float32 may have been in a narrower encoding."""
     if tensor.info.encoding != _F32:
         return False
     raw = bytearray(min(tensor.info.nbytes, 1 << 12))
     tensor.read_into(0, memoryview(raw))
     numbers = np.frombuffer(raw, np.uint8)
-    again = _as(_F32, encoding, _as(encoding, _F32, numbers))
+    again = _encode(_F32, encoding, _encode(encoding, _F32, numbers))
     is_number = np.isfinite(numbers.view(np.float32))
     bits, bits_again = (each.view(np.uint32)[is_number] for each in (numbers, again))
     return np.array_equal(bits, bits_again)
 
 
-def _as(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
+def _encode(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
     """Return plain numbers in another encoding."""
     with np.errstate(all="ignore"):  # misread bits may be NaN, and overflow
         return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
 
 
-def _cause(step: _Reading) -> Cause:
+def _make_cause(step: _Reading) -> Cause:
     if step.is_swapped:
         return Cause(
             "byte_order",

@@ -11,9 +11,9 @@ from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32, Plus
 from weightctl.steps.rows import RowOrder, Rows
 from weightctl.steps.transposed import Transposed
-from weightctl.verify.compare.causes.interleaved import interleaved
-from weightctl.verify.compare.causes.misplaced import other_expert, other_norm
-from weightctl.verify.compare.once_quantized import exchanged
+from weightctl.verify.compare.causes.interleaved import guess_interleaved
+from weightctl.verify.compare.causes.misplaced import guess_other_expert, guess_other_norm
+from weightctl.verify.compare.once_quantized import exchange_sides
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 
@@ -49,13 +49,13 @@ _OTHERS = (
 )  # fmt: skip
 
 
-def _rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    for order in _orders(pair, pairing):
-        if (made := _with(pair, RowOrder(order))) is not None:
+def _guess_rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    for order in _list_orders(pair, pairing):
+        if (made := _apply(pair, RowOrder(order))) is not None:
             yield made, _ROPE
 
 
-def _orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
+def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
     """Yield the orders of rows that a tensor of queries or keys may be in by mistake."""
     which = {"attention.q": "heads", "attention.k": "kv_heads"}.get(pair.part.rpartition(".")[0])
     model = pairing.reference
@@ -70,16 +70,16 @@ def _orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
         yield half_split_order(heads, config.head_dim, rotated)
 
 
-def _other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Another projection of the layer in its place."""
     for one, other, cause in _OTHERS:
         for own, its in ((one, other), (other, one)):
             if own in pair.module:
                 counterpart = pairing.by_module.get(pair.module.replace(own, its))
-                yield from _instead(pair, counterpart, pairing, cause)
+                yield from _replace_reference(pair, counterpart, pairing, cause)
 
 
-def _instead(
+def _replace_reference(
     pair: Pair, counterpart: Pair | None, pairing: Pairing, cause: Cause
 ) -> Iterator[Guess]:
     """Yield the pair with the reference of another, its rows as they are or in another order."""
@@ -87,12 +87,12 @@ def _instead(
         return
     made = pair._replace(reference=counterpart.reference, reference_bits=counterpart.reference_bits)
     yield made, cause
-    for order in (*_orders(counterpart, pairing), *_orders(pair, pairing)):
-        if (turned := _with(made, RowOrder(order))) is not None:
+    for order in (*_list_orders(counterpart, pairing), *_list_orders(pair, pairing)):
+        if (turned := _apply(made, RowOrder(order))) is not None:
             yield turned, cause
 
 
-def _fused(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """The parts of what is one tensor in this family, in another order."""
     shape, model = pair.reference.info.shape, pairing.reference
     if not shape or model is None:
@@ -100,7 +100,7 @@ def _fused(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     if pair.part.startswith("mlp.gate_up."):
         half = shape[0] // 2
         order = (*range(half, shape[0]), *range(half))
-        if (made := _with(pair, RowOrder(order))) is not None:
+        if (made := _apply(pair, RowOrder(order))) is not None:
             yield made, _GATE_AND_UP
     if pair.part.startswith("attention.qkv."):
         config: Any = model.config
@@ -115,20 +115,20 @@ def _fused(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                 row for each in order for row in range(starts[each], starts[each] + sizes[each])
             )
             cause = _KEY_AND_VALUE if order == (0, 2, 1) else _PARTS
-            if order != (0, 1, 2) and (made := _with(pair, RowOrder(rows))) is not None:
+            if order != (0, 1, 2) and (made := _apply(pair, RowOrder(rows))) is not None:
                 yield made, cause
 
 
-def _transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     del pairing
     if len(pair.reference.info.shape) != 2:
         return
     # What is turned twice is read number by number, where the other side will do as well.
     if _is_turned(pair.reference):
-        turned = None if _is_turned(pair.tensor) else _with(exchanged(pair), Transposed())
-        made = None if turned is None else exchanged(turned)
+        turned = None if _is_turned(pair.tensor) else _apply(exchange_sides(pair), Transposed())
+        made = None if turned is None else exchange_sides(turned)
     else:
-        made = _with(pair, Transposed())
+        made = _apply(pair, Transposed())
     if made is not None:
         yield made, TRANSPOSED
 
@@ -137,7 +137,7 @@ def _is_turned(tensor: Tensor) -> bool:
     return str(Transposed()) in tensor.origin.steps
 
 
-def _norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     del pairing
     if len(pair.reference.info.shape) != 1 or not pair.module.endswith(".weight"):
         return
@@ -145,26 +145,26 @@ def _norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         (-1.0, "it is 1 less than it should be: the norm is stored as `w` where `1 + w` belongs"),
         (1.0, "it is 1 more than it should be: the norm is stored as `1 + w` where `w` belongs"),
     ):
-        if (made := _with(pair, Plus(offset))) is not None:
+        if (made := _apply(pair, Plus(offset))) is not None:
             yield made, Cause("norm_offset", text)
 
 
-def _copied(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_copied_embedding(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """The embedding as output, where the reference has another."""
     if pair.module == OUTPUT_WEIGHT:
-        yield from _instead(pair, pairing.by_module.get(EMBEDDING_WEIGHT), pairing, _TIED)
+        yield from _replace_reference(pair, pairing.by_module.get(EMBEDDING_WEIGHT), pairing, _TIED)
 
 
-def _other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     if pair.layer is None:
         return
     for other in pairing.by_part.get((pair.part, pair.expert), ()):
         if other.layer != pair.layer:
             cause = Cause("layers_exchanged", f"its numbers are those of layer {other.layer}")
-            yield from _instead(pair, other, pairing, cause)
+            yield from _replace_reference(pair, other, pairing, cause)
 
 
-def _shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def _guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Each row one place further on."""
     del pairing
     shape = pair.tensor.info.shape
@@ -181,7 +181,7 @@ def _shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         )
 
 
-def _with(pair: Pair, step: Step) -> Pair | None:
+def _apply(pair: Pair, step: Step) -> Pair | None:
     """Return the pair with a step done to the reference; None where it cannot be."""
     reference: Tensor = pair.reference
     try:
@@ -194,17 +194,23 @@ def _with(pair: Pair, step: Step) -> Pair | None:
 
 # In this order: the likeliest first, and what is quick before what looks at all layers.
 MISTAKES: Sequence[Callable[[Pair, Pairing], Iterator[Guess]]] = (
-    _rope_rows,
-    _other_projection,
-    _fused,
-    interleaved,
-    _transposed,
-    _norm_offset,
-    _copied,
-    other_norm,
-    other_expert,
-    _other_layer,
-    _shifted,
+    _guess_rope_rows,
+    _guess_other_projection,
+    _guess_fused_order,
+    guess_interleaved,
+    _guess_transposed,
+    _guess_norm_offset,
+    _guess_copied_embedding,
+    guess_other_norm,
+    guess_other_expert,
+    _guess_other_layer,
+    _guess_shifted,
 )
 # Those by which another tensor of the pairing stands where one belongs.
-OF_OTHERS = {_other_projection, _copied, other_norm, other_expert, _other_layer}
+OF_OTHERS = {
+    _guess_other_projection,
+    _guess_copied_embedding,
+    guess_other_norm,
+    guess_other_expert,
+    _guess_other_layer,
+}

@@ -10,7 +10,7 @@ from weightctl.errors import ConversionError
 from weightctl.steps.numbers import AsFloat32
 from weightctl.steps.rows import RowOrder
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.compare.measure import numbers_from
+from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "ROWS",
-    "blocks_of",
+    "describe_order",
+    "find_block_order",
+    "find_order",
+    "find_output_order",
+    "find_permuted",
+    "find_swap",
     "is_in_order",
-    "order_of",
-    "outputs_of",
-    "permuted",
-    "permuted_text",
-    "swapped",
 ]
 
 ROWS, COLUMNS = 0, 1
@@ -68,39 +68,39 @@ class _Sides(NamedTuple):
     reference: F32
 
 
-def order_of(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
+def find_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
     """Return which row of the reference, or column, each of a tensor is; proven.
 
     None where they are in the reference's order, or where no order makes the one the other.
     """
     key = (pair.module, axis, pair.tensor.origin.steps)
     if key not in pairing.orders:
-        pairing.orders[key] = _found(pair, pairing, axis)
+        pairing.orders[key] = _search_order(pair, pairing, axis)
     return pairing.orders[key]
 
 
-def outputs_of(pair: Pair, pairing: Pairing) -> Places | None:
+def find_output_order(pair: Pair, pairing: Pairing) -> Places | None:
     """Return which output of the reference each output of a linear layer is; proven, else None.
 
     `pair` is of a weight, or of a bias, which must be in the order of its weight.
     """
     view = pairing.seen_in("gguf", pair)
     if view is None or len(view.tensor.info.shape) != 1:
-        return None if view is None else order_of(view, pairing, ROWS)
+        return None if view is None else find_order(view, pairing, ROWS)
     weight = pairing.by_module.get(f"{pair.module.removesuffix('.bias')}.weight")
     if weight is None or weight.module == pair.module:
         return None
-    places = outputs_of(weight, pairing)
+    places = find_output_order(weight, pairing)
     return places if places is not None and is_in_order(view, pairing, ROWS, places) else None
 
 
 def is_in_order(pair: Pair, pairing: Pairing, axis: int, places: Places) -> bool:
     """Whether a tensor is its reference with the rows or columns in a given order."""
-    made = _in_order(pair, axis, places)
+    made = _reorder(pair, axis, places)
     return made is not None and is_proven(made, pairing)
 
 
-def blocks_of(places: Places, size: int) -> Places | None:
+def find_block_order(places: Places, size: int) -> Places | None:
     """Return the order of blocks of `size` rows or columns; None where blocks are not whole."""
     if size < 1 or len(places) % size:
         return None
@@ -111,15 +111,15 @@ def blocks_of(places: Places, size: int) -> Places | None:
     return tuple((starts // size).tolist())
 
 
-def swapped(places: Places) -> tuple[int, int] | None:
+def find_swap(places: Places) -> tuple[int, int] | None:
     """Return the two places that are swapped; None where more than these differ."""
     wrong = [place for place, number in enumerate(places) if place != number]
     return (wrong[0], wrong[1]) if len(wrong) == 2 else None
 
 
-def permuted_text(places: Places, noun: str) -> str:
+def describe_order(places: Places, noun: str) -> str:
     """Say in which order rows, columns or blocks are: `heads 1 and 3 are swapped`."""
-    pair = swapped(places)
+    pair = find_swap(places)
     if pair is not None:
         return f"{noun} {pair[0]} and {pair[1]} are swapped"
     more = ", ..." if len(places) > _MOST_LISTED else ""
@@ -127,7 +127,7 @@ def permuted_text(places: Places, noun: str) -> str:
     return f"its {noun} are in another order: those of the reference are {listed}{more}"
 
 
-def _in_order(pair: Pair, axis: int, places: Places) -> Pair | None:
+def _reorder(pair: Pair, axis: int, places: Places) -> Pair | None:
     """Return the pair with the reference's rows or columns in an order; None if it has others."""
     reference = pair.reference
     try:
@@ -169,22 +169,22 @@ class _ColumnOrder(NamedTuple):
         return "columns in another order"
 
 
-def _found(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
+def _search_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
     shape = pair.tensor.info.shape
     if len(shape) != 2 or shape != pair.reference.info.shape or 0 in shape:
         return None
-    read = _rows if axis == ROWS else _columns
+    read = _sample_rows if axis == ROWS else _sample_columns
     sides = _Sides(read(pair.tensor), read(pair.reference))
     if not all(np.isfinite(side).all() for side in sides):
         return None
     usual = max(side.typical for side in pair.sides)
-    places = _matched(sides, max(_OFF * usual, _LEAST_OFF))
+    places = _match(sides, max(_OFF * usual, _LEAST_OFF))
     if places is None or not is_in_order(pair, pairing, axis, places):
         return None
     return places
 
 
-def _rows(tensor: Tensor) -> F32:
+def _sample_rows(tensor: Tensor) -> F32:
     """Return numbers of each row, from all over it."""
     count, width = tensor.info.shape
     columns = np.unique(np.linspace(0, width - 1, _SIGNATURE).astype(np.int64))
@@ -192,41 +192,41 @@ def _rows(tensor: Tensor) -> F32:
     made = np.empty((count, len(columns)), np.float32)
     for first in range(0, count, step):
         rows = min(step, count - first)
-        numbers = numbers_from(tensor, first * width, rows * width).reshape(rows, width)
+        numbers = read_values(tensor, first * width, rows * width).reshape(rows, width)
         made[first : first + rows] = numbers[:, columns]
     return made
 
 
-def _columns(tensor: Tensor) -> F32:
+def _sample_columns(tensor: Tensor) -> F32:
     """Return numbers of each column, from rows all over the tensor."""
     count, width = tensor.info.shape
     band = min(count, _SIGNATURE // _BANDS)
     starts = dict.fromkeys((count - band) * part // (_BANDS - 1) for part in range(_BANDS))
-    bands = [numbers_from(tensor, start * width, band * width) for start in starts]
+    bands = [read_values(tensor, start * width, band * width) for start in starts]
     return np.ascontiguousarray(np.concatenate(bands).reshape(-1, width).T)
 
 
-def _matched(sides: _Sides, threshold: float) -> Places | None:
+def _match(sides: _Sides, threshold: float) -> Places | None:
     """Return which of the reference's each is; None where most are their own, or nothing's.
 
     Those that are off by no more than a threshold are their own.
     """
-    apart, lengths = _squares(sides.own - sides.reference), _squares(sides.reference)
+    apart, lengths = _sum_squares(sides.own - sides.reference), _sum_squares(sides.reference)
     wrong = np.flatnonzero(apart > threshold**2 * lengths)
     if not 2 <= len(wrong) <= _MOST_MATCHED:
         return None
     own, reference = sides.own[wrong], sides.reference[wrong]
     probes = np.unique(np.linspace(0, len(wrong) - 1, _PROBES).astype(np.int64))
-    nearest = _nearest(own[probes], reference)
-    is_moved = _squares(own[probes] - reference[nearest]) < _NEARER**2 * apart[wrong][probes]
+    nearest = _find_nearest(own[probes], reference)
+    is_moved = _sum_squares(own[probes] - reference[nearest]) < _NEARER**2 * apart[wrong][probes]
     if 2 * np.count_nonzero(is_moved & (nearest != probes)) < len(probes):
         return None
     places = np.arange(len(apart))
-    places[wrong] = wrong[_each_once(_nearest(own, reference))]
+    places[wrong] = wrong[_use_each_once(_find_nearest(own, reference))]
     return tuple(places.tolist())
 
 
-def _nearest(own: F32, reference: F32) -> NDArray[np.int64]:
+def _find_nearest(own: F32, reference: F32) -> NDArray[np.int64]:
     """Return the number of the reference's row that is nearest to each row."""
     squares = np.vecdot(reference, reference)
     nearest = np.empty(len(own), np.int64)
@@ -236,7 +236,7 @@ def _nearest(own: F32, reference: F32) -> NDArray[np.int64]:
     return nearest
 
 
-def _each_once(nearest: NDArray[np.int64]) -> NDArray[np.int64]:
+def _use_each_once(nearest: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return an order that has each number once: of rows that are equal any one is the nearest."""
     _, first = np.unique(nearest, return_index=True)
     is_second = np.ones(len(nearest), bool)
@@ -246,13 +246,13 @@ def _each_once(nearest: NDArray[np.int64]) -> NDArray[np.int64]:
     return made
 
 
-def _squares(rows: F32) -> NDArray[np.float64]:
+def _sum_squares(rows: F32) -> NDArray[np.float64]:
     wide = rows.astype(np.float64)
     found: NDArray[np.float64] = np.vecdot(wide, wide)
     return found
 
 
-def permuted(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     """Return that the rows or columns of a tensor are rolled, swapped or in another order."""
     del found
     own = pairing.checkpoint
@@ -260,13 +260,13 @@ def permuted(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     if view is None:
         return None
     for axis, noun in _NOUNS.items():
-        places = order_of(view, pairing, axis)
+        places = find_order(view, pairing, axis)
         if places is not None:
-            return _name_order(places, noun)
+            return _make_cause(places, noun)
     return None
 
 
-def _name_order(places: Places, noun: str) -> Cause:
+def _make_cause(places: Places, noun: str) -> Cause:
     size = len(places)
     by = places.index(0)
     if len(places) > 2 and all(
@@ -274,4 +274,4 @@ def _name_order(places: Places, noun: str) -> Cause:
     ):
         text = f"its {noun} are rolled by {by} of {size}: the first is number {by} here"
         return Cause("rolled", text)
-    return Cause("permuted", permuted_text(places, noun))
+    return Cause("permuted", describe_order(places, noun))

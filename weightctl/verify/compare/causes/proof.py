@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.verify.compare.distance import is_within, most_in_sample, run_limit
-from weightctl.verify.compare.measure import measured, sampled
+from weightctl.verify.compare.distance import is_within, run_limit, sample_limit
+from weightctl.verify.compare.measure import measure_pair, measure_sample
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured
@@ -22,7 +22,7 @@ _LEAST_EXPLAINED = 0.75
 
 def is_proven(made: Pair, pairing: Pairing) -> bool:
     """Whether the two tensors of a pair are equal, but for what their encodings cost."""
-    return _remaining(made, pairing) is not None
+    return _measure_within(made, pairing) is not None
 
 
 def is_likely(made: Pair, pairing: Pairing) -> bool:
@@ -31,18 +31,18 @@ def is_likely(made: Pair, pairing: Pairing) -> bool:
         return False
     with np.errstate(all="ignore"):
         # The sample may be NaN, which is not a match.
-        return sampled(made, pairing.samples.of) <= most_in_sample(made)
+        return measure_sample(made, pairing.samples.of) <= sample_limit(made)
 
 
 def explains(made: Pair, pairing: Pairing, found: Measured) -> bool:
     """Whether a pair is proven, and its error is a small part of that `found` before."""
-    left = _remaining(made, pairing)
+    left = _measure_within(made, pairing)
     return left is not None and left.error <= (1 - _LEAST_EXPLAINED) * found.error
 
 
-def _remaining(made: Pair, pairing: Pairing) -> Measured | None:
+def _measure_within(made: Pair, pairing: Pairing) -> Measured | None:
     """Return how far a pair is apart, None where that is more than its encodings cost."""
     if not is_likely(made, pairing):
         return None
-    found = measured(made, run_limit(made))
+    found = measure_pair(made, run_limit(made))
     return found if is_within(made, found) else None

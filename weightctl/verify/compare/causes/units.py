@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from weightctl.verify.compare.causes.orders import (
     COLUMNS,
     ROWS,
+    find_order,
+    find_output_order,
     is_in_order,
-    order_of,
-    outputs_of,
 )
 from weightctl.verify.results import Cause
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Places = tuple[int, ...]
 
-__all__ = ["units_alike"]
+__all__ = ["find_equivalent_units"]
 
 # A part of an MLP, or of one of its experts, that has to do with the inner units.
 _PART = re.compile(
@@ -33,14 +33,14 @@ _ALIKE = Cause(
 )
 
 
-def units_alike(pair: Pair, pairing: Pairing) -> Cause | None:
+def find_equivalent_units(pair: Pair, pairing: Pairing) -> Cause | None:
     """Return that the inner units of an MLP are in another order, the same in its projections."""
     found = _PART.fullmatch(pair.module)
     if found is None:
         return None
     mlp = found["mlp"]
     if mlp not in pairing.alike:
-        places = _units(pair, found["part"], pairing)
+        places = _find_units(pair, found["part"], pairing)
         are_alike = places is not None and all(
             _has_units(each, part["part"], places, pairing)
             for each in pairing.pairs
@@ -50,16 +50,16 @@ def units_alike(pair: Pair, pairing: Pairing) -> Cause | None:
     return pairing.alike[mlp]
 
 
-def _units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
+def _find_units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
     """Return which inner unit of the reference each of a tensor is; None where that is unknown."""
     if part.startswith(_DOWN):
         view = pairing.seen_in("gguf", pair)
-        return None if view is None else order_of(view, pairing, COLUMNS)
-    places = outputs_of(pair, pairing)
+        return None if view is None else find_order(view, pairing, COLUMNS)
+    places = find_output_order(pair, pairing)
     if places is None or not part.startswith(_FUSED):
         return places
     units = places[: len(places) // 2]
-    return units if places == _fused(units) else None
+    return units if places == _fuse(units) else None
 
 
 def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
@@ -68,11 +68,11 @@ def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
     if view is None:
         return False
     axis = COLUMNS if part.startswith(_DOWN) else ROWS
-    places = _fused(units) if part.startswith(_FUSED) else units
+    places = _fuse(units) if part.startswith(_FUSED) else units
     known = pairing.orders.get((view.module, axis, view.tensor.origin.steps))
     return known == places or is_in_order(view, pairing, axis, places)
 
 
-def _fused(units: Places) -> Places:
+def _fuse(units: Places) -> Places:
     """Return the rows of gate and up in one tensor."""
     return (*units, *(len(units) + unit for unit in units))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.verify.checks.forward.budget import as_far_off
-from weightctl.verify.checks.forward.shares import ROUNDING, Share, centered, is_beyond, share
-from weightctl.verify.run.activations import activation
-from weightctl.verify.run.parts import EMBEDDING, OUTPUT, layer_name
+from weightctl.verify.checks.forward.budget import degrade
+from weightctl.verify.checks.forward.shares import ROUNDING, Share, center, is_beyond, measure_share
+from weightctl.verify.run.activations import measure_activation
+from weightctl.verify.run.parts import EMBEDDING, OUTPUT, name_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Tensor
 
 
-__all__ = ["Part", "Walk"]
+__all__ = ["ComparedPart", "Walk"]
 
 _EMBEDDING, _OUTPUT = "embedding.weight", "output.weight"
 
@@ -32,7 +32,7 @@ _MOST_SPOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ComparedPart:
     """A part of the subject, given what the reference's is given.
 
     `found` says how far what it gives is from what the reference's gives, and `expected` how far
@@ -75,7 +75,7 @@ class Walk:
         self.activations: list[Activation] = []
         self._note(EMBEDDING)
 
-    def embedding(self) -> Part:
+    def embedding(self) -> ComparedPart:
         """Compare the embeddings."""
         ids, mask = self._prompt.ids, self._prompt.mask
         wanted = self.wanted
@@ -86,11 +86,11 @@ class Walk:
         found = self._share(self.own, wanted, wanted)
         return self._part(EMBEDDING, found, again)
 
-    def layer(self, number: int) -> Part:
+    def layer(self, number: int) -> ComparedPart:
         """Go through a layer, and compare it."""
         given = self.wanted
         wanted = self.reference.layer(number, given, self._beside.beside)
-        added = _difference(wanted, given)
+        added = _subtract(wanted, given)
 
         def again(running: Running, replaced: Replaced) -> Share:
             beside = self._flow(running).beside
@@ -102,30 +102,32 @@ class Walk:
         made = self.subject.layer(number, both, self._flow(self.subject).beside)
         self.own, forced = made[: len(given)], made[-len(given) :]
         self.wanted = wanted
-        self._note(layer_name(number))
+        self._note(name_layer(number))
         found = self._share(forced, wanted, added)
-        return self._part(layer_name(number), found, again)
+        return self._part(name_layer(number), found, again)
 
-    def output(self) -> Part:
+    def output(self) -> ComparedPart:
         """Compare what is said at some positions behind the last layer."""
         given = self.wanted[self._prompt.mask]
         chosen = np.unique(np.linspace(0, len(given) - 1, _MOST_SPOKEN).astype(np.int64))
         few = given[chosen][None]
-        wanted = centered(self.reference.end(few)[0])
+        wanted = center(self.reference.end(few)[0])
 
         def again(running: Running, replaced: Replaced) -> Share:
             made = running.end(few, replaced)[0]
             width = min(made.shape[-1], wanted.shape[-1])
             aim = wanted[:, :width]
-            return share(centered(made[:, :width]), aim, aim)
+            return measure_share(center(made[:, :width]), aim, aim)
 
         return self._part(OUTPUT, again(self.subject, {}), again)
 
-    def _part(self, name: str, found: Share, again: Callable[[Running, Replaced], Share]) -> Part:
+    def _part(
+        self, name: str, found: Share, again: Callable[[Running, Replaced], Share]
+    ) -> ComparedPart:
         expected = Share(0.0, 0.0)
         if found.beyond > ROUNDING and (far_off := self._far_off(name)):
             expected = again(self.reference, far_off)
-        return Part(name, found, expected, again)
+        return ComparedPart(name, found, expected, again)
 
     def _far_off(self, name: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -136,7 +138,7 @@ class Walk:
                 pair = self._pairs.get(_OUTPUT, pair)
             if pair is None:
                 continue
-            made = as_far_off(pair, self.subject.checkpoint, self.reference.checkpoint)
+            made = degrade(pair, self.subject.checkpoint, self.reference.checkpoint)
             if made is not None:
                 found[module] = made
         return found
@@ -151,13 +153,13 @@ class Walk:
 
     def _share(self, found: F32, wanted: F32, added: F32) -> Share:
         mask = self._prompt.mask
-        return share(found[mask], wanted[mask], added[mask])
+        return measure_share(found[mask], wanted[mask], added[mask])
 
     def _note(self, name: str) -> None:
-        self.activations.append(activation(name, self.own, self._prompt.mask))
+        self.activations.append(measure_activation(name, self.own, self._prompt.mask))
 
 
-def _difference(wanted: F32, given: F32) -> F32:
+def _subtract(wanted: F32, given: F32) -> F32:
     with np.errstate(over="ignore", invalid="ignore"):
         made: F32 = wanted - given
     return made

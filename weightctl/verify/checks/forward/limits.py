@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from weightctl.verify.request import Request
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["over_max_divergence", "over_max_perplexity", "unjudged"]
+__all__ = ["check_divergence", "check_perplexity", "report_unjudged"]
 
 
-def unjudged(request: Request, why: str) -> Iterator[Problem]:
+def report_unjudged(request: Request, why: str) -> Iterator[Problem]:
     """Yield the bars that a model that did not run could not be held to."""
     if request.max_perplexity is not None:
-        yield _no_perplexity(request.max_perplexity, why)
+        yield _report_no_perplexity(request.max_perplexity, why)
     if request.max_divergence is not None:
-        yield _no_divergence(request.max_divergence, why)
+        yield _report_no_divergence(request.max_divergence, why)
 
 
-def _no_divergence(bar: float, why: str) -> Problem:
+def _report_no_divergence(bar: float, why: str) -> Problem:
     """Return that a mean divergence could not be held below the bar."""
     text = f"a mean KL divergence of at most {bar:g} could not be judged: {why}"
     return Problem(where="", text=text)
 
 
-def _no_perplexity(bar: float, why: str) -> Problem:
+def _report_no_perplexity(bar: float, why: str) -> Problem:
     text = f"a perplexity of at most {bar:g} could not be judged: {why}"
     return Problem(where="", text=text)
 
 
-def over_max_perplexity(
+def check_perplexity(
     request: Request, given: Prompt, perplexity: float | None, *, has_logits: bool
 ) -> Iterator[Problem]:
     """Yield that a perplexity is above the bar, or that there is none to hold below it."""
@@ -54,10 +54,10 @@ def over_max_perplexity(
             where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {bar:g}"
         )
     if why:
-        yield _no_perplexity(bar, why)
+        yield _report_no_perplexity(bar, why)
 
 
-def over_max_divergence(
+def check_divergence(
     request: Request, divergence: Divergence | None, *, has_logits: bool
 ) -> Iterator[Problem]:
     """Yield that a mean divergence is above the bar, or that there is none to hold below it."""
@@ -65,10 +65,10 @@ def over_max_divergence(
     if bar is None:
         return
     if divergence is None:
-        yield _no_divergence(bar, "the reference did not run")
+        yield _report_no_divergence(bar, "the reference did not run")
     elif divergence.mean is None:
         why = "not all layers ran" if has_logits else "the model is an encoder, which has none"
-        yield _no_divergence(bar, why)
+        yield _report_no_divergence(bar, why)
     elif not divergence.mean <= bar:
         text = (
             f"the mean Kullback-Leibler divergence from the reference is {divergence.mean:.4g} "

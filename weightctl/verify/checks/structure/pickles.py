@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.formats.scanning import Scanned
     from weightctl.weights.info import Header
 
-__all__ = ["Pickled", "pickled"]
+__all__ = ["Pickled", "scan_pickles"]
 
 # A stream has to be read into memory whole.
 _LARGEST_STREAM = 1 << 29
@@ -34,7 +34,7 @@ class Pickled(NamedTuple):
     reason: str
 
 
-def pickled(header: Header) -> Pickled:
+def scan_pickles(header: Header) -> Pickled:
     """Scan the pickles of a checkpoint; nothing is built of them, and nothing run.
 
     A problem is what they name that no weights need. Raises `FormatError` where a file cannot be
@@ -47,15 +47,15 @@ def pickled(header: Header) -> Pickled:
     for path in header.files:
         file = MappedFile(path)
         found = scanned(file)
-        outside = _outside(found)
+        outside = _list_outside(found)
         if outside:
             reason = "it is not given a pickle that names what no weights need"
-            problems.append(Problem(where=path, text=_named(outside)))
-        reason = reason or _untaken(file, found)
+            problems.append(Problem(where=path, text=_name_outside(outside)))
+        reason = reason or _explain_refusal(file, found)
     return Pickled(tuple(problems), reason)
 
 
-def _outside(found: Iterable[Scanned]) -> list[str]:
+def _list_outside(found: Iterable[Scanned]) -> list[str]:
     """Return what pickles name outside the closed list, each once."""
     names: dict[str, None] = {}
     for pickle in found:
@@ -67,7 +67,7 @@ def _outside(found: Iterable[Scanned]) -> list[str]:
     return [*names]
 
 
-def _named(outside: list[str]) -> str:
+def _name_outside(outside: list[str]) -> str:
     return (
         f"its pickle names {listed(outside, _MOST_NAMED)}, which no weights need: a program that "
         "loads it runs that, or refuses it; `weightctl ls --scan` lists what it names, and "
@@ -75,7 +75,7 @@ def _named(outside: list[str]) -> str:
     )
 
 
-def _untaken(file: MappedFile, found: Iterable[Scanned]) -> str:
+def _explain_refusal(file: MappedFile, found: Iterable[Scanned]) -> str:
     """Say why torch does not take a file, or should not; nothing where it does."""
     if any(each.is_script for each in found):
         return "it takes no TorchScript with `weights_only=True`"

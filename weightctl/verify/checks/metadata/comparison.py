@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.description import Description
 
-__all__ = ["Compared", "Pair", "quote", "show_token", "state_differences"]
+__all__ = ["Compared", "TokenizerPair", "quote", "show_token", "state_differences"]
 
 # More examples of one kind of difference than a line needs.
 _MOST_EXAMPLES = 3
@@ -22,7 +22,7 @@ _LONGEST = 60
 
 
 @dataclass(frozen=True)
-class Pair:
+class TokenizerPair:
     """Two descriptions to compare, and their tokenizers, both read in the same way."""
 
     own: Description

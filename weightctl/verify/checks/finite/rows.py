@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Numbers",
-    "Run",
+    "RowRun",
     "Stretch",
     "can_decode",
-    "decoded",
+    "cut_stretches",
+    "decode_rows",
     "is_numbers",
-    "row_of",
-    "runs_of",
-    "stretches_of",
+    "read_runs",
+    "row_length",
 ]
 
 # Numbers of any width.
@@ -52,7 +52,7 @@ class Stretch(NamedTuple):
     stop: int
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Some rows of a tensor: the element they begin with, and their bytes, shape (rows, bytes).
 
     They are one row where rows mean nothing.
@@ -67,7 +67,7 @@ def is_numbers(encoding: Encoding) -> bool:
     return encoding.is_known and (encoding.is_real or encoding.name in _HALVES)
 
 
-def row_of(info: TensorInfo) -> int:
+def row_length(info: TensorInfo) -> int:
     """Return how many elements are in a row of a matrix, or a stack of them; 0 where it is none.
 
     Kernels of convolutions are none: their last dimension is short, or another is 1. Nor are rows
@@ -78,29 +78,29 @@ def row_of(info: TensorInfo) -> int:
     return info.row if is_matrix and is_whole and _LEAST_ROW <= info.row <= _MOST else 0
 
 
-def stretches_of(info: TensorInfo) -> Iterator[Stretch]:
+def cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
     """Cut a tensor into what threads do side by side."""
-    unit = row_of(info) or info.encoding.block
+    unit = row_length(info) or info.encoding.block
     step = max(_STRETCH // unit, 1) * unit
     for start in range(0, info.size, step):
         yield Stretch(info.name, start, min(start + step, info.size))
 
 
-def runs_of(tensor: Tensor, start: int, stop: int, memory: Memory) -> Iterator[Run]:
+def read_runs(tensor: Tensor, start: int, stop: int, memory: Memory) -> Iterator[RowRun]:
     """Yield the runs of a stretch of a tensor; each is only good until the next.
 
     Raises `FormatError` where a file cannot be read.
     """
     info = tensor.info
     encoding = info.encoding
-    row = row_of(info)
+    row = row_length(info)
     unit = row or encoding.block
     step = max(_MOST // unit, 1) * unit
     for first in range(start, stop, step):
         count = min(step, stop - first)
         raw = memory.room("raw", count // encoding.block * encoding.size)
         tensor.read_into(first // encoding.block * encoding.size, raw)
-        yield Run(first, np.frombuffer(raw, np.uint8).reshape(count // row if row else 1, -1))
+        yield RowRun(first, np.frombuffer(raw, np.uint8).reshape(count // row if row else 1, -1))
 
 
 def can_decode(encoding: Encoding) -> bool:
@@ -108,7 +108,7 @@ def can_decode(encoding: Encoding) -> bool:
     return encoding.quantization is None or encoding.codec != ""
 
 
-def decoded(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
+def decode_rows(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
     """Return the numbers of rows, shape (rows, bytes): shape (rows, columns), good until the next.
 
     Of complex ones both halves are.

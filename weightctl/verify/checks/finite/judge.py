@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.archs.changes import PLUS_ONE
 from weightctl.threads import Memory
-from weightctl.verify.checks.finite.empty_rows import Vocabulary, is_made, is_table, may_be_zero
+from weightctl.verify.checks.finite.empty_rows import UsedTokens, is_made, is_table, may_be_zero
 from weightctl.verify.checks.finite.faults import (
     NONFINITE,
+    find_bad_scales,
+    find_nonfinite,
     has_swapped_bytes,
-    located,
-    nonfinite_in,
 )
 from weightctl.verify.results import MOST_NAMED, Cause
 from weightctl.wording import listed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.archs import RecognizedModel
-    from weightctl.verify.checks.finite.faults import Kind
+    from weightctl.verify.checks.finite.faults import ScaleFault
     from weightctl.verify.checks.finite.survey import Survey
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import Tensor
@@ -72,8 +72,8 @@ class Judge:
     def __init__(self, subject: Subject) -> None:
         self._idle: list[str] = []
         self._unused: list[str] = []
-        self._vocabulary = Vocabulary(subject)
-        self._norms = _norms(subject.checkpoint)
+        self._vocabulary = UsedTokens(subject)
+        self._norms = _name_norm_gains(subject.checkpoint)
         self._memory = Memory()
 
     @property
@@ -118,13 +118,13 @@ class Judge:
 
     def _nonfinite(self, tensor: Tensor) -> str:
         info = tensor.info
-        nan, infinite = nonfinite_in(tensor, self._memory)
+        nan, infinite = find_nonfinite(tensor, self._memory)
         kinds = [("NaN", nan), ("infinite", infinite)]
         if is_made(info.name):
             kinds = kinds[:1]  # masks are made of infinities
         told = [
-            f"{found.count:,} of {info.size:,} numbers {_are(found.count)} {kind}, "
-            f"the first {_at(info, found.first)}"
+            f"{found.count:,} of {info.size:,} numbers {_say_are(found.count)} {kind}, "
+            f"the first {_say_place(info, found.first)}"
             for kind, found in kinds
             if found.count
         ]
@@ -132,9 +132,9 @@ class Judge:
 
     def _scales(self, tensor: Tensor) -> Iterator[Finding]:
         info = tensor.info
-        kinds, spreads = located(tensor, self._memory)
+        kinds, spreads = find_bad_scales(tensor, self._memory)
         for kind in kinds:
-            yield Finding(info.name, kind.text, _told(info, kind), _damaged(info, kind))
+            yield Finding(info.name, kind.text, _say_scales(info, kind), _blame_scale(info, kind))
         if any(spread.is_coarse for spread in spreads):
             yield Finding(
                 info.name,
@@ -149,7 +149,7 @@ class Judge:
 
     def _constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
         if constant:
-            text = f"all {info.size:,} numbers are {_number(constant)}"
+            text = f"all {info.size:,} numbers are {_say_number(constant)}"
             yield Finding(info.name, "constant", text, _ZEROED)
         elif may_be_zero(info.name):
             self._idle.append(f"`{info.name}`")
@@ -161,25 +161,25 @@ class Judge:
         lost: Sequence[tuple[int, int]] = survey.zero_runs
         count, cause = survey.zeros, _ROWS_LOST
         if is_table(info.name) and len(info.shape) == 2:
-            unused, lost = self._vocabulary.told_apart(info, lost)
+            unused, lost = self._vocabulary.split_unused(info, lost)
             spared = sum(stop - start for start, stop in unused)
             count, cause = count - spared, _TOKENS_LOST
             if spared:
                 self._unused.append(
-                    f"`{info.name}` has {spared:,} {_rows(spared)} of zeros, of padding or of "
+                    f"`{info.name}` has {spared:,} {_say_rows(spared)} of zeros, of padding or of "
                     "tokens that nothing uses"
                 )
         if lost:
-            named = ", ".join(_run(info, start, stop) for start, stop in lost[:_MOST_ROWS])
+            named = ", ".join(_say_run(info, start, stop) for start, stop in lost[:_MOST_ROWS])
             more = ", ..." if len(lost) > _MOST_ROWS else ""
             text = (
-                f"{count:,} of {survey.rows:,} rows {_are(count)} all zeros: "
-                f"{_rows(count)} {named}{more}"
+                f"{count:,} of {survey.rows:,} rows {_say_are(count)} all zeros: "
+                f"{_say_rows(count)} {named}{more}"
             )
             yield Finding(info.name, "empty rows", text, cause)
 
 
-def _norms(checkpoint: RecognizedModel | None) -> frozenset[str]:
+def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
     """Return the gains of norms, as the checkpoint calls them: where they are zero nothing passes.
 
     Without those that are stored less one.
@@ -196,17 +196,17 @@ def _norms(checkpoint: RecognizedModel | None) -> frozenset[str]:
     return frozenset(found)
 
 
-def _told(info: TensorInfo, kind: Kind) -> str:
+def _say_scales(info: TensorInfo, kind: ScaleFault) -> str:
     found, called = kind.found, kind.field.called
     plural = f"{called}s" if found.count > 1 else called
     usual = f"; about {kind.usual:.1g} is usual in it" if kind.usual else ""
     return (
         f"the {plural} of {found.count:,} {'blocks are' if found.count > 1 else 'block is'} "
-        f"{kind.text}: {_number(found.value)} {_at(info, found.first)}{usual}"
+        f"{kind.text}: {_say_number(found.value)} {_say_place(info, found.first)}{usual}"
     )
 
 
-def _damaged(info: TensorInfo, kind: Kind) -> Cause:
+def _blame_scale(info: TensorInfo, kind: ScaleFault) -> Cause:
     return Cause(
         "scale",
         f"the {kind.field.called} of {info.encoding} blocks is damaged: a bit of the file has "
@@ -214,7 +214,7 @@ def _damaged(info: TensorInfo, kind: Kind) -> Cause:
     )
 
 
-def _at(info: TensorInfo, element: int) -> str:
+def _say_place(info: TensorInfo, element: int) -> str:
     place: list[int] = []
     for size in reversed(info.shape):
         element, index = divmod(element, size)
@@ -222,25 +222,25 @@ def _at(info: TensorInfo, element: int) -> str:
     return f"at {place[::-1]}"
 
 
-def _run(info: TensorInfo, start: int, stop: int) -> str:
-    first, last = _row(info, start), _row(info, stop - 1)
+def _say_run(info: TensorInfo, start: int, stop: int) -> str:
+    first, last = _say_row(info, start), _say_row(info, stop - 1)
     return first if stop - start == 1 else f"{first} to {last}"
 
 
-def _row(info: TensorInfo, number: int) -> str:
+def _say_row(info: TensorInfo, number: int) -> str:
     """Say which row it is; in a stack of matrices, of which of them."""
     if len(info.shape) == 2:
         return str(number)
     return str(list(divmod(number, info.shape[1])))
 
 
-def _rows(count: int) -> str:
+def _say_rows(count: int) -> str:
     return "row" if count == 1 else "rows"
 
 
-def _are(count: int) -> str:
+def _say_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _number(value: float) -> str:
+def _say_number(value: float) -> str:
     return "NaN" if isnan(value) else f"{value:g}"

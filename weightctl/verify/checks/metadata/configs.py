@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from weightctl.archs.configs import shortest
 from weightctl.archs.model import ARCHITECTURE
 from weightctl.untyped import is_list, is_object, is_sequence, is_tuple
-from weightctl.verify.checks.metadata.compared import Compared
-from weightctl.verify.compare.configs import differences, lost_window
+from weightctl.verify.checks.metadata.comparison import Compared
+from weightctl.verify.compare.configs import find_differences, note_lost_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,8 +31,8 @@ _DEEPEST = 8
 def compare_configs(own: RecognizedModel, other: RecognizedModel) -> Compared:
     """Compare the configs of two models of one family, whatever conventions they are in."""
     found = Compared()
-    found.problems += [each.problem for each in differences(own, other, with_context=True)]
-    if note := lost_window(own, other):
+    found.problems += [each.problem for each in find_differences(own, other, with_context=True)]
+    if note := note_lost_window(own, other):
         found.notes.append(note)
     return found
 
@@ -47,7 +47,7 @@ def compare_other_keys(
     found = Compared()
     if own.convention != other.convention:
         return found
-    values, wanted = (_numbers(each, checkpoint) for each in (own, other))
+    values, wanted = (_list_values(each, checkpoint) for each in (own, other))
     for key in values | wanted:
         if key not in values or key not in wanted:
             # Old and new spellings of config.json leave out what the other has.
@@ -55,7 +55,7 @@ def compare_other_keys(
                 has = "only in the reference" if key in wanted else "not in the reference"
                 found.notes.append(f"`{key}` is {has}")
         elif values[key] != wanted[key]:
-            text = f"is {_shown(values[key])}, and {_shown(wanted[key])} in the reference"
+            text = f"is {_show(values[key])}, and {_show(wanted[key])} in the reference"
             if checkpoint is None:
                 found.add(key, text)
             else:
@@ -63,21 +63,21 @@ def compare_other_keys(
     return found
 
 
-def _numbers(description: Description, checkpoint: RecognizedModel | None) -> dict[str, Any]:
+def _list_values(description: Description, checkpoint: RecognizedModel | None) -> dict[str, Any]:
     if description.is_gguf:
-        return dict(_of_metadata(description.metadata, checkpoint))
+        return dict(_list_of_metadata(description.metadata, checkpoint))
     read = set[str]()
     if checkpoint is not None:
         read = {key.hugging_face.rpartition(".")[2] for key in checkpoint.arch.keys}
     return {
         path: number
-        for path, number in _leaves(description.config, "", 0)
+        for path, number in _walk_leaves(description.config, "", 0)
         if path.rpartition(".")[2] not in read
         and not any(part in path for part in _NOT_OF_THE_MODEL)
     }
 
 
-def _of_metadata(
+def _list_of_metadata(
     metadata: Mapping[str, Value], checkpoint: RecognizedModel | None
 ) -> Iterator[tuple[str, Any]]:
     if ARCHITECTURE not in metadata:
@@ -96,18 +96,18 @@ def _of_metadata(
             yield key, content
 
 
-def _leaves(content: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _walk_leaves(content: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield the numbers of a config by their paths; a list of numbers is one value."""
     if is_object(content) and depth < _DEEPEST:
         for key, value in content.items():
-            yield from _leaves(value, f"{path}.{key}" if path else key, depth + 1)
+            yield from _walk_leaves(value, f"{path}.{key}" if path else key, depth + 1)
     elif is_list(content) and all(isinstance(each, int | float) for each in content):
         yield path, tuple(content)
     elif isinstance(content, int | float):
         yield path, content
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -9,13 +9,13 @@ import numpy as np
 
 from weightctl.verify.figures import NextToken
 from weightctl.verify.results import Problem
-from weightctl.verify.run.activations import Gathered, activation
+from weightctl.verify.run.activations import ActivationSums, measure_activation
 from weightctl.verify.run.likelihood import (
-    least_losses,
-    log_probabilities,
-    losses,
-    perplexity,
-    rows_of,
+    compute_least_losses,
+    compute_log_probabilities,
+    compute_losses,
+    compute_perplexity,
+    count_positions,
 )
 from weightctl.verify.run.parts import OUTPUT
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightctl.verify.run.parts import Running
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Ending", "ended", "following", "next_tokens"]
+__all__ = ["Ending", "list_next_tokens", "list_targets", "run_output"]
 
 _NEXT = 5
 # Differences below this part of the numbers themselves are float32's rounding.
@@ -51,40 +51,40 @@ class Ending:
     notes: tuple[str, ...] = ()
 
 
-def ended(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = False) -> Ending:
+def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = False) -> Ending:
     """Run the output on what came out of the last layer, a few positions at a time.
 
     A model that is worse than chance at a text is worth a note, as the text may be strange; a
     problem where any model `must_make_sense` of it, plain English.
     """
     if not running.has_logits:
-        return _of_states(running.end(x), given)
-    rows, targets = x[given.mask], following(given)
-    gathered, judged = Gathered(OUTPUT), _Judged()
-    step = rows_of(running.vocabulary)
+        return _judge_states(running.end(x), given)
+    rows, targets = x[given.mask], list_targets(given)
+    gathered, judged = ActivationSums(OUTPUT), _Judged()
+    step = count_positions(running.vocabulary)
     found: list[F64] = []
     last: tuple[NextToken, ...] = ()
     for start in range(0, len(rows), step):
         logits = running.end(rows[None, start : start + step])[0]
-        least, of_these = least_losses(logits), targets[start : start + step]
+        least, of_these = compute_least_losses(logits), targets[start : start + step]
         gathered.add(logits)
         judged.add(logits, least)
         # Of those that nothing follows the first token stands in, and is left out.
-        lost = losses(logits, np.maximum(of_these, 0), least)
+        lost = compute_losses(logits, np.maximum(of_these, 0), least)
         found.append(lost[of_these >= 0])
         if start + step >= len(rows):
-            last = next_tokens(logits[-1], given)
+            last = list_next_tokens(logits[-1], given)
     figure = gathered.figure()
-    ppl = None if figure.nonfinite else perplexity(np.concatenate(found))
+    ppl = None if figure.nonfinite else compute_perplexity(np.concatenate(found))
     # To be no better than chance on tokens that are chance is no wonder.
     is_lost = given.is_text and ppl is not None and ppl > running.vocabulary
     has_several = len(np.unique(given.ids[given.mask])) > 1
-    text = _nonfinite(figure) or judged.wrong(has_several=has_several, is_lost=is_lost)
+    text = _describe_nonfinite(figure) or judged.wrong(has_several=has_several, is_lost=is_lost)
     problems = [Problem(where=OUTPUT, text=text)] if text else []
     is_lost = is_lost and not text
     if is_lost and must_make_sense and running.vocabulary >= _LEAST_VOCABULARY:
         is_lost = False
-        problems.append(Problem(where="", text=_senseless(ppl, running)))
+        problems.append(Problem(where="", text=_judge_perplexity(ppl, running)))
     notes = (
         (f"it is worse than chance: any of {running.vocabulary:,} tokens would be as likely",)
         if is_lost
@@ -99,7 +99,7 @@ def ended(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = Fa
     )
 
 
-def _senseless(ppl: float | None, running: Running) -> str:
+def _judge_perplexity(ppl: float | None, running: Running) -> str:
     return (
         f"perplexity {ppl:.3g} on plain English is worse than guessing among "
         f"{running.vocabulary:,} tokens: the model does not work; if all else is fine, the config "
@@ -107,18 +107,18 @@ def _senseless(ppl: float | None, running: Running) -> str:
     )
 
 
-def following(given: Prompt) -> NDArray[np.int64]:
+def list_targets(given: Prompt) -> NDArray[np.int64]:
     """Return which token follows each position of the mask in its window, -1 where none does."""
     after = np.full(given.ids.shape, -1, np.int64)
     after[:, :-1] = np.where(given.mask[:, 1:], given.ids[:, 1:], -1)
     return after[given.mask]
 
 
-def next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
+def list_next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
     """Return the likeliest tokens that a position's logits say come next, the likeliest first."""
     if not np.isfinite(logits).all():
         return ()
-    logarithms = log_probabilities(logits)
+    logarithms = compute_log_probabilities(logits)
     likeliest = np.argsort(-logarithms, kind="stable")[:_NEXT]
     return tuple(
         NextToken(
@@ -165,9 +165,9 @@ class _Judged:
         return ""
 
 
-def _of_states(states: F32, given: Prompt) -> Ending:
-    figure = activation(OUTPUT, states, given.mask)
-    text = _nonfinite(figure)
+def _judge_states(states: F32, given: Prompt) -> Ending:
+    figure = measure_activation(OUTPUT, states, given.mask)
+    text = _describe_nonfinite(figure)
     if not text and len(np.unique(given.ids[given.mask])) > 1:
         rows = states[given.mask]
         if np.abs(rows - rows[0]).max() <= _ALIKE * np.abs(rows).max():
@@ -176,7 +176,7 @@ def _of_states(states: F32, given: Prompt) -> Ending:
     return Ending(figures=(figure,), problems=problems)
 
 
-def _nonfinite(figure: Activation) -> str:
+def _describe_nonfinite(figure: Activation) -> str:
     if not figure.nonfinite:
         return ""
     return f"{figure.nonfinite:,} of its numbers are NaN or infinite, and what went into it was not"
