@@ -1,4 +1,4 @@
-"""The checks that were asked for, one after the other."""
+"""Runs the checks that were asked for, one after the other, and gathers their results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verify(
 
     All checks are made that the table has, or those of `checks`, but for those of `skip`. What is
     wrong with the checkpoint is in the report. Raises `ConversionError` for a check that there is
-    not, one that lacks its reference, no checks at all, a bar that none of them applies, layers
+    not, one that lacks its reference, no checks at all, a limit that none of them applies, layers
     that there are not, and tokens or a text that the model cannot run on, `OSError` where there is
     no such file, `FormatError` or `ConversionError` where the reference is damaged, and
     `EncodingError` for tensors that cannot be read.

@@ -1,4 +1,4 @@
-"""What a checkpoint calls a field of its config."""
+"""Keys and tensors by which a checkpoint states the fields of its config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks measured, whether or not something is wrong: plain numbers for people to read."""
+"""Figures that the checks measure, whether or not something is wrong: plain numbers for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be verified, and how; and what cannot be asked for together."""
+"""A request to verify a checkpoint, and the refusal of what cannot be asked for together."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Request", "require_consistent"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A checkpoint to verify, alone or against a `reference`, and the bars that it has to pass.
+    """A checkpoint to verify, alone or against a `reference`, and the limits that it has to pass.
 
     The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. `layers` are
     the numbers that alone are looked at, all where None. A perplexity above `max_perplexity`, a
     mean Kullback-Leibler divergence above `max_divergence` and a relative RMSE of a tensor above
-    `max_rmse` are problems; without the last the bar is what the encodings should cost. `progress`
+    `max_rmse` are problems; without the last the limit is what the encodings cost. `progress`
     is told what is being done, and how much of it is done, from 0 to 1.
     """
 
@@ -83,8 +83,8 @@ class Request:
         return max(filter(self.has_layer, range(layers)), default=-1)
 
 
-class _Bar(NamedTuple):
-    """A bar: what sets it, its field of the request, and the check that it is applied in."""
+class _Limit(NamedTuple):
+    """A limit: what sets it, its field of the request, and the check that it is applied in."""
 
     option: str
     field: str
@@ -93,38 +93,38 @@ class _Bar(NamedTuple):
     is_of_the_end: bool
 
 
-_BARS = (
-    _Bar("--max-ppl", "max_perplexity", "forward", needs_reference=False, is_of_the_end=True),
-    _Bar("--max-kld", "max_divergence", "forward", needs_reference=True, is_of_the_end=True),
-    _Bar("--max-rmse", "max_rmse", "values", needs_reference=True, is_of_the_end=False),
+_LIMITS = (
+    _Limit("--max-ppl", "max_perplexity", "forward", needs_reference=False, is_of_the_end=True),
+    _Limit("--max-kld", "max_divergence", "forward", needs_reference=True, is_of_the_end=True),
+    _Limit("--max-rmse", "max_rmse", "values", needs_reference=True, is_of_the_end=False),
 )
 
 
 def require_consistent(request: Request, wanted: Container[str]) -> None:
-    """Raise `ConversionError` for a bar that no check would apply, and layers that there are not.
+    """Raise `ConversionError` for a limit that no check would apply, and layers that there are not.
 
-    A bar that is silently not applied would look as if it was passed.
+    A limit that is silently not applied would look as if it was passed.
     """
     last = _find_last_layer(request)
-    for bar in _BARS:
-        if getattr(request, bar.field) is None:
+    for limit in _LIMITS:
+        if getattr(request, limit.field) is None:
             continue
-        if bar.needs_reference and request.reference is None:
+        if limit.needs_reference and request.reference is None:
             raise ConversionError(
-                f"{bar.option} is about a difference, and there is nothing to compare with",
+                f"{limit.option} is about a difference, and there is nothing to compare with",
                 hint="name a checkpoint that is known to be good: --against PATH",
             )
-        if bar.check not in wanted:
+        if limit.check not in wanted:
             raise ConversionError(
-                f"{bar.option} is applied by the check `{bar.check}`, which --check or --skip "
+                f"{limit.option} is applied by the check `{limit.check}`, which --check or --skip "
                 "leaves out",
-                hint=f"leave out {bar.option}, or ask for `{bar.check}`",
+                hint=f"leave out {limit.option}, or ask for `{limit.check}`",
             )
-        if bar.is_of_the_end and last is not None and not request.has_layer(last):
+        if limit.is_of_the_end and last is not None and not request.has_layer(last):
             raise ConversionError(
-                f"{bar.option} is about the whole model, and --layers leaves out its last layer, "
+                f"{limit.option} is about the whole model, and --layers leaves out its last layer, "
                 f"{last}",
-                hint=f"leave out {bar.option}, or --layers",
+                hint=f"leave out {limit.option}, or --layers",
             )
 
 

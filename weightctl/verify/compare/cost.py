@@ -1,4 +1,4 @@
-"""What encodings cost: the bits of each value, and how far values are from themselves after one."""
+"""Costs of encodings: bits of each value, and errors of values that have been through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a tensor is from its reference, and how far it may be, given what their encodings cost.
+"""Distance of a tensor from its reference, and the limits that what their encodings cost sets.
 
 The figures of its pieces add up. The factors of the limits are those that hold of conversions with
 an importance matrix, and of two quantizations of one model against each other, with some room;

@@ -1,4 +1,4 @@
-"""How far tensors are from others, in all and in each run of values: streamed, on all cores."""
+"""Measurement of errors between tensors, in all and in each run: streamed, on all cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether numbers of full precision were in a coarser encoding once: it changes them no more."""
+"""Detection of values of full precision that were in a coarser encoding once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each check has measured, in a line."""
+"""Sentences of one line about what each check has measured."""
 
 from __future__ import annotations
 

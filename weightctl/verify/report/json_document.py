@@ -1,4 +1,4 @@
-"""A report as JSON: what `schemas/verify.json` in the package describes."""
+"""A report as JSON, as `schemas/verify.json` in the package describes it."""
 
 from __future__ import annotations
 

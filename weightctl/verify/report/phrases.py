@@ -1,4 +1,4 @@
-"""What was measured, in the words and digits that people read."""
+"""Words and digits for what was measured."""
 
 from __future__ import annotations
 

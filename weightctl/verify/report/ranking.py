@@ -1,4 +1,4 @@
-"""Which tensors and matrices are the worst, next to what they should be."""
+"""Order of tensors and matrices: the worst first, next to what they should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do next about what is wrong with a checkpoint."""
+"""Advice on what to do next about what is wrong with a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a report's page looks: light or dark as its reader's system is, on screens of any width."""
+"""The style of a report's page: light or dark as its reader's system is, on any screen."""
 
 from __future__ import annotations
 

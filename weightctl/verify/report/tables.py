@@ -1,4 +1,4 @@
-"""What a page tells in tables."""
+"""Tables of a report's page."""
 
 from __future__ import annotations
 

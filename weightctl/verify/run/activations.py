@@ -1,4 +1,4 @@
-"""How large the numbers are that a part of a model gives."""
+"""Sizes of the values that a part of a model gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What logits say of the tokens that came next."""
+"""Likelihoods of the tokens that came next, from logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model says in the end: whether it makes sense, how likely the text is, what comes next."""
+"""Judgement of a model's output: sense, likelihood of the text, and the tokens that come next."""
 
 from __future__ import annotations
 

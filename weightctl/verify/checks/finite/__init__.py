@@ -1,4 +1,4 @@
-"""Whether all numbers of a checkpoint are numbers, and none were lost or never written."""
+"""The check `finite`: all values are numbers, and none were lost or never written."""
 
 from __future__ import annotations
 

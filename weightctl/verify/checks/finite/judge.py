@@ -1,4 +1,4 @@
-"""What is wrong with a tensor of which a survey is made."""
+"""Findings about a tensor of which a survey is made: what is wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor's bytes as runs of rows of numbers, a few at a time."""
+"""Runs of rows of values that a tensor's bytes hold, decoded a few at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the scales of a tensor's blocks spread, and which of them no healthy tensor has."""
+"""Distributions of the scales of a tensor's blocks, and those scales that no healthy tensor has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the model runs, and makes sense of a text."""
+"""The check `forward`: the model runs, and makes sense of a text."""
 
 from __future__ import annotations
 

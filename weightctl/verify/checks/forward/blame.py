@@ -1,4 +1,4 @@
-"""Which tensor, or which key of the config, keeps a part of a model from being the reference's."""
+"""Search for the tensor, or the key of the config, by which a part is not the reference's."""
 
 from __future__ import annotations
 

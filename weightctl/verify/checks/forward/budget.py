@@ -1,4 +1,4 @@
-"""What encodings cost: the reference's weights, as far off as the subject's may be."""
+"""The reference's weights, as far off as the encodings may put those of the subject."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def compare(request: Request) -> Result:
 
     Problems are what their configs say otherwise, blocks that are further from the reference's than
     their encodings explain, each with the tensor that is to blame where one is, and what is above
-    the bars. Skipped where either does not run, or both have no blocks in common. Raises
+    the limits. Skipped where either does not run, or both have no blocks in common. Raises
     `ArchitectureError` for different models, which the check `values` tells too.
     """
     own = request.subject.checkpoint
@@ -135,7 +135,7 @@ class _Comparison:
             mask = self._given.mask
             cosine = find_least_cosine(walk.wanted[mask], walk.own[mask])
             figures = self._figures(Divergence(layers=(), cosine=cosine), None)
-        problems = [*problems, *self._faults.problems(), *self._bars(figures)]
+        problems = [*problems, *self._faults.problems(), *self._check_limits(figures)]
         notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
         return Result(problems=tuple(problems), figures=figures, notes=notes)
 
@@ -188,7 +188,7 @@ class _Comparison:
             divergence=replace(divergence, layers=tuple(self._layers)),
         )
 
-    def _bars(self, figures: ForwardFigures) -> Iterator[Problem]:
+    def _check_limits(self, figures: ForwardFigures) -> Iterator[Problem]:
         request, has_logits = self._request, self._walk.subject.has_logits
         yield from check_perplexity(request, self._given, figures.perplexity, has_logits=has_logits)
         yield from check_divergence(request, figures.divergence, has_logits=has_logits)

@@ -1,4 +1,4 @@
-"""How far what two models say is apart at each position, and how that is distributed."""
+"""Divergences of what two models say at each position, and how they are distributed."""
 
 from __future__ import annotations
 

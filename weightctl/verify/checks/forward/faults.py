@@ -1,4 +1,4 @@
-"""What to say of blocks that are not the reference's, and of what is to blame for it."""
+"""Problems with blocks that are not the reference's, named with what is to blame for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bars that a request sets for a model that runs, and whether it passes them."""
+"""The limits that a request sets for a model that runs, and the problems where it exceeds them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ __all__ = ["check_divergence", "check_perplexity", "report_unjudged"]
 
 
 def report_unjudged(request: Request, why: str) -> Iterator[Problem]:
-    """Yield the bars that a model that did not run could not be held to."""
+    """Yield the limits that a model that did not run could not be held to."""
     if request.max_perplexity is not None:
         yield _report_no_perplexity(request.max_perplexity, why)
     if request.max_divergence is not None:
         yield _report_no_divergence(request.max_divergence, why)
 
 
-def _report_no_divergence(bar: float, why: str) -> Problem:
-    """Return that a mean divergence could not be held below the bar."""
-    text = f"a mean KL divergence of at most {bar:g} could not be judged: {why}"
+def _report_no_divergence(limit: float, why: str) -> Problem:
+    """Return that a mean divergence could not be held below the limit."""
+    text = f"a mean KL divergence of at most {limit:g} could not be judged: {why}"
     return Problem(where="", text=text)
 
 
-def _report_no_perplexity(bar: float, why: str) -> Problem:
-    text = f"a perplexity of at most {bar:g} could not be judged: {why}"
+def _report_no_perplexity(limit: float, why: str) -> Problem:
+    text = f"a perplexity of at most {limit:g} could not be judged: {why}"
     return Problem(where="", text=text)
 
 
 def check_perplexity(
     request: Request, given: Prompt, perplexity: float | None, *, has_logits: bool
 ) -> Iterator[Problem]:
-    """Yield that a perplexity is above the bar, or that there is none to hold below it."""
-    bar = request.max_perplexity
-    if bar is None:
+    """Yield that a perplexity is above the limit, or that there is none to hold below it."""
+    limit = request.max_perplexity
+    if limit is None:
         return
     why = ""
     if not has_logits:
@@ -49,29 +49,29 @@ def check_perplexity(
         why = "there is no text that it could be measured on; give token ids of one"
     elif perplexity is None:
         why = "the logits of what follows are not there, or not finite"
-    elif perplexity > bar:
+    elif perplexity > limit:
         yield Problem(
-            where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {bar:g}"
+            where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {limit:g}"
         )
     if why:
-        yield _report_no_perplexity(bar, why)
+        yield _report_no_perplexity(limit, why)
 
 
 def check_divergence(
     request: Request, divergence: Divergence | None, *, has_logits: bool
 ) -> Iterator[Problem]:
-    """Yield that a mean divergence is above the bar, or that there is none to hold below it."""
-    bar = request.max_divergence
-    if bar is None:
+    """Yield that a mean divergence is above the limit, or that there is none to hold below it."""
+    limit = request.max_divergence
+    if limit is None:
         return
     if divergence is None:
-        yield _report_no_divergence(bar, "the reference did not run")
+        yield _report_no_divergence(limit, "the reference did not run")
     elif divergence.mean is None:
         why = "not all layers ran" if has_logits else "the model is an encoder, which has none"
-        yield _report_no_divergence(bar, why)
-    elif not divergence.mean <= bar:
+        yield _report_no_divergence(limit, why)
+    elif not divergence.mean <= limit:
         text = (
             f"the mean Kullback-Leibler divergence from the reference is {divergence.mean:.4g} "
-            f"nats, above {bar:g}"
+            f"nats, above {limit:g}"
         )
         yield Problem(where="", text=text)

@@ -1,4 +1,4 @@
-"""What two models say of the tokens that come next, a few positions at a time."""
+"""Predictions of two models for the tokens that come next, a few positions at a time."""
 
 from __future__ import annotations
 

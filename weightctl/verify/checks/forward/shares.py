@@ -1,4 +1,4 @@
-"""How far what a part of a model gives is from what it should, as a share of what it adds."""
+"""Errors of what a part of a model gives, as shares of what that part adds."""
 
 from __future__ import annotations
 

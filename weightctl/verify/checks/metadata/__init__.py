@@ -1,4 +1,4 @@
-"""Whether tokenizer, special tokens and config are sound, and those of the reference."""
+"""The check `metadata`: tokenizer, special tokens and config are sound, and the reference's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comparing a part of two descriptions gives."""
+"""Results of comparing a part of two descriptions."""
 
 from __future__ import annotations
 

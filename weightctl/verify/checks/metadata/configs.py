@@ -1,4 +1,4 @@
-"""Whether two configs are of the same model: each by our fields, and keys that no field has."""
+"""Comparison of two configs: each by our fields, and keys that no field has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors that cannot be true, whatever it was made from."""
+"""Statements of a checkpoint beside its tensors that cannot be true, whatever it was made from."""
 
 from __future__ import annotations
 

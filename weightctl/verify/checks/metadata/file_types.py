@@ -1,4 +1,4 @@
-"""Whether `general.file_type` names the encoding that the tensors of a GGUF file have."""
+"""Comparison of `general.file_type` with the encoding that the tensors of a GGUF file have."""
 
 from __future__ import annotations
 

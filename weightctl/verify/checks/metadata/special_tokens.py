@@ -1,4 +1,4 @@
-"""Whether two checkpoints have the same special tokens, and end generation with the same ones."""
+"""Comparison of two checkpoints' special tokens, and of those that end generation."""
 
 from __future__ import annotations
 

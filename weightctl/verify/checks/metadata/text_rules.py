@@ -1,4 +1,4 @@
-"""Whether two tokenizers cut and wrap texts by the same rules: pre-tokenizer, normalizer, chat."""
+"""Comparison of the rules that cut and wrap texts: pre-tokenizer, normalizer, chat template."""
 
 from __future__ import annotations
 

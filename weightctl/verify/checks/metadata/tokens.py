@@ -1,4 +1,4 @@
-"""Whether the vocabularies of two tokenizers are one: texts, types, scores and merges."""
+"""Comparison of the vocabularies of two tokenizers: texts, types, scores and merges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are those that its architecture and config ask for."""
+"""The check `names`: the tensors are those that the architecture and the config ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which value of which key of a config would fit the tensors, where the one there does not."""
+"""Values of single keys of a config that would fit the tensors, where the one there does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint fit the modules that its config asks for."""
+"""The fit of a checkpoint's tensors to the modules that its config asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with tensors that do not fit what their config asks for, and why that may be."""
+"""Problems with tensors that do not fit what their config asks for, and why that may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the output is the embedding where the config says so, and is there where it does not."""
+"""Checks of an output that is the embedding, or is not, as the config says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a tokenizer, the config and the embedding have as many tokens as each other."""
+"""Comparison of how many tokens a tokenizer, the config and the embedding have."""
 
 from __future__ import annotations
 

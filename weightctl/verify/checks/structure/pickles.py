@@ -1,4 +1,4 @@
-"""What the pickles of a checkpoint name, and whether torch may be given them."""
+"""The globals that a checkpoint's pickles name, and the reasons why torch may not take them."""
 
 from __future__ import annotations
 

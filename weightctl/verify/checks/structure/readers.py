@@ -1,4 +1,4 @@
-"""Whether other programs' readers take the files of a checkpoint, and see in them what we see."""
+"""Other programs' readers, asked for what they see in the files of a checkpoint."""
 
 from __future__ import annotations
 

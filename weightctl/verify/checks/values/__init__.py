@@ -1,4 +1,4 @@
-"""Whether each tensor is the reference's, but for what its encoding costs."""
+"""The check `values`: each tensor is the reference's, but for what its encoding costs."""
 
 from __future__ import annotations
 

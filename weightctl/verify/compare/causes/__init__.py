@@ -1,4 +1,4 @@
-"""Why a tensor is not its reference: what, undone, makes it that."""
+"""Causes by which a tensor is not its reference: what, undone, makes it that."""
 
 from __future__ import annotations
 

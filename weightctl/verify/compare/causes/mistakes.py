@@ -1,4 +1,4 @@
-"""Mistakes that tools make with tensors: each is made to the reference, to see whether it is it."""
+"""Mistakes that tools make with tensors: each is made to the reference, to compare the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a hypothesis is true: with the same mistake made to it, the reference is the tensor."""
+"""Proof of a hypothesis: with the same mistake made to it, the reference is the tensor."""
 
 from __future__ import annotations
 
