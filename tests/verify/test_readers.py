@@ -127,7 +127,7 @@ def test_a_reader_that_does_not_start_is_told_and_no_problem(small: Path) -> Non
 def test_what_a_reader_may_take_of_memory_is_bounded() -> None:
     code = (
         "import runpy, sys; program = runpy.run_path(sys.argv[1]);"
-        "program['bound'](1 << 28); bytearray(1 << 29)"
+        "program['limit_memory'](1 << 28); bytearray(1 << 29)"
     )
     run = subprocess.run(
         [sys.executable, "-c", code, reader_process.__file__],
@@ -151,7 +151,7 @@ def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -
     code = (
         "from weightctl import open_weights;"
         "from weightctl.verify.checks.structure.readers import ask_reader;"
-        "print(asked(open_weights('small.safetensors').header))"
+        "print(ask_reader(open_weights('small.safetensors').header))"
     )
     run = subprocess.run(
         [sys.executable, "-P", "-c", code],
