@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl import Plan, WeightData, Weights
-from weightctl.store import save
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

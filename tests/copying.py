@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weightctl import Weights, open_weights
-from weightctl.plan import Plan
-from weightctl.store import save
-from weightctl.targets import target
-from weightctl.transforms.align import align
+from weightctl.plan.align import align
+from weightctl.plan.plan import Plan
 from weightctl.weights import TensorInfo, WeightData
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.dtype import Encoding
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part, Range, Whole
-    from weightctl.transforms.sharding.plan import ShardPlan
 
     Contents = dict[str, tuple[TensorInfo, bytes]]
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl import Plan, WeightData, open_weights
-from weightctl.archs import recognize
-from weightctl.store import save
+from weightctl.families import recognize
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

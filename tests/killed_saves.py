@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _PROGRAM = """
 import json, os, signal, sys, traceback
-import numpy, weightctl.codecs, weightctl.execute
+import numpy, weightctl.codecs, weightctl.write.execute
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.write.store import save
+from weightctl.plan.split import split
 
 def kill_at(wanted):
     seen = 0

@@ -9,16 +9,16 @@ import numpy as np
 
 from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
-from weightctl.store import save
-from weightctl.targets import target
-from weightctl.transforms.cast import cast
-from weightctl.transforms.split import split
+from weightctl.plan.cast import cast
+from weightctl.plan.split import split
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.targets import Target
+    from weightctl.write.targets import Target
 
 TEMPORARY = re.compile(r".+\.weightctl-([0-9a-f]{8}|switch)\.partial(\.\w+)?")
 

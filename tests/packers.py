@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from weightctl import open_weights
-from weightctl.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantized
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,17 +17,17 @@ from weightctl.formats.huggingface import companions
 from weightctl.formats.sharded.identity import identity
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.shards.journal import JOURNAL, read_journal
-from weightctl.shards.save import save_shards
 from weightctl.split import Grid, Sharding, Whole, axiswise, replicate
 from weightctl.weights.info import TensorInfo
+from weightctl.write.shards.journal import JOURNAL, read_journal
+from weightctl.write.shards.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from weightctl.shards.journal import Record
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.write.shards.journal import Record
 
 
 class StopError(Exception):

@@ -13,8 +13,8 @@ from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST, Identity, Manifest, RankFile
+from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Cut, Grid, Sharding, Whole, axiswise, replicate
-from weightctl.transforms.sharding.plan import ShardPlan, ranks_of
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

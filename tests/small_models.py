@@ -19,14 +19,14 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from arrays import weights_of
-from weightctl.archs import recognize
+from weightctl.families import recognize
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 Arrays = dict[str, "NDArray[Any]"]
 

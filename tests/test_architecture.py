@@ -24,64 +24,39 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports only from layers below its own, and from its own package.
 LAYERS = (
-    (
-        "errors",
-        "sizes",
-        "wording",
-        "registry",
-        "untyped",
-        "patterns",
-        "temporary",
-        "threads",
-        "interrupts",
-        "dim",
-        "shape",
-        "split",
-        "dtype",
-        "device",
-        "disk",
-        "kernels",
-    ),
-    ("codecs",),
+    ("errors",),
+    ("text", "dim"),
+    ("shape", "dtype", "device", "split"),
+    ("system", "kernels"),
+    ("codecs", "storage"),
     ("weights",),
-    ("steps", "driver"),
-    ("pickles",),
-    ("logical", "formats", "card", "tokenizer"),
-    ("dequantize",),
+    ("driver", "formats"),
+    ("schemes",),
+    ("families",),
     ("graph",),
-    ("nn", "engine"),
-    ("archs",),
-    ("plan", "transforms"),
-    ("translation",),
-    ("output_file", "pieces"),
-    ("claims", "replacing"),
-    ("targets", "outcome", "output", "worker", "execute", "digests", "store"),
-    ("shards", "advice"),
-    ("verify", "conversion"),
+    ("nn",),
+    ("nn.models", "engine"),
+    ("plan",),
+    ("translate", "sharding"),
+    ("write",),
+    ("verify",),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
-# Inside a layer these modules know each other; all others there do not.
-NEIGHBOURS = {
-    ("device", "errors"), ("dtype", "errors"), ("split", "errors"), ("split", "wording"),
-    ("dtype", "dim"), ("threads", "errors"),
-    ("shape", "dim"), ("sizes", "errors"), ("patterns", "errors"), ("plan", "formats"),
-    ("transforms", "plan"),
-    ("outcome", "targets"), ("output", "targets"), ("store", "outcome"), ("store", "targets"),
-    ("store", "output"), ("store", "execute"), ("execute", "worker"), ("__main__", "cli"),
-}  # fmt: skip
-# Though one is below the other: models know nothing of what runs them, nor plans of either.
+# Inside a layer these know each other; all others there do not.
+NEIGHBOURS = {("__main__", "cli")}
+# Though one is below the other: what makes and writes plans knows nothing of what runs models.
 STRANGERS = {
     (above, below)
-    for above, belows in {
-        "archs": ("engine",),
-        "plan": ("graph", "nn", "engine"),
-        "transforms": ("graph", "nn", "engine"),
-    }.items()
-    for below in belows
+    for above in ("plan", "translate", "sharding", "write")
+    for below in ("graph", "nn", "nn.models", "engine")
 }
-# `Weights.allocate` gives a graph's Weight: the one step up, for the checkers' eyes only.
+# `Weights.allocate` gives a graph's Weight: and a recognized model its module: the steps
+# up, for the checkers' eyes only.
 UPWARD = {
+    ("families/checkpoint.py", "weightctl.graph.weight"),
+    ("families/checkpoint.py", "weightctl.nn.models.network"),
+    ("families/__init__.py", "weightctl.nn.models.network"),
     ("weights/protocol.py", "weightctl.graph.weight"),
     ("weights/tree.py", "weightctl.graph.weight"),
     ("weights/allocation.py", "weightctl.graph.weight"),
@@ -89,7 +64,12 @@ UPWARD = {
 
 
 def room_of(module: Path) -> str:
-    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return room_of_name(".".join(module.relative_to(PACKAGE.parent).with_suffix("").parts))
+
+
+def room_of_name(name: str) -> str:
+    parts = name.split(".")[1:]
+    return "nn.models" if parts[:2] == ["nn", "models"] else parts[0]
 
 
 def imports_of(module: Path) -> set[str]:
@@ -119,7 +99,7 @@ def test_imports_point_down(module: Path) -> None:
     for name in imports_of(module):
         if not name.startswith("weightctl."):
             continue
-        other = name.split(".")[1]
+        other = room_of_name(name)
         if other == room or (module.relative_to(PACKAGE).as_posix(), name) in UPWARD:
             continue
         points_down = LAYER_OF[other] < LAYER_OF[room] and (room, other) not in STRANGERS
@@ -191,7 +171,7 @@ def test_looking_loads_neither_numpy_nor_torch(command: str, tiny_llama: Path) -
         "weightctl.graph.graph, weightctl.graph.ops",
         "weightctl.nn.attention, weightctl.nn.module",
         "weightctl.engine.session",
-        "weightctl.archs.checkpoint, weightctl.archs.llama_model",
+        "weightctl.families.checkpoint, weightctl.nn.models.llama",
     ],
 )
 def test_importing_loads_nothing_heavy(names: str) -> None:

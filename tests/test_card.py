@@ -12,8 +12,8 @@ from gguf.utility import size_label as expected_size_label
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightctl.card import from_directory, size_label, to_readme
-from weightctl.card.front_matter import parse_front_matter
+from weightctl.translate.card import from_directory, size_label, to_readme
+from weightctl.translate.card.front_matter import parse_front_matter
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:

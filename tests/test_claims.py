@@ -14,15 +14,15 @@ from outcomes import random_model, random_weights, standing
 from saved_shards import cut, layers
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.shards.save import save_shards
-from weightctl.store import save
+from weightctl.write.shards.save import save_shards
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from outcomes import Kind
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.sharding.plan import ShardPlan
 
 SECOND = "another run is writing"
 

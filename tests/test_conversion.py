@@ -13,8 +13,8 @@ import torch
 from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, MissingTensorError, OutputError
-from weightctl.transforms.cast import cast
-from weightctl.transforms.mixtures import MIXTURES
+from weightctl.plan.cast import cast
+from weightctl.plan.mixtures import MIXTURES
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:

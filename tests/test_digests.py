@@ -9,9 +9,9 @@ import pytest
 
 from build import F32, Gguf, Tensor, safetensors_of
 from weightctl import WeightData, open_weights
-from weightctl.digests import digests
 from weightctl.errors import FormatError
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.digests import digests
 
 # Larger than any piece that is read at a time.
 LARGE = 9_000_001

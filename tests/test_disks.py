@@ -17,8 +17,8 @@ from old_outputs import EACH_KIND, old_output, untouched
 from outcomes import KINDS, Kind, random_model, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from build import F32, I32, Gguf, Tensor, safetensors_of
 from weightctl.cli import app
 from weightctl.errors import ShardingError
-from weightctl.transforms.sharding.plan_file import STRATEGIES
-from weightctl.transforms.type_names import block_types
+from weightctl.plan.type_names import block_types
+from weightctl.sharding.plan_file import STRATEGIES
 
 if TYPE_CHECKING:
     from pathlib import Path

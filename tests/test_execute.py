@@ -14,16 +14,16 @@ from oracles import ggml_quantize
 from weightctl import Plan, WeightData, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.execute import execute
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.source import Span
+from weightctl.write.execute import execute
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.codecs.loss import Loss
-    from weightctl.plan import Item
+    from weightctl.plan.plan import Item
 
 RANDOM = np.random.default_rng(3)
 ROWS = RANDOM.standard_normal((14, 1024), np.float32)

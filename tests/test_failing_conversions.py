@@ -16,9 +16,9 @@ from old_outputs import EACH_KIND, old_output, untouched
 from outcomes import random_model, random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, FormatError
-from weightctl.output_file import refused
-from weightctl.store import save
-from weightctl.temporary import temporary_name
+from weightctl.system.temporary import temporary_name
+from weightctl.write.output_file import refused
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from outcomes import random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats import FORMATS
-from weightctl.store import save
-from weightctl.targets import Target, target
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
+from weightctl.write.store import save
+from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

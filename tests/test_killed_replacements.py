@@ -20,9 +20,9 @@ from killed_saves import killed_saves
 from outcomes import leftovers, random_model, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError, OutputError
-from weightctl.store import save
-from weightctl.temporary import SWITCH, aside_name
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
+from weightctl.system.temporary import SWITCH, aside_name
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

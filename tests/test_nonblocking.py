@@ -12,8 +12,8 @@ import pytest
 
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.output_file import OutputFile
-from weightctl.store import save
+from weightctl.write.output_file import OutputFile
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

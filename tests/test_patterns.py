@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weightctl.errors import ConversionError, WeightctlError
-from weightctl.patterns import chosen, regular_expression
+from weightctl.text.patterns import chosen, regular_expression
 
 LAYERS = [f"layers.{number}.w" for number in range(130)]
 

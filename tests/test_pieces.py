@@ -12,8 +12,8 @@ from old_outputs import EACH_KIND
 from outcomes import Kind, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.store import save
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

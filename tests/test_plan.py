@@ -9,13 +9,13 @@ from weightctl import DType, Plan, WeightData, Weights
 from weightctl.codecs.scalar import numpy_dtype
 from weightctl.dtype import ENCODINGS, QuantizationEncoding
 from weightctl.errors import ConversionError
-from weightctl.store import save
-from weightctl.targets import target
-from weightctl.transforms.cast import cast, is_lossy, is_matrix_weight, is_unfit_for_llama_cpp
+from weightctl.plan.cast import cast, is_lossy, is_matrix_weight, is_unfit_for_llama_cpp
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
 from weightctl.weights.tree import Checkpoint
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 LLAMA = {"general.architecture": Value("string", "llama")}
 F32, F16, BF16, Q8_0 = (ENCODINGS[name] for name in ("F32", "F16", "BF16", "Q8_0"))

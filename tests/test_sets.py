@@ -12,8 +12,8 @@ from old_outputs import old_output, untouched
 from outcomes import KINDS, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

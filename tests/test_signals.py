@@ -20,8 +20,8 @@ from old_outputs import EACH_KIND
 from outcomes import KINDS, leftovers, random_model, standing
 from strikes import strikes
 from weightctl import open_weights
-from weightctl.store import save
-from weightctl.temporary import SWITCH
+from weightctl.system.temporary import SWITCH
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

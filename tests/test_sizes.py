@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl import WeightctlError
-from weightctl.sizes import format_count, format_size, parse_size
+from weightctl.text.sizes import format_count, format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightctl.formats import FORMATS
-from weightctl.targets import target
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,9 @@ import pytest
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS
-from weightctl.store import save
-from weightctl.transforms.split import split
-from weightctl.translation.plans import plan_of
+from weightctl.plan.split import split
+from weightctl.translate.plans import plan_of
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

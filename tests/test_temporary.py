@@ -13,8 +13,8 @@ from old_outputs import OLD
 from outcomes import random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.store import save
-from weightctl.targets import target
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weightctl.threads import shared_out
+from weightctl.system.threads import shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

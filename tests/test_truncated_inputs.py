@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from truncations import Outcome, Runner, runner
 from weightctl import Plan, open_weights
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
 from weightctl.weights.metadata import Value
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from build import Gguf
 from llama_cpp import ask
-from weightctl.tokenizer import to_metadata
+from weightctl.translate.tokenizer import to_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
 
 
 def ids_of(

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.registry import loaded_on_use
+from weightctl.system.registry import loaded_on_use
 
 if TYPE_CHECKING:
     from weightctl import engine, graph, nn
-    from weightctl.archs.recognition import recognize
-    from weightctl.conversion import convert
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.engine.session import InferenceSession
     from weightctl.errors import WeightctlError
+    from weightctl.families.recognition import recognize
     from weightctl.graph import ops
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.graph.weight import Weight
     from weightctl.nn.module import Module
-    from weightctl.plan import Plan
+    from weightctl.plan.plan import Plan
     from weightctl.shape import Shape
-    from weightctl.store import open_weights, save
-    from weightctl.translation.models import translate
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.data import WeightData
     from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
+    from weightctl.write.convert import convert
+    from weightctl.write.store import open_weights, save
 
 __all__ = [
     "Buffer",
@@ -52,7 +51,6 @@ __all__ = [
     "ops",
     "recognize",
     "save",
-    "translate",
 ]
 
 __version__ = "0.1.0"
@@ -65,7 +63,7 @@ _NAMES = {
     "Graph": "weightctl.graph.graph:Graph",
     "InferenceSession": "weightctl.engine.session:InferenceSession",
     "Module": "weightctl.nn.module:Module",
-    "Plan": "weightctl.plan:Plan",
+    "Plan": "weightctl.plan.plan:Plan",
     "QuantizationEncoding": "weightctl.dtype:QuantizationEncoding",
     "Shape": "weightctl.shape:Shape",
     "TensorType": "weightctl.graph.types:TensorType",
@@ -74,16 +72,15 @@ _NAMES = {
     "WeightctlError": "weightctl.errors:WeightctlError",
     "Checkpoint": "weightctl.weights.tree:Checkpoint",
     "Weights": "weightctl.weights.protocol:Weights",
-    "convert": "weightctl.conversion:convert",
+    "convert": "weightctl.write.convert:convert",
     "driver": "weightctl.driver",
     "engine": "weightctl.engine",
     "graph": "weightctl.graph",
     "nn": "weightctl.nn",
-    "open_weights": "weightctl.store:open_weights",
+    "open_weights": "weightctl.write.store:open_weights",
     "ops": "weightctl.graph.ops",
-    "recognize": "weightctl.archs.recognition:recognize",
-    "save": "weightctl.store:save",
-    "translate": "weightctl.translation.models:translate",
+    "recognize": "weightctl.families.recognition:recognize",
+    "save": "weightctl.write.store:save",
 }
 
 __getattr__ = loaded_on_use(__name__, _NAMES)

@@ -7,7 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weightctl.errors import ShardingError
-from weightctl.wording import counted
+from weightctl.text.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

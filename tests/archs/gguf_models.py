@@ -9,12 +9,12 @@ import numpy as np
 
 import small_models
 from weightctl import WeightData
-from weightctl.archs import recognize
+from weightctl.families import recognize
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 _TYPES = {int: "u32", float: "f32", str: "string", list: "array[bool]"}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arrays import weights_of
 from small_models import rope_rows
-from weightctl.archs.changes import (
+from weightctl.families.changes import (
     PLUS_ONE,
     TRANSPOSED,
     RopeRows,

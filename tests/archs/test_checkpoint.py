@@ -13,8 +13,8 @@ import pytest
 import small_models
 from arrays import stored, weights_of
 from weightctl import DType, open_weights
-from weightctl.archs.recognition import recognize
 from weightctl.errors import ArchitectureError
+from weightctl.families.recognition import recognize
 from weightctl.weights import as_checkpoint
 from weightctl.weights.metadata import Value
 

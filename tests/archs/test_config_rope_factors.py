@@ -13,15 +13,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 from transformers.models.phi3 import Phi3Config
 
-from weightctl.archs.rope_factors import (
+from weightctl.errors import ArchitectureError, GraphError
+from weightctl.families.rope_factors import (
     llama3_scaling,
     long_factors,
     rope_factors,
     short_factors,
     with_llama3,
 )
-from weightctl.errors import ArchitectureError, GraphError
-from weightctl.nn.rope_scaling import RopeScaling, inverse_frequencies
+from weightctl.families.rope_scaling import RopeScaling, inverse_frequencies
 
 
 @dataclass

@@ -14,19 +14,19 @@ from transformers import AutoConfig
 
 import small_models
 from weightctl import open_weights
-from weightctl.archs import ARCHS
-from weightctl.archs.configs import from_gguf, from_hugging_face
-from weightctl.archs.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
-from weightctl.registry import load
+from weightctl.families import ARCHS
+from weightctl.families.configs import from_gguf, from_hugging_face
+from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
+from weightctl.system.registry import load
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs.arch import Arch, Name
+    from weightctl.families.arch import Arch, Name
 
 Document = dict[str, Any]
 

@@ -16,19 +16,19 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import small_models
 from weightctl import open_weights
-from weightctl.archs import ARCHS
-from weightctl.archs.configs import from_gguf, from_hugging_face
-from weightctl.archs.keys import REQUIRED
-from weightctl.archs.recognition import recognize
 from weightctl.errors import ArchitectureError
-from weightctl.nn.rope_scaling import inverse_frequencies
-from weightctl.registry import load
+from weightctl.families import ARCHS
+from weightctl.families.configs import from_gguf, from_hugging_face
+from weightctl.families.keys import REQUIRED
+from weightctl.families.recognition import recognize
+from weightctl.families.rope_scaling import inverse_frequencies
+from weightctl.system.registry import load
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs.arch import Arch
+    from weightctl.families.arch import Arch
 
 
 def read(document: dict[str, Any]) -> Any:

@@ -11,20 +11,20 @@ from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneratio
 
 import small_models
 from arrays import weights_of
-from weightctl.archs import ARCHS, recognize
-from weightctl.archs.configs import from_gguf, from_hugging_face
-from weightctl.archs.windowed_layers import WORDS
-from weightctl.archs.written import to_gguf, to_hugging_face
 from weightctl.errors import ArchitectureError
-from weightctl.nn.rope_scaling import RopeScaling
-from weightctl.registry import load
+from weightctl.families import ARCHS, recognize
+from weightctl.families.configs import from_gguf, from_hugging_face
+from weightctl.families.rope_scaling import RopeScaling
+from weightctl.families.windowed_layers import WORDS
+from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.system.registry import load
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs.arch import Arch
-    from weightctl.archs.configs import Read
+    from weightctl.families.arch import Arch
+    from weightctl.families.configs import Read
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 GEMMA_3_4B = {

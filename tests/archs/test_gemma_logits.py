@@ -15,16 +15,16 @@ import small_models
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import DType, open_weights
-from weightctl.archs import recognize
+from weightctl.families import recognize
 from weightctl.graph import Graph
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
     Floats = NDArray[np.float32]
 

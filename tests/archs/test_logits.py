@@ -19,7 +19,7 @@ from real_files import fetch
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import DType, open_weights
-from weightctl.archs.recognition import recognize
+from weightctl.families.recognition import recognize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

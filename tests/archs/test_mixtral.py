@@ -14,8 +14,8 @@ from arrays import weights_of
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
-from weightctl.archs import recognize
 from weightctl.errors import ArchitectureError
+from weightctl.families import recognize
 from weightctl.weights import WeightData
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
@@ -23,7 +23,7 @@ from weightctl.weights.metadata import Value
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 
 @pytest.fixture(scope="module")

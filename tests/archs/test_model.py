@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weightctl.archs.model import Model
+from weightctl.families.model import Model
 from weightctl.weights.metadata import Value
 
 

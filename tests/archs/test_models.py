@@ -15,11 +15,11 @@ from blocks import in_blocks
 from runs import executed, graph_of
 from small_models import checkpoint, logits, tokens_below
 from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData
-from weightctl.archs import recognize
-from weightctl.archs.llama_model import Llama
 from weightctl.errors import EngineError, GraphError
+from weightctl.families import recognize
 from weightctl.graph import ops
 from weightctl.nn import Linear
+from weightctl.nn.models.llama import Llama
 from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import RecognizedModel
-    from weightctl.archs.network import Network
+    from weightctl.families import RecognizedModel
     from weightctl.graph import Value
+    from weightctl.nn.models.network import Network
 
 MAKERS = {"llama": small_models.llama, "bert": small_models.bert, "gpt2": small_models.gpt2}
 

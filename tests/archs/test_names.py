@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weightctl.archs.names import is_matrix_weight, layer, role
 from weightctl.dtype import ENCODINGS
+from weightctl.families.names import is_matrix_weight, layer, role
 from weightctl.weights.info import TensorInfo
 
 

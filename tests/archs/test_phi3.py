@@ -12,13 +12,13 @@ from transformers import AutoConfig
 import small_models
 from runs import executed
 from small_models import checkpoint, logits, tokens_below
-from weightctl.archs.configs import from_hugging_face
-from weightctl.archs.phi3 import ARCH
-from weightctl.archs.written import to_gguf, to_hugging_face
 from weightctl.errors import ArchitectureError
+from weightctl.families.configs import from_hugging_face
+from weightctl.families.phi3 import ARCH
+from weightctl.families.written import to_gguf, to_hugging_face
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3], [2.0, 3.0, 4.0, 5.0]
 LONGROPE: dict[str, Any] = {

@@ -13,17 +13,17 @@ import small_models
 from arrays import weights_of
 from runs import executed
 from small_models import checkpoint, logits, tokens_below
-from weightctl.archs import recognize
-from weightctl.archs.configs import from_hugging_face
-from weightctl.archs.qwen2 import ARCH as QWEN2
-from weightctl.archs.qwen3 import ARCH as QWEN3
-from weightctl.archs.written import to_gguf, to_hugging_face
 from weightctl.errors import ArchitectureError
+from weightctl.families import recognize
+from weightctl.families.configs import from_hugging_face
+from weightctl.families.qwen2 import ARCH as QWEN2
+from weightctl.families.qwen3 import ARCH as QWEN3
+from weightctl.families.written import to_gguf, to_hugging_face
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 ARCHS = {"qwen2": QWEN2, "qwen3": QWEN3}
 MAKERS = {"qwen2": small_models.qwen2, "qwen3": small_models.qwen3}

@@ -14,14 +14,14 @@ from arrays import weights_of
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
-from weightctl.archs import recognize
-from weightctl.archs.written import to_gguf
 from weightctl.errors import ArchitectureError
+from weightctl.families import recognize
+from weightctl.families.written import to_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 
 @pytest.fixture(scope="module")

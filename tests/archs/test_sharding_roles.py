@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weightctl.archs import ARCHS
-from weightctl.archs.sharding import ROLES, part_of_layer, role
-from weightctl.registry import load
+from weightctl.families import ARCHS
+from weightctl.families.sharding import ROLES, part_of_layer, role
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
-    from weightctl.archs.arch import Arch, Name
+    from weightctl.families.arch import Arch, Name
 
 LINES = [(arch, line) for arch in map(load, ARCHS.values()) for line in arch.names]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weightctl.archs.kinds import shown, shown_apart
+from weightctl.families.kinds import shown, shown_apart
 
 
 @pytest.mark.parametrize(

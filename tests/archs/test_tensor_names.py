@@ -12,16 +12,16 @@ import pytest
 import small_models
 from arrays import weights_of
 from weightctl import open_weights
-from weightctl.archs import ARCHS
-from weightctl.archs.configs import from_hugging_face
-from weightctl.archs.recognition import recognize
-from weightctl.registry import load
+from weightctl.families import ARCHS
+from weightctl.families.configs import from_hugging_face
+from weightctl.families.recognition import recognize
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl import Weights
-    from weightctl.archs.arch import Arch
+    from weightctl.families.arch import Arch
 
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 MAPS = {name: gguf.get_tensor_name_map(KINDS[load(ARCHS[name]).gguf_name], 3) for name in ARCHS}
@@ -63,7 +63,7 @@ WITH_ALL = {
 @pytest.mark.parametrize("name", ARCHS)
 def test_each_family_stands_under_its_own_name(name: str) -> None:
     assert load(ARCHS[name]).name == name
-    assert ARCHS[name] == f"weightctl.archs.{name}:ARCH"
+    assert ARCHS[name] == f"weightctl.families.{name}:ARCH"
 
 
 @pytest.mark.parametrize("name", ARCHS)

@@ -24,7 +24,7 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module
 from weightctl.formats.base import write_in_order
-from weightctl.sizes import parse_size
+from weightctl.text.sizes import parse_size
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import text
 

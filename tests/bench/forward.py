@@ -21,17 +21,17 @@ import numpy as np
 from llama import write_llama
 
 from weightctl import DType, open_weights
-from weightctl.archs.recognition import recognize
 from weightctl.engine import InferenceSession
-from weightctl.sizes import parse_size
+from weightctl.families.recognition import recognize
+from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
-    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.engine import LoadedGraph
+    from weightctl.families.checkpoint import RecognizedModel
 
 TOKENS, MOST_PEAK, MOST_TIMES = 32, 900_000_000, 1.1
 DTYPES = {"bfloat16": DType.bfloat16, "float32": DType.float32}

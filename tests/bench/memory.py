@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weightctl.sizes import parse_size
+from weightctl.text.sizes import parse_size
 
 # The command, and after it the peak that the kernel has seen of this process alone (what `wait`
 # reports would count the parent's too).

@@ -26,7 +26,7 @@ from memory import measure
 from weightctl import open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS, Encoding
-from weightctl.sizes import parse_size
+from weightctl.text.sizes import parse_size
 
 COUNT = 1 << 18
 MOST_PEAK = 350_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from listing import seconds_of, side_by_side
 
-from weightctl.sizes import format_size, parse_size
+from weightctl.text.sizes import format_size, parse_size
 
 THEIRS = (
     "import sys, torch\n"

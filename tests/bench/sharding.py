@@ -30,7 +30,7 @@ from memory import COMMAND
 from pipeline import warm
 
 from crossing import write_directory
-from weightctl.sizes import parse_size
+from weightctl.text.sizes import parse_size
 
 MOST_PEAK, MOST_TIMES = 350_000_000, 1.3
 BY_HAND = """

@@ -20,13 +20,13 @@ from weightctl import Plan, WeightData, open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active
-from weightctl.store import save
-from weightctl.threads import Memory
+from weightctl.system.threads import Memory
 from weightctl.verify.checks.finite.rows import decode_rows, read_runs
 from weightctl.verify.checks.finite.survey import survey_tensors
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell, width
 from weightctl.cli.wrapping import hung, wrapped
-from weightctl.wording import printable
+from weightctl.text.wording import printable
 
 NUMBERS = st.floats() | st.floats(0, 10)
 

@@ -17,11 +17,11 @@ from terminal import on_a_terminal, without_colour
 
 from weightctl import Plan, WeightData
 from weightctl.cli.outline import outline
-from weightctl.store import save
-from weightctl.targets import target
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import Checkpoint, header_of, root_of
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

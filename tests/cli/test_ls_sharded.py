@@ -17,8 +17,8 @@ from sharded_files import bytes_for, document_of, plan_of, write_document, write
 from weightctl import open_weights
 from weightctl.cli.splits import brief, listed_ranks, rank_shapes
 from weightctl.dtype import ENCODINGS
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, axiswise, replicate
-from weightctl.transforms.sharding.planning import shard_plan
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from terminal import on_a_terminal
 from assembly import call, whole
 from conftest import ROOT
 from weightctl import open_weights
-from weightctl.archs import recognize
-from weightctl.store import save
-from weightctl.translation import translate
+from weightctl.families import recognize
+from weightctl.translate import translate
+from weightctl.write.store import save
 
 SCREENS = Path(__file__).parent / "screens"
 COLUMNS = (80, 200)

@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 
 from build import safetensors
 from conftest import ROOT
-from weightctl import open_weights, recognize, save, translate
+from weightctl import open_weights, recognize, save
 from weightctl.cli.shard import app
 from weightctl.dtype import parse_encoding
 from weightctl.errors import WeightctlError
-from weightctl.shards import Grid, save_shards, shard_plan
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
+from weightctl.translate import translate
+from weightctl.write.shards import Grid, save_shards, shard_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

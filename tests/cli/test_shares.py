@@ -12,9 +12,9 @@ from weightctl import open_weights
 from weightctl.cli.render import in_columns
 from weightctl.cli.shares import document, share_rows, summary
 from weightctl.cli.splits import grid_text, listed_ranks
-from weightctl.shards.outcome import describe_shards
+from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate, rowwise
-from weightctl.transforms.sharding.plan import ShardPlan, ranks_of
+from weightctl.write.shards.outcome import describe_shards
 
 if TYPE_CHECKING:
     from pathlib import Path

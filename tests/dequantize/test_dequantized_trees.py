@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, stream
-from weightctl.dequantize import dequantized
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, WeightctlError
+from weightctl.schemes.dequantize import dequantized
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.metadata import Value
 from weightctl.weights.source import Held

@@ -19,8 +19,8 @@ from packers import (
     settings,
     stream,
 )
-from weightctl.dequantize import dequantized
 from weightctl.errors import ConversionError
+from weightctl.schemes.dequantize import dequantized
 
 if TYPE_CHECKING:
     from pathlib import Path

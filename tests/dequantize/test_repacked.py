@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from packers import awq, gptq, levels_of, numbers, opened, read, same, scales_of, settings, stream
-from weightctl.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantized
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from weightctl.engine import LoadedGraph
     from weightctl.graph import Value
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header
-    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.source import Source, Span
 
     Array = np.ndarray[Any, Any]

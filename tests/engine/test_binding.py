@@ -15,7 +15,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError, FormatError
 from weightctl.graph import Graph, Weight, ops
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
 
 if TYPE_CHECKING:
     from pathlib import Path

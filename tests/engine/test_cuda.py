@@ -17,7 +17,7 @@ from weightctl.engine import DeviceBuffer, InferenceSession
 from weightctl.engine.arrays import tensor_of
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
 
 if TYPE_CHECKING:
     from pathlib import Path

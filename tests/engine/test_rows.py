@@ -14,7 +14,7 @@ from weightctl import DType, Plan, QuantizationEncoding, Weights, open_weights, 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, TensorType, Weight, ops
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,9 @@ from weightctl import (
 )
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops
-from weightctl.steps.transposed import Transposed
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
 from weightctl.weights.derived import Derived, Made, tensor_of
+from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from weightctl.cli import COMMANDS, main
 from weightctl.formats import FORMATS
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 
 def measured(path: str) -> dict[str, object]:

@@ -33,7 +33,7 @@ from weightctl.weights.metadata import Value, text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.weights.source import Files
 
 F32 = ENCODINGS["F32"]

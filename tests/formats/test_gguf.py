@@ -14,7 +14,7 @@ from copying import contents, raw, spoken
 from weightctl import DType, QuantizationEncoding, open_weights
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.formats.gguf_values import Packed
-from weightctl.plan import Plan
+from weightctl.plan.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path

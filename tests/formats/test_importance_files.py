@@ -15,7 +15,7 @@ import pytest
 from build import F16, F32, Gguf, Tensor
 from importances import dat_entry, imatrix_dat, imatrix_gguf
 from weightctl.errors import FormatError
-from weightctl.formats.importance import Importance, read_importance
+from weightctl.formats.imatrix import Importance, read_importance
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,7 +189,7 @@ def test_numbers_stay_in_the_file_until_they_are_asked_for(tmp_path: Path) -> No
     program = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from weightctl.formats.importance import read_importance\n"
+        "from weightctl.formats.imatrix import read_importance\n"
         "values = read_importance(sys.argv[1]).values['a']\n"
         "assert values.size == 2**31 - 1\n"
         "try: values.reshape(1, values.size)[0]\n"

@@ -14,7 +14,7 @@ from build import F16, F32, Q8_0, Gguf, Tensor, index_of, safetensors_of
 from weightctl import open_weights
 from weightctl.errors import WeightctlError
 from weightctl.formats import FORMATS
-from weightctl.plan import Plan
+from weightctl.plan.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path

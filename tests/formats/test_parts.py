@@ -14,7 +14,7 @@ from build import I8, Gguf, Tensor, index_of, safetensors_of
 from copying import contents, raw
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.merging import merged
+from weightctl.formats.open.merging import merged
 from weightctl.weights.info import Header, Leaf
 
 if TYPE_CHECKING:

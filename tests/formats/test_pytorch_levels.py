@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weightctl.formats.pickles.emit import emit
 from weightctl.formats.pytorch.levels import (
     LEVELS_KEY,
     is_value,
@@ -20,7 +21,6 @@ from weightctl.formats.pytorch.levels import (
     nested,
     parse_levels,
 )
-from weightctl.pickles.emit import emit
 from weightctl.weights.metadata import TEXT, Value, text
 
 

@@ -16,7 +16,7 @@ from build import entry, safetensors, safetensors_of
 from copying import FRAMEWORK, contents, copied, raw, spoken
 from weightctl import DType, open_weights
 from weightctl.errors import ConversionError, EncodingError
-from weightctl.plan import Plan
+from weightctl.plan.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from build import F32, Gguf, Tensor, index_of, safetensors_of
 from weightctl import open_weights
 from weightctl.errors import FormatError
-from weightctl.formats.strangers import stranger
-from weightctl.weights.mapping import MappedFile
+from weightctl.formats.identify import stranger
+from weightctl.storage.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ from copying import FRAMEWORK, contents, copied, held, spoken
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
-from weightctl.plan import Plan
-from weightctl.store import save
-from weightctl.targets import target
+from weightctl.plan.plan import Plan
 from weightctl.weights.metadata import Value
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weightctl.graph.ops import OPS
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 COUNT = 10_000

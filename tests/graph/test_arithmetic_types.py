@@ -12,8 +12,8 @@ from weightctl.device import DeviceRef
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, Value, ops
-from weightctl.registry import load
 from weightctl.shape import Dim
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

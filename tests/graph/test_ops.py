@@ -16,7 +16,7 @@ from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, ops
 from weightctl.graph.ops import OPS
 from weightctl.graph.value import apply_all
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weightctl.graph.ops import OPS
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     import pytest

@@ -13,8 +13,8 @@ from outcomes import random_weights
 from weightctl import Plan, Weights, open_weights
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

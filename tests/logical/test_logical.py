@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
-from weightctl.logical import MARKS, parts, quantized
-from weightctl.logical.schemes import SCHEMES
+from weightctl.schemes.logical import MARKS, parts, quantized
+from weightctl.schemes.logical.schemes import SCHEMES
 from weightctl.weights import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -228,5 +228,5 @@ def test_no_header_makes_it_fail(
 
 
 def test_neither_numpy_nor_torch_is_loaded() -> None:
-    program = "import sys, weightctl.logical; sys.exit('numpy' in sys.modules)"
+    program = "import sys, weightctl.schemes.logical; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weightctl import open_weights
-from weightctl.archs import recognize
 from weightctl.engine import InferenceSession, processes
+from weightctl.families import recognize
 from weightctl.nn.across_ranks import parallel
 from weightctl.split import Grid
 

@@ -14,9 +14,9 @@ from parallel_program import Run
 from runs import executed
 from torchrun import torchrun
 from weightctl import open_weights
-from weightctl.archs import recognize
 from weightctl.device import CPU
 from weightctl.errors import ShardingError
+from weightctl.families import recognize
 from weightctl.nn.across_ranks import parallel
 from weightctl.split import Grid
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from families import Made
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 CLOSE = 1e-4
 TOKENS = [[*range(3, 23)], [*range(30, 50)]]

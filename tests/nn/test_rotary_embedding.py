@@ -13,9 +13,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from runs import run
 from weightctl.errors import GraphError
+from weightctl.families.rope_scaling import inverse_frequencies
 from weightctl.graph import ops
 from weightctl.nn import FrequencyFactors, Module, RopeScaling, RotaryEmbedding
-from weightctl.nn.rope_scaling import inverse_frequencies
 
 if TYPE_CHECKING:
     from weightctl.graph import Value

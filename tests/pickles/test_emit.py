@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import _weights_only_unpickler as careful
 
-from weightctl.pickles.emit import LONGEST_INTEGER, Persistent, emit
-from weightctl.pickles.records import Call, Global
+from weightctl.formats.pickles.emit import LONGEST_INTEGER, Persistent, emit
+from weightctl.formats.pickles.records import Call, Global
 
 EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 LONGEST = (1 << 8 * LONGEST_INTEGER - 1) - 1

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightctl.pickles.machine import Machine, UnsoundPickleError, load
-from weightctl.pickles.opcodes import OPCODES, STOP
-from weightctl.pickles.records import Blob, Call, Pairs
-from weightctl.pickles.scan import names
+from weightctl.formats.pickles.machine import Machine, UnsoundPickleError, load
+from weightctl.formats.pickles.opcodes import OPCODES, STOP
+from weightctl.formats.pickles.records import Blob, Call, Pairs
+from weightctl.formats.pickles.scan import names
 
 EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 INFOS = {ord(info.code): info for info in pickletools.opcodes}

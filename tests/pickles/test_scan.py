@@ -18,8 +18,8 @@ import pytest
 
 from assembly import REDUCE, STOP, call, many, named, stacked, text, whole
 from attacks import LIVE
+from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.constructors import is_allowed
-from weightctl.pickles.scan import MADE_UP, names
 
 
 class Colour(enum.Enum):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from assembly import call, named, stacked, text
 from payloads import TRICKS, frame
-from weightctl.pickles.dangers import is_dangerous
-from weightctl.pickles.scan import MADE_UP, names
+from weightctl.formats.pickles.dangers import is_dangerous
+from weightctl.formats.pickles.scan import MADE_UP, names
 
 
 class Stub:

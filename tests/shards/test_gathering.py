@@ -25,13 +25,13 @@ from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats.sharded.gathered import Gathered
-from weightctl.shards.digests import Altered, altered
-from weightctl.shards.gathering import gather, gathering
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate
-from weightctl.store import save
-from weightctl.transforms.sharding.planning import shard_plan
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value
+from weightctl.write.shards.digests import Altered, altered
+from weightctl.write.shards.gathering import gather, gathering
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from sharded_files import contents_of, write_whole
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.shards.gathering import gather
-from weightctl.shards.save import save_shards
+from weightctl.sharding.plan_file import read_rules
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
-from weightctl.transforms.sharding.plan_file import read_rules
-from weightctl.transforms.sharding.planning import shard_plan
 from weightctl.weights.info import TensorInfo
+from weightctl.write.shards.gathering import gather
+from weightctl.write.shards.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from families import Made
-    from weightctl.transforms.sharding.planning import Rules
+    from weightctl.sharding.planning import Rules
 
 COUNTS = (1, 2, 3, 4, 8)
 KEPT_BY = {"gguf": ("F32", "BF16", "Q8_0", "Q4_K"), "safetensors": ("F32", "BF16")}

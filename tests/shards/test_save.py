@@ -28,12 +28,12 @@ from sharded_files import on_ranks, plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.sharded.record import MANIFEST, Shard
-from weightctl.plan import Plan
-from weightctl.shards.gathering import gather
-from weightctl.shards.save import save_shards
+from weightctl.plan.plan import Plan
+from weightctl.plan.split import split
 from weightctl.split import Grid
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.write.shards.gathering import gather
+from weightctl.write.shards.save import save_shards
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

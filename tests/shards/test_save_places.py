@@ -19,14 +19,14 @@ from sharded_files import plan_of
 from weightctl import open_weights
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.shards.journal import JOURNAL
-from weightctl.shards.outcome import describe_shards
-from weightctl.shards.place import held
-from weightctl.shards.save import save_shards
 from weightctl.split import Grid
+from weightctl.write.shards.journal import JOURNAL
+from weightctl.write.shards.outcome import describe_shards
+from weightctl.write.shards.place import held
+from weightctl.write.shards.save import save_shards
 
 if TYPE_CHECKING:
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.sharding.plan import ShardPlan
 
 
 @pytest.fixture

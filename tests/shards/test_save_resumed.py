@@ -31,24 +31,24 @@ from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats.sharded.identity import identity
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.shards.journal import JOURNAL
-from weightctl.shards.save import save_shards
 from weightctl.split import Grid, replicate
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.shards.journal import JOURNAL
+from weightctl.write.shards.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from weightctl.shards.journal import Record
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Sharding, Whole
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.write.shards.journal import Record
 
 # Cuts a checkpoint, and kills itself when so many bytes are written and something is recorded.
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 from saved_shards import after, cut
-from weightctl.shards.save import save_shards
+from weightctl.write.shards.save import save_shards
 source, out, nbytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 def die():
     while Path(f"{out}.partial/manifest.journal").read_bytes().count(b"\\n") < 3:

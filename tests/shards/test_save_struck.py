@@ -14,7 +14,7 @@ import pytest
 
 from outcomes import random_model, standing
 from strikes import strikes
-from weightctl.shards.journal import JOURNAL
+from weightctl.write.shards.journal import JOURNAL
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from arrays import weights_of
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan import Plan
-from weightctl.steps.numbers import AsFloat32, Constant, Plus
-from weightctl.steps.rows import Entry, RowOrder, Rows
-from weightctl.steps.stacked import Stacked
-from weightctl.steps.transposed import Transposed
-from weightctl.store import open_weights, save
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
+from weightctl.plan.plan import Plan
 from weightctl.weights.derived import Derived, Made, tensor_of
+from weightctl.weights.steps.numbers import AsFloat32, Constant, Plus
+from weightctl.weights.steps.rows import Entry, RowOrder, Rows
+from weightctl.weights.steps.stacked import Stacked
+from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import Checkpoint
+from weightctl.write.store import open_weights, save
 
 if TYPE_CHECKING:
     from pathlib import Path

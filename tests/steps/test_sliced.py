@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.split import Cut, Part, part_shape
-from weightctl.steps.sliced import Sliced, read_part, runs, unfit
 from weightctl.weights.derived import Made
 from weightctl.weights.info import Origin, TensorInfo
+from weightctl.weights.steps.sliced import Sliced, read_part, runs, unfit
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding

@@ -11,12 +11,12 @@ from tokenizers import AddedToken, Tokenizer, normalizers
 import family_tokenizers as families
 from sentencepiece_fixture import model_of, pieces
 from vocabulary_files import ids_of
-from weightctl.tokenizer import from_directory, from_metadata, to_documents, to_metadata
+from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents, to_metadata
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.tokenizer import Tokenizer as Ours
+    from weightctl.translate.tokenizer import Tokenizer as Ours
 
 TEXTS = {
     "lstrip": "Hello  <added> there", "rstrip": "Hello <added>  there",

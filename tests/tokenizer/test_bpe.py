@@ -11,9 +11,15 @@ from tokenizers import Tokenizer as Reference
 from transformers import AutoTokenizer
 
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import Tokenizer, from_directory, from_metadata, to_documents, to_metadata
-from weightctl.tokenizer.pre_names import PRES
-from weightctl.tokenizer.rules import parse, to_normalizer, to_pre_tokenizer
+from weightctl.translate.tokenizer import (
+    Tokenizer,
+    from_directory,
+    from_metadata,
+    to_documents,
+    to_metadata,
+)
+from weightctl.translate.tokenizer.pre_names import PRES
+from weightctl.translate.tokenizer.rules import parse, to_normalizer, to_pre_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

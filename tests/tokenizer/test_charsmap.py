@@ -12,7 +12,7 @@ from tokenizers import normalizers
 from sentencepiece_fixture import charsmap
 from sentencepiece_texts import TEXTS
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer.charsmap import Charsmap
+from weightctl.translate.tokenizer.charsmap import Charsmap
 
 
 def test_characters_are_replaced_as_the_library_replaces_them() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import from_directory, from_metadata, to_documents
+from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:

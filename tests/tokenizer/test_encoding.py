@@ -10,8 +10,8 @@ import pytest
 
 import family_tokenizers
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import from_directory, to_metadata
-from weightctl.tokenizer.encoding import Encoder, encoder_of
+from weightctl.translate.tokenizer import from_directory, to_metadata
+from weightctl.translate.tokenizer.encoding import Encoder, encoder_of
 
 if TYPE_CHECKING:
     from pathlib import Path

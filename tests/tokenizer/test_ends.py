@@ -11,8 +11,8 @@ from real_files import fetch
 from vocabulary_files import vocabulary_only
 from weightctl import open_weights
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import Tokenizer, from_metadata, with_ends
-from weightctl.tokenizer.ends import assumed_end, listed_ends, stops
+from weightctl.translate.tokenizer import Tokenizer, from_metadata, with_ends
+from weightctl.translate.tokenizer.ends import assumed_end, listed_ends, stops
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,7 @@ from sentencepiece_fixture import charsmap, pieces
 from sentencepiece_texts import TEXTS
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import from_directory, from_metadata, to_documents, to_metadata
+from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents, to_metadata
 
 if TYPE_CHECKING:
     from pathlib import Path

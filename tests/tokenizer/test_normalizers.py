@@ -17,7 +17,13 @@ from sentencepiece_fixture import charsmap, model_of, pieces, told
 from sentencepiece_texts import TEXTS
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import Tokenizer, from_directory, from_metadata, to_documents, to_metadata
+from weightctl.translate.tokenizer import (
+    Tokenizer,
+    from_directory,
+    from_metadata,
+    to_documents,
+    to_metadata,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Reference
 
 from sentencepiece_files import model_file
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import Tokenizer, from_directory, to_documents
+from weightctl.translate.tokenizer import Tokenizer, from_directory, to_documents
 
 if TYPE_CHECKING:
     from pathlib import Path

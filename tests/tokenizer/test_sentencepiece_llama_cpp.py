@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import family_tokenizers
 from llama_cpp import ask
 from vocabulary_files import vocabulary_only
-from weightctl.tokenizer import from_directory, to_documents
+from weightctl.translate.tokenizer import from_directory, to_documents
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weightctl.tokenizer import TokenIds, Tokenizer, ids_of, to_metadata
+from weightctl.translate.tokenizer import TokenIds, Tokenizer, ids_of, to_metadata
 from weightctl.weights.metadata import Value
 
 MADE = Tokenizer(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import Tokenizer, from_metadata, to_documents, to_metadata
+from weightctl.translate.tokenizer import Tokenizer, from_metadata, to_documents, to_metadata
 from weightctl.weights.metadata import Value, is_type
 
 FULL = Tokenizer(

@@ -14,12 +14,12 @@ from transformers import AutoTokenizer
 
 from real_files import fetch
 from weightctl import open_weights
-from weightctl.tokenizer import from_directory, from_metadata, to_documents
+from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.real
 NAMES = (

@@ -9,7 +9,13 @@ import pytest
 from tokenizers import Tokenizer as Reference
 
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer import Tokenizer, from_directory, from_metadata, to_documents, to_metadata
+from weightctl.translate.tokenizer import (
+    Tokenizer,
+    from_directory,
+    from_metadata,
+    to_documents,
+    to_metadata,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

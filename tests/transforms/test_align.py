@@ -10,7 +10,7 @@ from copying import copied, held
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.transforms.align import align
+from weightctl.plan.align import align
 
 if TYPE_CHECKING:
     from pathlib import Path

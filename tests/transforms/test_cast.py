@@ -10,7 +10,7 @@ import pytest
 from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.transforms.cast import Rule, cast
+from weightctl.plan.cast import Rule, cast
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 

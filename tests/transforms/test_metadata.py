@@ -9,9 +9,9 @@ import pytest
 from copying import held
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
-from weightctl.store import save
-from weightctl.transforms.metadata import Setting, change_metadata
+from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.weights.metadata import Value, text
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

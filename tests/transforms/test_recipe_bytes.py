@@ -11,11 +11,11 @@ import pytest
 
 from recipe_models import MODELS, RECIPES
 from weightctl import Plan, Weights, open_weights
-from weightctl.formats.importance import Importance
-from weightctl.store import save
-from weightctl.transforms.cast import cast
-from weightctl.transforms.mixtures import MIXTURES
-from weightctl.transforms.weigh import weigh
+from weightctl.formats.imatrix import Importance
+from weightctl.plan.cast import cast
+from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.weigh import weigh
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import pytest
 
 from weightctl import Plan, WeightData
 from weightctl.errors import ConversionError
-from weightctl.transforms.cast import cast
-from weightctl.transforms.recipe_files import read_recipe
+from weightctl.plan.cast import cast
+from weightctl.plan.recipe_files import read_recipe
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
 

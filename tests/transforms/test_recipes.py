@@ -13,10 +13,10 @@ import pytest
 from weightctl import Plan, WeightData
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan import Item
-from weightctl.transforms.cast import Rule, cast
-from weightctl.transforms.mixtures import MIXTURES
-from weightctl.transforms.recipes import CONDITIONS, Chosen, choose
+from weightctl.plan.cast import Rule, cast
+from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.plan import Item
+from weightctl.plan.recipes import CONDITIONS, Chosen, choose
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import Value

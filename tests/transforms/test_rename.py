@@ -11,8 +11,8 @@ from arrays import weights_of
 from build import safetensors_of
 from weightctl import Plan, Weights, open_weights
 from weightctl.errors import ConversionError
-from weightctl.store import save
-from weightctl.transforms.rename import read_renamings, rename
+from weightctl.plan.rename import read_renamings, rename
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

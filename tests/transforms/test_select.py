@@ -9,8 +9,8 @@ import pytest
 from build import safetensors_of
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
-from weightctl.store import save
-from weightctl.transforms.select import select
+from weightctl.plan.select import select
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,13 +20,13 @@ from weightctl import Plan, WeightData, Weights, open_weights
 from weightctl.dtype import Encoding
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import FORMATS, format_module
-from weightctl.store import save
-from weightctl.targets import target
-from weightctl.transforms.align import align
-from weightctl.transforms.split import split
+from weightctl.plan.align import align
+from weightctl.plan.split import split
 from weightctl.weights import TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
+from weightctl.write.store import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from pathlib import Path

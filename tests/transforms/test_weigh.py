@@ -14,13 +14,13 @@ from oracles import ggml_quantize
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
-from weightctl.execute import execute
-from weightctl.formats.importance import Importance, read_importance
-from weightctl.store import save
-from weightctl.transforms.cast import cast
-from weightctl.transforms.weigh import WEIGHTED, weigh
+from weightctl.formats.imatrix import Importance, read_importance
+from weightctl.plan.cast import cast
+from weightctl.plan.weigh import WEIGHTED, weigh
 from weightctl.weights.metadata import Value
 from weightctl.weights.source import Span
+from weightctl.write.execute import execute
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,16 +11,16 @@ from safetensors.torch import load_file, save_file
 
 import small_models
 from weightctl import open_weights
-from weightctl.archs import recognize
 from weightctl.errors import ArchitectureError
-from weightctl.translation import translate
+from weightctl.families import recognize
+from weightctl.translate import translate
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from weightctl.translation import Translation
+    from weightctl.translate import Translation
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,

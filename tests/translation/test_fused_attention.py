@@ -9,8 +9,8 @@ import pytest
 
 import small_models
 from arrays import weights_of
-from weightctl.archs import recognize
-from weightctl.translation import translate
+from weightctl.families import recognize
+from weightctl.translate import translate
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.tree import Checkpoint
 

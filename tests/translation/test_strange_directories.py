@@ -14,10 +14,10 @@ from weightctl import open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError, FormatError
 from weightctl.formats.huggingface import carry
-from weightctl.steps.rows import Entry
-from weightctl.transforms.cast import cast
-from weightctl.translation.plans import Names, plan_of
-from weightctl.translation.pooling import pooling_keys
+from weightctl.plan.cast import cast
+from weightctl.translate.plans import Names, plan_of
+from weightctl.translate.pooling import pooling_keys
+from weightctl.weights.steps.rows import Entry
 
 if TYPE_CHECKING:
     from pathlib import Path

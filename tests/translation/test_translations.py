@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import small_models
-from weightctl import open_weights, recognize, save, translate
+from weightctl import open_weights, recognize, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
+from weightctl.translate import translate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.translation import Translation
+    from weightctl.translate import Translation
 
 README = "---\nlicense: mit\n---\n"
 
@@ -95,6 +96,7 @@ def test_pooling_that_cannot_be_read_is_not_left_out(directory: Path) -> None:
 
 def test_what_is_not_translated_loads_no_tokenizers() -> None:
     program = (
-        "import sys, weightctl.translation.plans; sys.exit('weightctl.tokenizer' in sys.modules)"
+        "import sys, weightctl.translate.plans\n"
+        "sys.exit('weightctl.translate.tokenizer' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

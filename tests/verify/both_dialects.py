@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import small_models
-from weightctl.archs import recognize
-from weightctl.translation import translate
+from weightctl.families import recognize
+from weightctl.translate import translate
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 FAMILIES = (
     "llama", "gpt2", "bert", "gemma2", "gemma3", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe",

@@ -10,13 +10,13 @@ import pytest
 import fault_files
 from verdicts import assert_healthy, report_on
 from weightctl import WeightData
-from weightctl.archs import recognize
-from weightctl.steps.numbers import AsFloat32, numbers_of
-from weightctl.store import open_weights
+from weightctl.families import recognize
 from weightctl.verify import Subject
 from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.numbers import AsFloat32, numbers_of
+from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from arrays import stored
 from weightctl import Plan, WeightData
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.store import save
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import small_models
 from weightctl.verify.compare.configs import correct, find_differences
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 
 def _keys(subject: RecognizedModel, reference: RecognizedModel) -> list[str]:

@@ -13,7 +13,7 @@ from weightctl.verify.compare.configs import correct, find_differences
 from weightctl.verify.config_keys import find_spelling
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 SHARE = "rope_parameters.partial_rotary_factor"
 

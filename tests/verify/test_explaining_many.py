@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arrays import stored
-from weightctl.steps.rows import Rows
 from weightctl.verify import Subject
 from weightctl.verify.compare.causes import PATIENCE, explain_each
 from weightctl.verify.compare.measure import Samples, take_sample
 from weightctl.verify.compare.pairs import pair_tensors
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.rows import Rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,11 @@ from subjects import forward
 from arrays import stored, weights_of
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS
-from weightctl.store import save
-from weightctl.transforms.cast import cast
+from weightctl.plan.cast import cast
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.forward.matrices import check_matrices
 from weightctl.verify.figures import ForwardFigures, MatrixGain
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ from subjects import saved
 
 import small_models
 from arrays import weights_of
-from weightctl.steps.numbers import Plus
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.steps.numbers import Plus
 
 if TYPE_CHECKING:
     from pathlib import Path

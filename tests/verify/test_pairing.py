@@ -11,9 +11,9 @@ import pytest
 
 from arrays import stored
 from weightctl.cli import app
-from weightctl.steps.numbers import numbers_of
 from weightctl.verify import Subject
 from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
+from weightctl.weights.steps.numbers import numbers_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,11 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError, EngineError, GraphError
-from weightctl.steps.numbers import numbers_of
 from weightctl.verify.run.parts import Running
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
+from weightctl.weights.steps.numbers import numbers_of
 
 FAMILIES = (
     "llama", "gpt2", "bert", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe", "gemma2", "gemma3",

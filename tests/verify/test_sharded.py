@@ -11,8 +11,8 @@ import pytest
 from sharded_files import write_shards
 from weightctl import open_weights
 from weightctl.formats.sharded.gathered import Gathered
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole
-from weightctl.transforms.sharding.planning import shard_plan
 from weightctl.verify.checking import verify
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.request import Request
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from families import Made
-    from weightctl.transforms.sharding.planning import Rules
+    from weightctl.sharding.planning import Rules
     from weightctl.verify.results import Report
 
 CLOSE = 1e-4

@@ -12,11 +12,11 @@ import pytest
 import build
 from arrays import weights_of
 from weightctl import Plan, open_weights
-from weightctl.store import save
-from weightctl.transforms.split import split
+from weightctl.plan.split import split
 from weightctl.verify import Request, Result, Subject, verify
 from weightctl.verify.checks.structure import _check_total, check
 from weightctl.verify.figures import StructureFigures
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from weightctl.errors import FormatError
-from weightctl.pickles.machine import load
-from weightctl.weights.byte_range import HeldRange
-from weightctl.weights.mapping import MappedFile
+from weightctl.formats.pickles.machine import load
+from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.mapping import MappedFile
 from weightctl.weights.strided import gather
 
 if TYPE_CHECKING:

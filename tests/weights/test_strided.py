@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightctl.weights.byte_range import HeldRange
+from weightctl.storage.byte_range import HeldRange
 from weightctl.weights.strided import gather
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -17,7 +17,7 @@ import typer.core
 from typer.main import get_command
 
 from weightctl.errors import WeightctlError
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from types import FrameType

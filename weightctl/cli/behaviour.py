@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell, in_columns, shape_text
 from weightctl.cli.wrapping import hung
+from weightctl.text.wording import number, percent, printable
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report.findings import show_cosine
 from weightctl.verify.report.ranking import (
@@ -16,7 +17,6 @@ from weightctl.verify.report.ranking import (
     sort_strangest_first,
     sort_worst_first,
 )
-from weightctl.wording import number, percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.cli.splits import grid_text
 from weightctl.formats.huggingface import config
 from weightctl.formats.sharded.gathered import Gathered
-from weightctl.logical import adapter, is_buffer, is_optimizer_state, quantized
+from weightctl.schemes.logical import adapter, is_buffer, is_optimizer_state, quantized
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import planted
 from weightctl.weights.tree import header_of, root_of, source_of
@@ -18,7 +18,7 @@ from weightctl.weights.tree import header_of, root_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.logical import Adapter, Quantized
+    from weightctl.schemes.logical import Adapter, Quantized
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import Node
@@ -86,7 +86,7 @@ class Contents:
         return bytes(raw)
 
     def _choose(self, include: Sequence[str], exclude: Sequence[str]) -> None:
-        from weightctl.patterns import chosen
+        from weightctl.text.patterns import chosen
 
         names = {*self.tensors, *self.entries, *self.aliases, *self.leaves}
         included = set(chosen(names, include))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weightctl.advice import notes_on
 from weightctl.cli.options import (
     DryRun,
     Exclude,
@@ -35,20 +34,21 @@ from weightctl.cli.report import (
     summary,
     write_report,
 )
-from weightctl.conversion import NonFinite
-from weightctl.conversion import convert as plan_conversion
 from weightctl.errors import ConversionError, OutputError
-from weightctl.execute import DEFAULT_MEMORY
-from weightctl.targets import STDOUT
-from weightctl.transforms.cast import Rule
-from weightctl.transforms.metadata import Setting
-from weightctl.translation.plans import Names
+from weightctl.plan.cast import Rule
+from weightctl.plan.metadata import Setting
+from weightctl.translate.plans import Names
 from weightctl.weights.nodes import planted
+from weightctl.write.advice import notes_on
+from weightctl.write.convert import NonFinite
+from weightctl.write.convert import convert as plan_conversion
+from weightctl.write.execute import DEFAULT_MEMORY
+from weightctl.write.targets import STDOUT
 
 if TYPE_CHECKING:
     from weightctl.cli.render import Cell
-    from weightctl.plan import Plan
-    from weightctl.targets import Target
+    from weightctl.plan.plan import Plan
+    from weightctl.write.targets import Target
 
 __all__ = ["app"]
 

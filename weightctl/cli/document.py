@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.listing import alignment
 from weightctl.cli.splits import strategy_name
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import as_json
 from weightctl.weights.tree import header_of
 

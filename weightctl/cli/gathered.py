@@ -9,13 +9,13 @@ from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
 from weightctl.cli.report import beside, pace
 from weightctl.errors import ConversionError
-from weightctl.shards.gathering import gathering, put_together
-from weightctl.sizes import format_size
-from weightctl.wording import counted, printable
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import counted, printable
+from weightctl.write.shards.gathering import gathering, put_together
 
 if TYPE_CHECKING:
-    from weightctl.shards.gathering import Gathering
-    from weightctl.store import Saved
+    from weightctl.write.shards.gathering import Gathering
+    from weightctl.write.store import Saved
 
 __all__ = ["gather_into"]
 

@@ -9,7 +9,7 @@ from weightctl.cli.options import Sort
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, described
 from weightctl.cli.splits import split_cells
-from weightctl.sizes import format_size
+from weightctl.text.sizes import format_size
 from weightctl.weights.nodes import natural
 from weightctl.weights.tree import header_of, source_of
 
@@ -48,7 +48,7 @@ def hashed(
     contents: Contents, names: Sequence[str] | None = None, *, quiet: bool
 ) -> dict[str, str]:
     """Return the SHA-256 of the stored tensors listed; on a terminal a bar shows how far it is."""
-    from weightctl.digests import digests
+    from weightctl.write.digests import digests
 
     # A tied name may be listed without what it is tied to.
     listed = (*contents.tensors, *contents.aliases.values()) if names is None else names

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.render import Cell, columns, is_terminal, shortened, show_table, show_text, width
 from weightctl.errors import WeightctlError
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
+from weightctl.text.wording import printable
 from weightctl.weights.metadata import as_json, element_type
-from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,10 +8,10 @@ from weightctl.cli.contents import kind, label
 from weightctl.cli.outline import counted, outline
 from weightctl.cli.render import Cell, described, shortened
 from weightctl.cli.splits import split_cells
-from weightctl.sizes import format_count, format_size
+from weightctl.text.sizes import format_count, format_size
+from weightctl.text.wording import printable
 from weightctl.weights.info import Leaf, TensorInfo
 from weightctl.weights.tree import header_of
-from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from weightctl.cli.render import Cell, columns, is_terminal, show_lines, show_text
 from weightctl.cli.splits import listed_ranks
 from weightctl.cli.wrapping import hung
-from weightctl.wording import printable
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.transforms.sharding.possible import Possible
+    from weightctl.sharding.possible import Possible
 
 __all__ = ["COUNTS", "show_possible"]
 

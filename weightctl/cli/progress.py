@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from weightctl.wording import printable
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError, WeightctlError
-from weightctl.wording import printable
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,32 +7,32 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from weightctl.advice import notes_on
 from weightctl.cli.outline import counted
 from weightctl.cli.render import Cell, described
 from weightctl.errors import OutputError
-from weightctl.outcome import input_files
-from weightctl.sizes import format_size
-from weightctl.targets import (
+from weightctl.plan.cast import BY_RULE
+from weightctl.plan.recipes import OTHERWISE
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import listed, printable
+from weightctl.write.advice import notes_on
+from weightctl.write.outcome import input_files
+from weightctl.write.targets import (
     check_place,
     is_stream,
     refuse_inputs,
     refuse_what_is_there,
     stream_name,
 )
-from weightctl.transforms.cast import BY_RULE
-from weightctl.transforms.recipes import OTHERWISE
-from weightctl.wording import listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.cli.outline import Line
     from weightctl.codecs.loss import Loss
-    from weightctl.outcome import Outcome
-    from weightctl.plan import Item, Plan
-    from weightctl.store import Saved
-    from weightctl.targets import Target
+    from weightctl.plan.plan import Item, Plan
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.store import Saved
+    from weightctl.write.targets import Target
 
 __all__ = [
     "beside",
@@ -331,7 +331,7 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
 
 def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
     """Keep a document as indented JSON in a file that appears whole, or write it into a pipe."""
-    from weightctl.output import output_files, output_stream
+    from weightctl.write.output import output_files, output_stream
 
     raw = (json.dumps(document, indent=2) + "\n").encode()
     if is_stream(path):

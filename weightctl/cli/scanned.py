@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from weightctl.cli.render import Cell, show_lines, show_table, show_text
 from weightctl.errors import FormatError
 from weightctl.formats import format_by_index
-from weightctl.formats.index import read_index
+from weightctl.formats.open.index import read_index
+from weightctl.formats.open.sets import part_of, set_of
 from weightctl.formats.scanning import Scanned, Severity, scanned, unread
-from weightctl.formats.sets import part_of, set_of
-from weightctl.temporary import is_temporary
-from weightctl.weights.mapping import MappedFile
-from weightctl.wording import printable
+from weightctl.storage.mapping import MappedFile
+from weightctl.system.temporary import is_temporary
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.pickles.scan import Named
+    from weightctl.formats.pickles.scan import Named
 
 __all__ = ["show_scan"]
 

@@ -19,22 +19,22 @@ from weightctl.cli.render import note, show_lines, show_table, show_text
 from weightctl.cli.shares import document, share_rows, summary
 from weightctl.errors import ConversionError
 from weightctl.formats import format_by_suffix
-from weightctl.shards.outcome import describe_shards
-from weightctl.shards.save import save_shards
+from weightctl.sharding.plan_file import read_rules
+from weightctl.sharding.planning import shard_plan
+from weightctl.sharding.possible import possible
 from weightctl.split import Grid
-from weightctl.store import open_weights
-from weightctl.targets import is_stream, stream_name
-from weightctl.transforms.sharding.plan_file import read_rules
-from weightctl.transforms.sharding.planning import shard_plan
-from weightctl.transforms.sharding.possible import possible
 from weightctl.weights.tree import header_of
+from weightctl.write.shards.outcome import describe_shards
+from weightctl.write.shards.save import save_shards
+from weightctl.write.store import open_weights
+from weightctl.write.targets import is_stream, stream_name
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from weightctl.shards.outcome import ShardOutcome
-    from weightctl.transforms.sharding.planning import Rules
+    from weightctl.sharding.planning import Rules
     from weightctl.weights.tree import Checkpoint
+    from weightctl.write.shards.outcome import ShardOutcome
 
 __all__ = ["app"]
 

@@ -10,20 +10,20 @@ from weightctl.cli.outline import counted, outline
 from weightctl.cli.render import Cell, described
 from weightctl.cli.report import beside, pace
 from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
-from weightctl.sizes import format_size
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import counted as amount
+from weightctl.text.wording import printable
 from weightctl.weights.nodes import planted
-from weightctl.wording import counted as amount
-from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.cli.outline import Line
-    from weightctl.shards.outcome import ShardOutcome
-    from weightctl.shards.save import SavedShards
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Sharding
-    from weightctl.transforms.sharding.plan import ShardPlan
     from weightctl.weights.info import TensorInfo
+    from weightctl.write.shards.outcome import ShardOutcome
+    from weightctl.write.shards.save import SavedShards
 
 __all__ = ["document", "share_rows", "summary"]
 

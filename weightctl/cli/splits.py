@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weightctl.cli.render import Cell, shape_text
-from weightctl.wording import counted
+from weightctl.text.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from weightctl.cli.behaviour import behaviour
 from weightctl.cli.render import Cell, width
 from weightctl.cli.wrapping import hung
+from weightctl.text.wording import counted, number, printable
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.report.findings import is_partial, say_finding
 from weightctl.verify.report.remedies import list_remedies
-from weightctl.wording import counted, number, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.cli.render import Cell, width
-from weightctl.wording import printable
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from weightctl.codecs.scalar import ScalarCodec
 from weightctl.errors import EncodingError
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8, Codec

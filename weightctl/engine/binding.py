@@ -20,11 +20,11 @@ from weightctl.engine.forms import (
 from weightctl.engine.slices import sliced
 from weightctl.engine.stored import InFiles, InMemory, stored
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
-from weightctl.steps.sliced import unfit
 from weightctl.weights.data import WeightData
 from weightctl.weights.equal import difference
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.protocol import Weights
+from weightctl.weights.steps.sliced import unfit
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:

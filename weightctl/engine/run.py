@@ -9,7 +9,7 @@ from weightctl.engine.forms import Form
 from weightctl.engine.symbols import name_of, resolved, size_of
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.torch_types import torch_device, torch_dtype
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from weightctl.engine.forms import Form, Whole
 from weightctl.engine.symbols import has_names, name_of, resolved
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

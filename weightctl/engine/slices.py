@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.engine.stored import InFiles
 from weightctl.split import part_shape
-from weightctl.steps.sliced import read_part, runs
 from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.steps.sliced import read_part, runs
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import EngineError
 from weightctl.shape import Dim, Shape
-from weightctl.untyped import is_list, is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

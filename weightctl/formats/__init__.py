@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.errors import ConversionError, FormatError
-from weightctl.registry import load
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from weightctl.formats.base import Format
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = [
     "FORMATS",
@@ -101,7 +101,7 @@ def recognise(file: MappedFile, format_name: str | None = None) -> str:
     if found is not None:
         message, hint = f"it is {found}", f"leave out --from, or say --from {found}"
     else:
-        from weightctl.formats.strangers import stranger
+        from weightctl.formats.identify import stranger
 
         other = stranger(file)
         message, hint = other.message, other.hint

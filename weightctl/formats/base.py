@@ -12,8 +12,8 @@ from weightctl.weights.metadata import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Span
 

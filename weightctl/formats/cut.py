@@ -6,7 +6,7 @@ import os
 import re
 
 from weightctl.errors import FormatError
-from weightctl.sizes import format_size
+from weightctl.text.sizes import format_size
 
 __all__ = ["joined", "past_end", "rest_of", "unfinished"]
 

@@ -8,11 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
 from weightctl.errors import ConversionError, FormatError
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import TEXT, Value, element_type
 
 if TYPE_CHECKING:
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["Cursor", "Packed", "pack_string", "pack_value"]
 

@@ -8,9 +8,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.untyped import is_object
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
-from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

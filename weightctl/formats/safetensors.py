@@ -25,7 +25,7 @@ from weightctl.formats.base import (
     tied_names,
 )
 from weightctl.formats.cut import past_end, rest_of
-from weightctl.untyped import is_list, is_object, is_text_map
+from weightctl.text.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.formats.base import Part
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["layout", "read", "sniff", "unfit"]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats import INDEX_SUFFIX, recognise
-from weightctl.formats.index import read_index
-from weightctl.formats.sets import Parts, part_of
-from weightctl.temporary import SWITCH, loadable_name, without_temporary
-from weightctl.untyped import is_list, is_object, is_text_map
+from weightctl.formats.open.index import read_index
+from weightctl.formats.open.sets import Parts, part_of
+from weightctl.storage.mapping import MappedFile
+from weightctl.system.temporary import SWITCH, loadable_name, without_temporary
+from weightctl.text.untyped import is_list, is_object, is_text_map
 from weightctl.weights.json_file import read_json
-from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

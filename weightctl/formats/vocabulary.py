@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

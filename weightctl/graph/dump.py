@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.shape import Dim
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 from weightctl.weights.buffer import Buffer
 
 if TYPE_CHECKING:

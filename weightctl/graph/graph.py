@@ -17,10 +17,10 @@ from weightctl.graph.scope import current_graph, graphs, layer_path, refusing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import Value
 from weightctl.graph.weight import Weight
-from weightctl.registry import load
 from weightctl.shape import Dim, Shape
 from weightctl.split import part_shape
-from weightctl.untyped import is_list, is_tuple
+from weightctl.system.registry import load
+from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.registry import loaded_on_use
+from weightctl.system.registry import loaded_on_use
 
 if TYPE_CHECKING:
+    from weightctl.families.rope_scaling import RopeScaling
     from weightctl.nn.across_ranks import Parallel, parallel
     from weightctl.nn.attention import Attention
     from weightctl.nn.base_layer import Layer, recursive_named_layers
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from weightctl.nn.module import LayerV2, Module
     from weightctl.nn.norm import LayerNorm, RMSNorm
     from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
-    from weightctl.nn.rope_scaling import RopeScaling
 
 __all__ = [
     "MLP",
@@ -62,7 +62,7 @@ _NAMES = {
     "Module": "weightctl.nn.module:Module",
     "Parallel": "weightctl.nn.across_ranks:Parallel",
     "RMSNorm": "weightctl.nn.norm:RMSNorm",
-    "RopeScaling": "weightctl.nn.rope_scaling:RopeScaling",
+    "RopeScaling": "weightctl.families.rope_scaling:RopeScaling",
     "RotaryEmbedding": "weightctl.nn.rope:RotaryEmbedding",
     "add_layer_hook": "weightctl.nn.hooks:add_layer_hook",
     "clear_hooks": "weightctl.nn.hooks:clear_hooks",

@@ -15,7 +15,7 @@ from weightctl.nn.notes import SHARED, attributes
 from weightctl.nn.placement import Shards, placed
 from weightctl.nn.shards import has_shards, with_weights
 from weightctl.nn.sites import all_weights
-from weightctl.untyped import is_list
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

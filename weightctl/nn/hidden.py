@@ -8,7 +8,7 @@ from weightctl.errors import GraphError
 from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import Layer, recursive_named_layers
 from weightctl.nn.notes import attributes
-from weightctl.untyped import is_object
+from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
 from weightctl.nn.base_layer import Layer
-from weightctl.untyped import is_list
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,7 +12,7 @@ from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.precision import require_value, weight_as
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

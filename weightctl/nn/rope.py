@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
+from weightctl.families.rope_scaling import RopeScaling, inverse_frequencies
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.precision import weight_as
-from weightctl.nn.rope_scaling import RopeScaling, inverse_frequencies
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef

@@ -10,7 +10,7 @@ from weightctl.nn.base_layer import Layer, recursive_named_layers
 from weightctl.nn.hidden import is_container
 from weightctl.nn.notes import attributes
 from weightctl.nn.sites import all_weights, name_before_call
-from weightctl.untyped import is_list
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,7 +11,7 @@ from weightctl.graph.types import TensorType
 from weightctl.graph.value import Value
 from weightctl.nn.base_layer import under
 from weightctl.nn.sites import name_weights, naming_of
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, WeightctlError
-from weightctl.registry import load
+from weightctl.system.registry import load
 from weightctl.verify import CHECKS
 from weightctl.verify.request import require_consistent
 from weightctl.verify.results import Problem, Report, Result

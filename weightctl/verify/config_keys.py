@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.archs.configs import MODEL_TYPE
-from weightctl.archs.keys import REQUIRED
-from weightctl.archs.model import ARCHITECTURE
 from weightctl.errors import WeightctlError
-from weightctl.steps.numbers import numbers_of
-from weightctl.untyped import is_object
+from weightctl.families.configs import MODEL_TYPE
+from weightctl.families.keys import REQUIRED
+from weightctl.families.model import ARCHITECTURE
+from weightctl.text.untyped import is_object
+from weightctl.weights.steps.numbers import numbers_of
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
-    from weightctl.archs.keys import Fields, Key, Seen
+    from weightctl.families import RecognizedModel
+    from weightctl.families.keys import Fields, Key, Seen
 
 __all__ = ["Spelling", "find_spelling"]
 

@@ -6,21 +6,21 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from weightctl.archs.recognition import recognize
-from weightctl.dequantize import dequantized
 from weightctl.errors import (
     ArchitectureError,
     FormatError,
     UnknownArchitectureError,
     WeightctlError,
 )
+from weightctl.families.recognition import recognize
 from weightctl.formats.sharded.gathered import Gathered
-from weightctl.store import open_weights
+from weightctl.schemes.dequantize import dequantized
 from weightctl.weights.tree import header_of, source_of
+from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
-    from weightctl.tokenizer.encoding import Encoder
+    from weightctl.families import RecognizedModel
+    from weightctl.translate.tokenizer.encoding import Encoder
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Subject"]
@@ -77,7 +77,7 @@ class Subject:
 
         Raises `TokenizerError` where it is damaged, or there is no `tokenizers` library.
         """
-        from weightctl.tokenizer.encoding import encoder_of
+        from weightctl.translate.tokenizer.encoding import encoder_of
 
         checkpoint = self.checkpoint
         if checkpoint is None:
@@ -105,7 +105,7 @@ class Subject:
 
     @property
     def _says_its_family(self) -> bool:
-        from weightctl.archs.model import ARCHITECTURE
+        from weightctl.families.model import ARCHITECTURE
         from weightctl.formats.huggingface import config
 
         return ARCHITECTURE in header_of(self.stored).metadata or bool(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.registry import loaded_on_use
+from weightctl.system.registry import loaded_on_use
 
 if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer

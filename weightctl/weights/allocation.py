@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.dtype import QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import GraphError
-from weightctl.registry import load
 from weightctl.shape import Shape
+from weightctl.system.registry import load
 from weightctl.weights.data import WeightData
 from weightctl.weights.deferred import Deferred
 from weightctl.weights.request import declared, of_stored, require_words

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.dtype import Encoding
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
-    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
     from weightctl.weights.source import Source, Span
 

@@ -10,7 +10,7 @@ from weightctl.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["read_json"]
 

@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
-from weightctl.untyped import is_list, is_sequence
+from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

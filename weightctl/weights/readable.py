@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import EncodingError
-from weightctl.sizes import format_size
+from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

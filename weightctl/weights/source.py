@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import EncodingError, MissingTensorError
-from weightctl.weights.byte_range import HeldRange
+from weightctl.storage.byte_range import HeldRange
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
-    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
 __all__ = ["Declared", "Files", "Held", "Source", "Span", "nothing_loaded"]

@@ -29,8 +29,8 @@ from assembly import (
 )  # fmt: skip
 from attacks import ATTACKS, LIVE, SEVERAL
 from audited import __file__ as audited
+from weightctl.formats.pickles.scan import names
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
-from weightctl.pickles.scan import names
 from zips import Entry, data, torch_zip, zip_of
 
 if TYPE_CHECKING:

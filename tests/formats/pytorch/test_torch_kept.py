@@ -11,10 +11,10 @@ import torch
 from weightctl import open_weights
 from weightctl.errors import ConversionError
 from weightctl.formats.base import LEVELS_KEY
-from weightctl.plan import Plan
-from weightctl.store import save
-from weightctl.transforms.select import select
+from weightctl.plan.plan import Plan
+from weightctl.plan.select import select
 from weightctl.weights.info import Leaf
+from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from assembly import stream
 from build import Gguf, safetensors_of
 from payloads import NOTHING
 from weightctl.formats.scanning import scanned
-from weightctl.weights.mapping import MappedFile
+from weightctl.storage.mapping import MappedFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from payloads import CONTAINERS, TRICKS, ran
 from weightctl.formats.scanning import scanned
-from weightctl.weights.mapping import MappedFile
+from weightctl.storage.mapping import MappedFile
 
 if TYPE_CHECKING:
     from pathlib import Path

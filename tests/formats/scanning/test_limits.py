@@ -12,9 +12,9 @@ import zlib
 from typing import TYPE_CHECKING
 
 from payloads import CONTAINERS, PAYLOAD
+from weightctl.formats.pickles import memo, state
 from weightctl.formats.scanning import scan, scanned, sources
-from weightctl.pickles import memo, state
-from weightctl.weights.mapping import MappedFile
+from weightctl.storage.mapping import MappedFile
 
 if TYPE_CHECKING:
     from pathlib import Path

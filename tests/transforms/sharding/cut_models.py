@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import small_models
 from weightctl import WeightData, Weights, open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.translation import translate
+from weightctl.translate import translate
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import Value
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from small_models import Arrays
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
-    from weightctl.transforms.sharding.plan import ShardPlan
 
 FAMILIES = (
     "llama", "gpt2", "bert", "gemma2", "gemma3", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe",

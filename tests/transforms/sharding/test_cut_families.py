@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small_models
-from weightctl.archs import recognize
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
+from weightctl.families import recognize
+from weightctl.sharding.planning import shard_plan
+from weightctl.sharding.possible import possible
 from weightctl.split import Grid, shares
-from weightctl.transforms.sharding.planning import shard_plan
-from weightctl.transforms.sharding.possible import possible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from weightctl import Weights
-    from weightctl.archs import RecognizedModel
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.families import RecognizedModel
+    from weightctl.sharding.plan import ShardPlan
 
 KINDS = [*product(FAMILIES, ("gguf", "hugging_face"))]
 LLAMA3 = {

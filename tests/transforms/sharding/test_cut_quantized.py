@@ -16,18 +16,18 @@ from safetensors.torch import load_file, save_file
 from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from sharded_files import shard_bytes, whole_bytes, write_shards
 from weightctl import open_weights
-from weightctl.dequantize import dequantized
 from weightctl.errors import ShardingError
+from weightctl.schemes.dequantize import dequantized
+from weightctl.sharding.plan_file import Rule, Rules
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Whole, axiswise
-from weightctl.transforms.sharding.plan_file import Rule, Rules
-from weightctl.transforms.sharding.planning import shard_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from weightctl import Weights
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.weights import TensorInfo
 
 OUT, IN, GROUP = 64, 192, 32

@@ -11,10 +11,10 @@ import pytest
 from cut_models import gguf_llama, held, saved, stated, with_names
 
 from weightctl.errors import ArchitectureError, ConversionError, ShardingError
+from weightctl.sharding.plan_file import Rules, read_rules
+from weightctl.sharding.planning import shard_plan
+from weightctl.sharding.possible import possible
 from weightctl.split import Grid
-from weightctl.transforms.sharding.plan_file import Rules, read_rules
-from weightctl.transforms.sharding.planning import shard_plan
-from weightctl.transforms.sharding.possible import possible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -315,8 +315,8 @@ def test_nothing_of_numpy_is_loaded_where_nothing_is_quantized_in_parts(tmp_path
 import sys
 from weightctl import open_weights
 from weightctl.split import Grid
-from weightctl.transforms.sharding.planning import shard_plan
-from weightctl.transforms.sharding.possible import possible
+from weightctl.sharding.planning import shard_plan
+from weightctl.sharding.possible import possible
 weights = open_weights({str(tmp_path)!r})
 assert len(shard_plan(weights, Grid(2)).ranks) == len(possible(weights, [1, 2]))
 assert not {{"numpy", "torch"}} & sys.modules.keys()

@@ -8,14 +8,14 @@ import pytest
 from cut_models import gguf_llama, held, stated
 
 from weightctl.errors import ConversionError, ShardingError
+from weightctl.sharding.plan_file import STRATEGIES, read_rules
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Cut, Grid, Sharding, Whole
-from weightctl.transforms.sharding.plan_file import STRATEGIES, read_rules
-from weightctl.transforms.sharding.planning import shard_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.transforms.sharding.plan_file import Rules
+    from weightctl.sharding.plan_file import Rules
 
 
 def read(folder: Path, text: str) -> Rules:

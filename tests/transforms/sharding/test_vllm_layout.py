@@ -15,14 +15,14 @@ from vllm_states import CLASSES, STATES
 import small_models
 from sharded_files import contents_of, shard_bytes, write_shards
 from weightctl import open_weights
-from weightctl.archs import ARCHS
 from weightctl.errors import ArchitectureError, ShardingError
+from weightctl.families import ARCHS
 from weightctl.formats.sharded.manifest import read_manifest
-from weightctl.shards.gathering import gather
-from weightctl.shards.save import save_shards
+from weightctl.sharding.plan_file import Rules
+from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
-from weightctl.transforms.sharding.plan_file import Rules
-from weightctl.transforms.sharding.planning import shard_plan
+from weightctl.write.shards.gathering import gather
+from weightctl.write.shards.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from small_models import Arrays
     from weightctl import Weights
-    from weightctl.transforms.sharding.plan import ShardPlan
+    from weightctl.sharding.plan import ShardPlan
 
 ATTENTION = "model.layers.0.self_attn"
 EXPERTS = "model.layers.0.block_sparse_moe.experts.routed_experts"

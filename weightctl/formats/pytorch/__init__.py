@@ -1,6 +1,6 @@
 """PyTorch checkpoints: zip files, the streams and tars before them, and other pickles.
 
-Nothing in them is executed: see `weightctl.pickles.machine`.
+Nothing in them is executed: see `weightctl.formats.pickles.machine`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.formats.base import Layout, Part
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
 __all__ = ["layout", "read", "sniff", "unfit"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from weightctl.formats.pytorch.children import held_by, module_weight, weight
 from weightctl.formats.pytorch.records import Size, Tensor
-from weightctl.untyped import is_list, is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 
 __all__ = ["Allowance", "UnsoundTreeError"]
 

@@ -16,8 +16,8 @@ from weightctl.formats.pytorch.zip_end import DAMAGED, directory_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.weights.byte_range import FileRange
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["Archive", "Member", "is_zip"]
 

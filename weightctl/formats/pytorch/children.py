@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from weightctl.formats.pickles.records import Blob, Call, Global, Pairs
 from weightctl.formats.pytorch.records import Array, Encoded, Items, Size, Storage, Tensor
-from weightctl.pickles.records import Blob, Call, Global, Pairs
-from weightctl.untyped import is_list, is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

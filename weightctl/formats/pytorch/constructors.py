@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
+from weightctl.formats.pickles.records import Call, Global, Pairs, called
 from weightctl.formats.pytorch.ordinary import NUMPY, PYTHON, is_name
 from weightctl.formats.pytorch.records import Device, Enclosed, Size, Storage, Tensor
 from weightctl.formats.pytorch.storages import STORAGE_NAMES, dtype_of
-from weightctl.pickles.records import Call, Global, Pairs, called
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Leaf
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.base import pad
 from weightctl.formats.cut import rest_of
+from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.legacy import nbytes_of
 from weightctl.formats.pytorch.recognising import PICKLE
 from weightctl.formats.pytorch.storages import identity_of, storage_of
-from weightctl.pickles.machine import UnsoundPickleError, load
-from weightctl.sizes import format_size
+from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["cut_off"]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.formats.pickles.machine import UnsoundPickleError
+from weightctl.formats.pickles.records import Blob
 from weightctl.formats.pytorch.legacy import read_stream
 from weightctl.formats.pytorch.records import Enclosed, Encoded, Storage, Tensor
 from weightctl.formats.pytorch.tensors import (
@@ -17,11 +19,9 @@ from weightctl.formats.pytorch.tensors import (
     swapped,
 )
 from weightctl.formats.pytorch.values import bytes_of
-from weightctl.pickles.machine import UnsoundPickleError
-from weightctl.pickles.records import Blob
 
 if TYPE_CHECKING:
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
 
 __all__ = ["Streams"]
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.base import LEVELS_KEY
+from weightctl.formats.pickles.records import Call, Global, Pairs
 from weightctl.formats.pytorch.allowance import Allowance, UnsoundTreeError
 from weightctl.formats.pytorch.children import children, is_module, kind_of, of_module
 from weightctl.formats.pytorch.enclosed import Streams
@@ -18,14 +19,13 @@ from weightctl.formats.pytorch.tensors import (
     place_tensor,
 )
 from weightctl.formats.pytorch.values import Plain, plain
-from weightctl.pickles.records import Call, Global, Pairs
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Extent, Leaf, TensorInfo
 from weightctl.weights.metadata import Value
 
 if TYPE_CHECKING:
     from weightctl.formats.pytorch.tensors import Locate
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
 
 __all__ = ["Tree", "UnsoundTreeError"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.formats.pickles.machine import UnsoundPickleError, load
+from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.storages import identity_of, key_of, known_storage, storage_of
-from weightctl.pickles.machine import UnsoundPickleError, load
-from weightctl.pickles.records import Global
-from weightctl.untyped import is_list, is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.formats.pytorch.records import Storage
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
 
 __all__ = [
     "MAGIC",

@@ -22,13 +22,13 @@ from weightctl.formats.pytorch.plain import (
     ordered,
     stated,
 )
-from weightctl.untyped import is_text_map
+from weightctl.text.untyped import is_text_map
 from weightctl.weights.metadata import TEXT, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightctl.pickles.records import Call
+    from weightctl.formats.pickles.records import Call
 
 __all__ = [
     "LEVELS_KEY",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from weightctl.formats.pickles.records import Blob, Call, Global, Pairs
 from weightctl.formats.pytorch.records import Array, Encoded, Items, NumPyType, Scalar
-from weightctl.pickles.records import Blob, Call, Global, Pairs
-from weightctl.untyped import is_list, is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Leaf
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import encoding_by_id
-from weightctl.pickles.emit import LONGEST_INTEGER
-from weightctl.pickles.records import Call, Global
-from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.formats.pickles.emit import LONGEST_INTEGER
+from weightctl.formats.pickles.records import Call, Global
+from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.weights.metadata import INTEGERS, TEXT, Value, element_type
 
 if TYPE_CHECKING:

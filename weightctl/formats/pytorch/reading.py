@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, WeightctlError
-from weightctl.formats.collection import without_collection
 from weightctl.formats.cut import rest_of
+from weightctl.formats.open.collection import without_collection
+from weightctl.formats.pickles.dangers import is_dangerous
+from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pytorch.archive import Archive, is_zip
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError
@@ -15,9 +17,7 @@ from weightctl.formats.pytorch.recognising import PICKLE, pickle_name
 from weightctl.formats.pytorch.storages import identity_of, known_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shown
-from weightctl.pickles.dangers import is_dangerous
-from weightctl.pickles.machine import UnsoundPickleError, load
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Header
 from weightctl.weights.metadata import from_json
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.formats.pytorch.records import Storage
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.metadata import Value
 
 __all__ = ["read"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
+from weightctl.formats.pickles.machine import UnsoundPickleError, load
+from weightctl.formats.pickles.opcodes import OPCODES
 from weightctl.formats.pytorch.archive import Archive, is_zip
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.legacy import is_stream
 from weightctl.formats.pytorch.tar import is_tar
-from weightctl.pickles.machine import UnsoundPickleError, load
-from weightctl.pickles.opcodes import OPCODES
 
 if TYPE_CHECKING:
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["PICKLE", "is_checkpoint", "is_pickle", "pickle_name"]
 

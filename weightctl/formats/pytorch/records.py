@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.pickles.records import Built
-from weightctl.untyped import is_tuple
+from weightctl.formats.pickles.records import Built
+from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.formats.pickles.records import Call
 from weightctl.formats.pytorch.levels import parse_levels, stated_values
 from weightctl.formats.pytorch.records import Size
 from weightctl.formats.pytorch.values import plain
-from weightctl.pickles.records import Call
-from weightctl.weights.byte_range import HeldRange
+from weightctl.storage.byte_range import HeldRange
 from weightctl.weights.info import Leaf
 
 if TYPE_CHECKING:

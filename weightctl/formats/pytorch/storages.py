@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
+from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.records import Storage
-from weightctl.pickles.records import Global
 
 __all__ = ["STORAGE_NAMES", "dtype_of", "identity_of", "key_of", "known_storage", "storage_of"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.legacy import Stream, nbytes_of, no_storage, require_whole
 from weightctl.formats.pytorch.records import Storage, Tensor
 from weightctl.formats.pytorch.storages import key_of, storage_of
-from weightctl.pickles.machine import UnsoundPickleError, load
-from weightctl.untyped import is_list, is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
 
 __all__ = ["is_any_tar", "is_tar", "read_tar"]
 

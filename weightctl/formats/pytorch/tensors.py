@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
 from weightctl.formats.base import is_possible
+from weightctl.formats.pickles.records import Blob
 from weightctl.formats.pytorch.records import Array, NumPyType, Storage, Tensor
 from weightctl.formats.pytorch.values import bytes_of
-from weightctl.pickles.records import Blob
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
 
     # Where the bytes of a storage start in the file, and how many they are.
     Locate = Callable[[Storage], tuple[int, int]]

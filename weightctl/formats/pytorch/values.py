@@ -9,18 +9,18 @@ import struct
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.formats.pickles.records import Blob, Global
 from weightctl.formats.pytorch.records import Array, Device, Encoded, NumPyType, Scalar, Size
 from weightctl.formats.pytorch.storages import dtype_of
-from weightctl.pickles.records import Blob, Global
-from weightctl.untyped import is_list, is_tuple
-from weightctl.weights.byte_range import HeldRange
+from weightctl.storage.byte_range import HeldRange
+from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Leaf
 from weightctl.weights.metadata import INTEGERS, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.weights.byte_range import ByteRange
+    from weightctl.storage.byte_range import ByteRange
 
 __all__ = ["Plain", "bytes_of", "plain", "shown"]
 

@@ -9,11 +9,11 @@ from zlib import crc32
 
 from weightctl.errors import ConversionError
 from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_alignment, tied_names
+from weightctl.formats.pickles.emit import Persistent, emit
+from weightctl.formats.pickles.records import Call, Global
 from weightctl.formats.pytorch.levels import is_value, nested, parse_levels
 from weightctl.formats.pytorch.plain import ordered
 from weightctl.formats.pytorch.zipped import Member, directory, placed
-from weightctl.pickles.emit import Persistent, emit
-from weightctl.pickles.records import Call, Global
 from weightctl.weights.metadata import to_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError
 
 if TYPE_CHECKING:
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["DAMAGED", "directory_of"]
 

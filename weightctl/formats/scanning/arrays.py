@@ -10,11 +10,11 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from weightctl.formats.pickles.abstract import itemsize, times
+from weightctl.formats.pickles.scan import names
 from weightctl.formats.scanning.found import Scanned
 from weightctl.formats.scanning.sources import Slice
-from weightctl.pickles.abstract import itemsize, times
-from weightctl.pickles.scan import names
-from weightctl.untyped import is_list, is_object, is_tuple
+from weightctl.text.untyped import is_list, is_object, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from weightctl.formats.pickles.dangers import is_dangerous
+from weightctl.formats.pickles.scan import Names
 from weightctl.formats.pytorch.constructors import is_allowed
-from weightctl.pickles.dangers import is_dangerous
-from weightctl.pickles.scan import Names
 
 __all__ = ["Scanned", "Severity", "unread"]
 

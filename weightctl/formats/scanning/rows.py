@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from weightctl.formats.pickles.dangers import is_dangerous
+from weightctl.formats.pickles.effects import EFFECTS
+from weightctl.formats.pickles.records import Global
+from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.legacy import MAGIC
 from weightctl.formats.pytorch.storages import identity_of
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.sources import Slice
 from weightctl.formats.scanning.torch_tar import storage_nbytes
-from weightctl.pickles.dangers import is_dangerous
-from weightctl.pickles.effects import EFFECTS
-from weightctl.pickles.records import Global
-from weightctl.pickles.scan import MADE_UP, names
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightctl.formats.pickles.scan import Named, Names
     from weightctl.formats.scanning.sources import Budget, Place
-    from weightctl.pickles.scan import Named, Names
 
 __all__ = ["is_called_pickle", "pickles"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.formats.pickles.limits import LimitError
 from weightctl.formats.scanning.arrays import array_pickles, is_array
 from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, packed_pickles
 from weightctl.formats.scanning.found import Scanned, unread
@@ -14,13 +15,12 @@ from weightctl.formats.scanning.rows import is_called_pickle, pickles
 from weightctl.formats.scanning.sources import Budget, Place, WholeFile
 from weightctl.formats.scanning.tars import is_tar, tar_members
 from weightctl.formats.scanning.zips import is_zip, zip_members
-from weightctl.pickles.limits import LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightctl.formats.scanning.sources import Source
-    from weightctl.weights.mapping import MappedFile
+    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["scanned"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any, NamedTuple, Protocol
 
-from weightctl.pickles.limits import LimitError
-from weightctl.pickles.scan import Reading
-from weightctl.weights.mapping import MappedFile
+from weightctl.formats.pickles.limits import LimitError
+from weightctl.formats.pickles.scan import Reading
+from weightctl.storage.mapping import MappedFile
 
 __all__ = ["Budget", "EnclosedFile", "Place", "Slice", "Source", "WholeFile", "as_stream"]
 

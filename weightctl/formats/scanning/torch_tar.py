@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.formats.pickles.abstract import Reference
+from weightctl.formats.pickles.records import Global
+from weightctl.formats.pickles.scan import names
 from weightctl.formats.pytorch.legacy import nbytes_of
 from weightctl.formats.pytorch.storages import storage_of
 from weightctl.formats.scanning.found import Scanned, unread
-from weightctl.pickles.abstract import Reference
-from weightctl.pickles.records import Global
-from weightctl.pickles.scan import names
-from weightctl.untyped import is_tuple
+from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.base import is_text
-from weightctl.untyped import is_list, is_object
+from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from weightctl.formats.sharded.record import Manifest
     from weightctl.split import Part
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.mapping import MappedFile
 
 __all__ = ["Gathered", "shard_key"]
 

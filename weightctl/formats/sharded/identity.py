@@ -14,8 +14,8 @@ from weightctl.weights.metadata import as_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.info import Header
-    from weightctl.weights.mapping import MappedFile
     from weightctl.weights.source import Source
 
 __all__ = ["identity"]

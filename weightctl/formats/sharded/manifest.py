@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.formats.collection import without_collection
+from weightctl.formats.open.collection import without_collection
 from weightctl.formats.sharded.stated import stated
-from weightctl.untyped import is_object
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
-from weightctl.weights.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
 from weightctl.formats import format_module, recognise
-from weightctl.formats.collection import without_collection
+from weightctl.formats.open.collection import without_collection
 from weightctl.formats.sharded.gathered import Gathered
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.weights.mapping import MappedFile
+from weightctl.storage.mapping import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from weightctl.formats.sharded.fields import (
 )
 from weightctl.formats.sharded.record import Identity, Manifest, Piece, RankFile, Shard
 from weightctl.split import Cut, Grid, Sharding, part_shape
-from weightctl.untyped import is_list
+from weightctl.text.untyped import is_list
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

@@ -167,8 +167,8 @@ __all__ = [
     "where",
 ]
 
-# The ops of graphs, but for inputs and weights, which are given. `weightctl.registry.load` finds a
-# module, also where a function of the same name hides it here.
+# The ops of graphs, but for inputs and weights, which are given. `weightctl.system.registry.load`
+# finds a module, also where a function of the same name hides it here.
 OPS: dict[str, str] = {
     "allgather": "weightctl.graph.ops.allgather",
     "allreduce": "weightctl.graph.ops.allreduce",

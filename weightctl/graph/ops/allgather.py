@@ -10,8 +10,8 @@ from weightctl.graph.ops.across_ranks import from_everywhere, ranks_of, require_
 from weightctl.graph.ops.rules import axis_of
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply_all
-from weightctl.registry import load
 from weightctl.shape import Dim, Shape
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

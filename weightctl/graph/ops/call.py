@@ -8,7 +8,7 @@ from weightctl.errors import GraphError
 from weightctl.graph.nesting import calls, is_placeholder, refuse_fixed_name, weight_names
 from weightctl.graph.scope import current_graph, graphs, refusing
 from weightctl.graph.value import apply_all
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

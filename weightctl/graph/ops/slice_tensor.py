@@ -11,7 +11,7 @@ from weightctl.errors import EngineError, GraphError
 from weightctl.graph.ops.dequantize import numbers_of
 from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape
-from weightctl.untyped import is_slice, is_tuple
+from weightctl.text.untyped import is_slice, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

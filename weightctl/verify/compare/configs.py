@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightctl.archs.configs import Read, shortest
-from weightctl.archs.keys import Present
-from weightctl.archs.kinds import shown, shown_apart
 from weightctl.errors import GraphError, WeightctlError
-from weightctl.nn.rope_scaling import inverse_frequencies
-from weightctl.steps.numbers import numbers_of
-from weightctl.untyped import is_sequence
+from weightctl.families.configs import Read, shortest
+from weightctl.families.keys import Present
+from weightctl.families.kinds import shown, shown_apart
+from weightctl.families.rope_scaling import inverse_frequencies
+from weightctl.text.untyped import is_sequence
 from weightctl.verify.config_keys import Spelling, find_spelling
 from weightctl.verify.results import Cause, Problem
+from weightctl.weights.steps.numbers import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import RecognizedModel
-    from weightctl.archs.keys import Config, Fields
+    from weightctl.families import RecognizedModel
+    from weightctl.families.keys import Config, Fields
 
 
 __all__ = [

@@ -12,8 +12,8 @@ from math import inf, nan, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from weightctl.steps.rows import RowOrder
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.rows import RowOrder
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair

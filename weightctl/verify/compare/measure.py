@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.steps.numbers import Plus
-from weightctl.threads import Memory, shared_out
+from weightctl.system.threads import Memory, shared_out
 from weightctl.verify.compare.cost import PairSide, decode_values
 from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, relative_root
+from weightctl.weights.steps.numbers import Plus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

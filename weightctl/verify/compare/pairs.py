@@ -6,24 +6,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.archs.arch import TensorNames
-from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
-from weightctl.archs.names import numbered
 from weightctl.errors import ArchitectureError, ConversionError
-from weightctl.logical import is_buffer
-from weightctl.steps.numbers import AsFloat32, Constant
+from weightctl.families.arch import TensorNames
+from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
+from weightctl.families.names import numbered
+from weightctl.schemes.logical import is_buffer
 from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
 from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized
 from weightctl.verify.config_keys import find_spelling
 from weightctl.weights.derived import Made, StoredTensor, tensor_of
+from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.tree import header_of, info_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.archs import RecognizedModel
-    from weightctl.archs.keys import Dialect
+    from weightctl.families import RecognizedModel
+    from weightctl.families.keys import Dialect
     from weightctl.verify.results import Cause
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import Tensor

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
-from weightctl.registry import load
-from weightctl.targets import check_place, is_stream, refuse_inputs, refuse_what_is_there
+from weightctl.system.registry import load
+from weightctl.write.targets import check_place, is_stream, refuse_inputs, refuse_what_is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     where that cannot be, for a suffix that is none of `REPORTS`, and without `force` for a file
     that is there.
     """
-    from weightctl.output import output_files, output_stream
+    from weightctl.write.output import output_files, output_stream
 
     made = [(path, _find_renderer(path)(report).encode()) for path in paths]
     real = [os.path.realpath(path) for path in paths if not is_stream(path)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.text.wording import counted, number, percent
 from weightctl.verify.report.drawing import (
     HEIGHT,
     WIDTH,
@@ -17,7 +18,6 @@ from weightctl.verify.report.drawing import (
 from weightctl.verify.report.markup import Markup, element, join, show_decimal
 from weightctl.verify.report.phrases import shorten, show_tick, show_times
 from weightctl.verify.report.ranking import ratio_to_usual
-from weightctl.wording import counted, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.sizes import format_count, format_size
 from weightctl.split import Grid
+from weightctl.text.sizes import format_count, format_size
+from weightctl.text.wording import counted, number, percent
 from weightctl.verify.figures import (
     FiniteFigures,
     ForwardFigures,
@@ -15,7 +16,6 @@ from weightctl.verify.figures import (
     ValuesFigures,
 )
 from weightctl.verify.report.ranking import sort_worst_first
-from weightctl.wording import counted, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
+from weightctl.text.wording import counted
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report import tables
 from weightctl.verify.report.charts import draw_activations, draw_divergences, draw_histogram
@@ -15,7 +16,6 @@ from weightctl.verify.report.phrases import list_facts, say_all_usual, say_verdi
 from weightctl.verify.report.ranking import choose_title, sort_strangest_first, sort_worst_first
 from weightctl.verify.report.remedies import list_remedies
 from weightctl.verify.report.style import STYLE
-from weightctl.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from weightctl.untyped import is_sequence
+from weightctl.text.untyped import is_sequence
 from weightctl.verify.figures import Divergence
 from weightctl.verify.report.remedies import list_remedies
 from weightctl.weights.metadata import as_json

@@ -7,6 +7,7 @@ from math import isfinite, log10
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
+from weightctl.text.wording import counted, number, percent, printable
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report.findings import say_finding
 from weightctl.verify.report.phrases import (
@@ -27,7 +28,6 @@ from weightctl.verify.report.ranking import (
     sort_worst_first,
 )
 from weightctl.verify.report.remedies import list_remedies
-from weightctl.wording import counted, number, percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from weightctl.wording import printable
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from weightctl.text.wording import counted, number, percent, printable
 from weightctl.verify.report.findings import is_partial
-from weightctl.wording import counted, number, percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.text.wording import number, percent
 from weightctl.verify import CHECKS
 from weightctl.verify.report.findings import say_finding
 from weightctl.verify.report.markup import Markup, element, join, mark_code
@@ -18,7 +19,6 @@ from weightctl.verify.report.phrases import (
     show_times,
 )
 from weightctl.verify.report.ranking import excess_of, ratio_to_usual
-from weightctl.wording import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

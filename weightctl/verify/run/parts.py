@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.archs.checkpoint import RecognizedModel
-    from weightctl.archs.network import Network
     from weightctl.codecs.base import F32
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding
     from weightctl.errors import WeightctlError
+    from weightctl.families.checkpoint import RecognizedModel
     from weightctl.formats.sharded.gathered import Gathered
     from weightctl.graph.types import TensorType
+    from weightctl.nn.models.network import Network
     from weightctl.weights.derived import Tensor
 
 __all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "explain_unbuilt", "name_layer"]

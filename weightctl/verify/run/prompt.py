@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import ConversionError, TokenizerError
-from weightctl.wording import listed
+from weightctl.text.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.archs.checkpoint import RecognizedModel
-    from weightctl.tokenizer.encoding import Encoder
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.translate.tokenizer.encoding import Encoder
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
 

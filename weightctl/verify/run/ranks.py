@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.archs.matching import match
-from weightctl.dequantize import dequantized
+from weightctl.families.matching import match
 from weightctl.nn.across_ranks import parallel
-from weightctl.steps.sliced import Sliced
+from weightctl.schemes.dequantize import dequantized
 from weightctl.weights.derived import Derived, Made
+from weightctl.weights.steps.sliced import Sliced
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.archs.checkpoint import RecognizedModel
     from weightctl.device import DeviceRef
+    from weightctl.families.checkpoint import RecognizedModel
     from weightctl.formats.sharded.gathered import Gathered
     from weightctl.graph.weight import Weight
     from weightctl.weights.derived import Tensor

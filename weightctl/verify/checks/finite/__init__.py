@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.archs.names import numbered
+from weightctl.families.names import numbered
 from weightctl.verify.checks.finite.judge import Finding, Judge
 from weightctl.verify.checks.finite.rows import is_numbers
 from weightctl.verify.checks.finite.survey import survey_tensors

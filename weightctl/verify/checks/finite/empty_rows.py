@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import WeightctlError
 from weightctl.formats.huggingface import config
-from weightctl.tokenizer import TokenType, from_directory, from_metadata
+from weightctl.translate.tokenizer import TokenType, from_directory, from_metadata
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.subject import Subject
     from weightctl.weights.info import TensorInfo
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.threads import Memory
+    from weightctl.system.threads import Memory
     from weightctl.verify.checks.finite.scales import Codes, ScaleField
     from weightctl.weights.derived import Tensor
 

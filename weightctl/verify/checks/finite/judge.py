@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.archs.changes import PLUS_ONE
-from weightctl.threads import Memory
+from weightctl.families.changes import PLUS_ONE
+from weightctl.system.threads import Memory
+from weightctl.text.wording import listed
 from weightctl.verify.checks.finite.empty_rows import UsedTokens, is_made, is_table, may_be_zero
 from weightctl.verify.checks.finite.faults import (
     NONFINITE,
@@ -15,12 +16,11 @@ from weightctl.verify.checks.finite.faults import (
     has_swapped_bytes,
 )
 from weightctl.verify.results import MOST_NAMED, Cause
-from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
     from weightctl.verify.checks.finite.faults import ScaleFault
     from weightctl.verify.checks.finite.survey import Survey
     from weightctl.verify.subject import Subject

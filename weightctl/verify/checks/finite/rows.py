@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.threads import Memory
+    from weightctl.system.threads import Memory
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo
 

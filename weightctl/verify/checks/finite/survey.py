@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import WeightctlError
-from weightctl.threads import Memory, shared_out
+from weightctl.system.threads import Memory, shared_out
 from weightctl.verify.checks.finite.rows import (
     can_decode,
     cut_stretches,

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, EngineError, TokenizerError
-from weightctl.registry import load
+from weightctl.system.registry import load
 from weightctl.verify.checks.forward.limits import (
     check_divergence,
     check_perplexity,

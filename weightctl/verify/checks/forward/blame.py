@@ -17,8 +17,8 @@ from weightctl.verify.run.parts import OUTPUT, Running
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.archs import RecognizedModel
     from weightctl.device import DeviceRef
+    from weightctl.families import RecognizedModel
     from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import Tensor

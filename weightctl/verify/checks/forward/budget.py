@@ -9,20 +9,20 @@ import numpy as np
 
 from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
-from weightctl.steps.numbers import AsFloat32
 from weightctl.verify.compare.cost import PairSide
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.compare.pairs import convert_dialect
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.numbers import AsFloat32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.archs import RecognizedModel
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
+    from weightctl.families import RecognizedModel
     from weightctl.verify.compare.pairs import Pair
     from weightctl.weights.derived import Tensor
     from weightctl.weights.info import TensorInfo

@@ -22,7 +22,7 @@ from weightctl.verify.run.prompt import make_prompt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
     from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.request import Request
     from weightctl.verify.run.prompt import Prompt

@@ -6,10 +6,10 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.text.wording import counted, listed, percent
 from weightctl.verify.compare.causes import explain_each
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
 from weightctl.verify.results import MOST_NAMED, Cause, Problem, keep_first
-from weightctl.wording import counted, listed, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

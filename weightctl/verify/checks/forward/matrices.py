@@ -14,13 +14,13 @@ from weightctl.graph import ops
 from weightctl.graph.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.graph.weight import Weight
-from weightctl.logical import is_buffer
 from weightctl.nn.precision import weight_as
+from weightctl.schemes.logical import is_buffer
+from weightctl.text.wording import listed
 from weightctl.verify.figures import ForwardFigures, MatrixGain
 from weightctl.verify.results import Problem, Result
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.tree import Checkpoint, header_of, source_of
-from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.tokenizer.encoding import Encoder
+    from weightctl.translate.tokenizer.encoding import Encoder
     from weightctl.verify.checks.metadata.description import Description
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from weightctl.text.wording import printable
 from weightctl.verify.results import Problem
-from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.description import Description
 
 __all__ = ["Compared", "TokenizerPair", "quote", "show_token", "state_differences"]

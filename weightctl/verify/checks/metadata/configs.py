@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.archs.configs import shortest
-from weightctl.archs.model import ARCHITECTURE
-from weightctl.untyped import is_list, is_object, is_sequence, is_tuple
+from weightctl.families.configs import shortest
+from weightctl.families.model import ARCHITECTURE
+from weightctl.text.untyped import is_list, is_object, is_sequence, is_tuple
 from weightctl.verify.checks.metadata.comparison import Compared
 from weightctl.verify.compare.configs import find_differences, note_lost_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
     from weightctl.verify.checks.metadata.description import Description
     from weightctl.weights.metadata import Value
 

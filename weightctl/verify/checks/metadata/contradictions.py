@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.archs.model import ARCHITECTURE
-from weightctl.tokenizer.record import TokenType
-from weightctl.untyped import is_list, is_sequence
+from weightctl.families.model import ARCHITECTURE
+from weightctl.text.untyped import is_list, is_sequence
+from weightctl.translate.tokenizer.record import TokenType
 from weightctl.verify.checks.metadata.comparison import Compared, show_token
 from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS
 from weightctl.verify.checks.metadata.special_tokens import DEFAULTS
@@ -15,8 +15,8 @@ from weightctl.verify.config_keys import find_spelling
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import RecognizedModel
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.families import RecognizedModel
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.description import Description
 
 __all__ = ["find_contradictions"]

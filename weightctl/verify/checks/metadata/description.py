@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from weightctl.archs.configs import MODEL_TYPE
-from weightctl.archs.model import ARCHITECTURE
 from weightctl.errors import TokenizerError
+from weightctl.families.configs import MODEL_TYPE
+from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG, config
-from weightctl.tokenizer.added import MAX_TOKENS, read_added, type_of_added
-from weightctl.tokenizer.chat_templates import read_chat_templates
-from weightctl.tokenizer.directory import from_directory
-from weightctl.tokenizer.files import open_files
-from weightctl.tokenizer.metadata import from_metadata
-from weightctl.tokenizer.record import WORDS, Tokenizer, TokenType
-from weightctl.tokenizer.special import read_special
-from weightctl.tokenizer.token_ids import read_token_ids
-from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.text.untyped import is_list, is_object, is_sequence
+from weightctl.translate.tokenizer.added import MAX_TOKENS, read_added, type_of_added
+from weightctl.translate.tokenizer.chat_templates import read_chat_templates
+from weightctl.translate.tokenizer.directory import from_directory
+from weightctl.translate.tokenizer.files import open_files
+from weightctl.translate.tokenizer.metadata import from_metadata
+from weightctl.translate.tokenizer.record import WORDS, Tokenizer, TokenType
+from weightctl.translate.tokenizer.special import read_special
+from weightctl.translate.tokenizer.token_ids import read_token_ids
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.archs.keys import Dialect
-    from weightctl.tokenizer.files import Files
+    from weightctl.families.keys import Dialect
+    from weightctl.translate.tokenizer.files import Files
     from weightctl.verify.subject import Subject
     from weightctl.weights.metadata import Value
 

@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS
-from weightctl.transforms.file_types import FILE_TYPES, GUESSED
-from weightctl.transforms.mixtures import MIXTURES
+from weightctl.plan.file_types import FILE_TYPES, GUESSED
+from weightctl.plan.mixtures import MIXTURES
+from weightctl.text.wording import percent
 from weightctl.verify.checks.metadata.comparison import Compared
-from weightctl.wording import percent
 
 if TYPE_CHECKING:
     from weightctl.weights.info import Header

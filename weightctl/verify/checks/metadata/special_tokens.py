@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.tokenizer.ends import stops
-from weightctl.tokenizer.pre_names import DEFAULT, PRES
-from weightctl.tokenizer.record import WORDS
+from weightctl.translate.tokenizer.ends import stops
+from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
+from weightctl.translate.tokenizer.record import WORDS
 from weightctl.verify.checks.metadata.comparison import Compared, show_token
 from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS, is_id, read_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.comparison import TokenizerPair
     from weightctl.verify.checks.metadata.description import Description
 

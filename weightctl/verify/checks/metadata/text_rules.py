@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.tokenizer.pre_names import DEFAULT, PRES
-from weightctl.untyped import is_list, is_object
+from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import listed
+from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.verify.checks.metadata.comparison import Compared, quote
-from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.comparison import TokenizerPair
 
 __all__ = ["compare_chat_templates", "compare_pre_tokenizers", "compare_stated_parts"]

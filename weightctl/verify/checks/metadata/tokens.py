@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from weightctl.tokenizer.added import is_padding
-from weightctl.tokenizer.record import TokenType
+from weightctl.translate.tokenizer.added import is_padding
+from weightctl.translate.tokenizer.record import TokenType
 from weightctl.verify.checks.metadata.comparison import (
     Compared,
     first_examples,
@@ -18,7 +18,7 @@ from weightctl.verify.checks.metadata.comparison import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.tokenizer import Tokenizer
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.comparison import TokenizerPair
 
 __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"]

@@ -7,9 +7,10 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.archs.nearest import compared
 from weightctl.errors import UnknownArchitectureError, WeightctlError
+from weightctl.families.nearest import compared
 from weightctl.formats.huggingface import CONFIG, config
+from weightctl.text.wording import listed
 from weightctl.verify.checks.names.corrections import explain_misfit, find_corrections, find_family
 from weightctl.verify.checks.names.fit import measure_fit
 from weightctl.verify.checks.names.misfits import list_misfits
@@ -18,13 +19,12 @@ from weightctl.verify.checks.names.vocabulary import compare_counts
 from weightctl.verify.figures import NamesFigures
 from weightctl.verify.results import Problem, Result, keep_first
 from weightctl.weights.tree import header_of
-from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightctl.archs import RecognizedModel
-    from weightctl.archs.keys import Dialect
+    from weightctl.families import RecognizedModel
+    from weightctl.families.keys import Dialect
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
 

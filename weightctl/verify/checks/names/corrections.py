@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.archs.configs import MODEL_TYPE
-from weightctl.archs.kinds import Whole, shown
-from weightctl.archs.model import ARCHITECTURE
-from weightctl.archs.names import layer
-from weightctl.archs.recognition import recognize
 from weightctl.errors import WeightctlError
-from weightctl.registry import load
+from weightctl.families.configs import MODEL_TYPE
+from weightctl.families.kinds import Whole, shown
+from weightctl.families.model import ARCHITECTURE
+from weightctl.families.names import layer
+from weightctl.families.recognition import recognize
+from weightctl.system.registry import load
 from weightctl.verify.checks.names.fit import measure_fit
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Derived, tensor_of
@@ -21,8 +21,8 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightctl.archs.arch import Arch
-    from weightctl.archs.keys import Key
+    from weightctl.families.arch import Arch
+    from weightctl.families.keys import Key
     from weightctl.verify.checks.names.fit import Fit
 
 __all__ = ["FIELDS", "Correction", "explain_misfit", "find_corrections", "find_family"]
@@ -100,7 +100,7 @@ def find_corrections(
 
 def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
     """Return the family that a checkpoint says to be of, whose config may be unsound."""
-    from weightctl.archs import ARCHS
+    from weightctl.families import ARCHS
 
     families: list[Arch] = [load(reference) for reference in ARCHS.values()]
     if ARCHITECTURE in header_of(weights).metadata:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.archs.matching import OF_TOKENS
 from weightctl.dtype import DType
-from weightctl.registry import load
+from weightctl.families.matching import OF_TOKENS
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import Network, RecognizedModel
-    from weightctl.archs.arch import TensorNames
+    from weightctl.families import Network, RecognizedModel
+    from weightctl.families.arch import TensorNames
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Fit", "Misfit", "Wanted", "measure_fit"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from weightctl.archs.matching import OUTPUT_WEIGHT
+from weightctl.families.matching import OUTPUT_WEIGHT
 from weightctl.verify.checks.names.corrections import FIELDS, explain_misfit, find_corrections
 from weightctl.verify.checks.names.tying import blame_forgotten_output
 from weightctl.verify.config_keys import find_spelling
@@ -15,7 +15,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
     from weightctl.verify.checks.names.corrections import Correction
     from weightctl.verify.checks.names.fit import Fit, Misfit, Wanted
 

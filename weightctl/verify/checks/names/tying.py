@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.errors import ArchitectureError
-from weightctl.translation.copies import check_copies, is_same
+from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
+from weightctl.translate.copies import check_copies, is_same
 from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from weightctl.archs import RecognizedModel
+    from weightctl.families import RecognizedModel
 
 __all__ = ["blame_forgotten_output", "check_tied", "note_tying"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.archs.configs import MODEL_TYPE
-from weightctl.archs.matching import EMBEDDING_WEIGHT
 from weightctl.errors import TokenizerError
-from weightctl.tokenizer.directory import from_directory
-from weightctl.tokenizer.files import open_files
-from weightctl.untyped import is_list, is_object, is_sequence
+from weightctl.families.configs import MODEL_TYPE
+from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.text.untyped import is_list, is_object, is_sequence
+from weightctl.translate.tokenizer.directory import from_directory
+from weightctl.translate.tokenizer.files import open_files
 from weightctl.verify.config_keys import find_spelling
 from weightctl.verify.results import Cause, Problem
 from weightctl.weights.tree import header_of
@@ -18,8 +18,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.archs import RecognizedModel
-    from weightctl.tokenizer.files import Files
+    from weightctl.families import RecognizedModel
+    from weightctl.translate.tokenizer.files import Files
     from weightctl.verify.checks.names.fit import Fit
 
 __all__ = ["Counts", "compare_counts"]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.formats.sharded.gathered import Gathered
-from weightctl.shards.digests import altered, checked_bytes
-from weightctl.untyped import is_object
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_object
 from weightctl.verify.checks.structure.pickles import scan_pickles
 from weightctl.verify.checks.structure.readers import Answer, ask_reader, find_reader
 from weightctl.verify.figures import StructureFigures
 from weightctl.verify.results import MOST_NAMED, Problem, Result, keep_first
 from weightctl.weights.json_file import read_json
-from weightctl.weights.mapping import MappedFile
 from weightctl.weights.metadata import TEXT
 from weightctl.weights.tree import source_of
+from weightctl.write.shards.digests import altered, checked_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.pytorch.archive import is_zip
 from weightctl.formats.pytorch.legacy import is_stream
 from weightctl.formats.scanning import scanned
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.wording import listed
 from weightctl.verify.results import Problem
-from weightctl.weights.mapping import MappedFile
-from weightctl.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

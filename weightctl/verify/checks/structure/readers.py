@@ -11,8 +11,8 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.text.wording import printable
 from weightctl.verify.results import Problem, keep_first
-from weightctl.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from weightctl.archs.matching import OUTPUT_WEIGHT
+from weightctl.families.matching import OUTPUT_WEIGHT
 from weightctl.verify.checks.values.sentences import (
     describe_fault,
     describe_unlike,

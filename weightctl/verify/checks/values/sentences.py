@@ -7,7 +7,8 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl.codecs import can_decode
-from weightctl.translation.copies import is_same
+from weightctl.text.wording import percent
+from weightctl.translate.copies import is_same
 from weightctl.verify.compare.distance import (
     RUN,
     allowed_error,
@@ -18,7 +19,6 @@ from weightctl.verify.compare.distance import (
 )
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import keep_first
-from weightctl.wording import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -21,7 +21,7 @@ from weightctl.verify.compare.measure import measure_pair
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightctl.archs.keys import Dialect
+    from weightctl.families.keys import Dialect
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.verify.results import Cause

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.steps.numbers import AsFloat32
+from weightctl.text.wording import number, percent
 from weightctl.verify.compare.causes.proof import explains
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
-from weightctl.wording import number, percent
+from weightctl.weights.steps.numbers import AsFloat32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

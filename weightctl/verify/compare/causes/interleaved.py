@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.steps.rows import RowOrder
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.rows import RowOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

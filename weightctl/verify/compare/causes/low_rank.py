@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightctl.text.wording import percent
 from weightctl.verify.compare.distance import allowed_error, expected_error
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
-from weightctl.wording import percent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

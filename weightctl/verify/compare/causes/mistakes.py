@@ -5,17 +5,17 @@ from __future__ import annotations
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from weightctl.archs.changes import half_split_order, interleaved_order
-from weightctl.archs.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.errors import ConversionError
-from weightctl.steps.numbers import AsFloat32, Plus
-from weightctl.steps.rows import RowOrder, Rows
-from weightctl.steps.transposed import Transposed
+from weightctl.families.changes import half_split_order, interleaved_order
+from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.verify.compare.causes.interleaved import guess_interleaved
 from weightctl.verify.compare.causes.misplaced import guess_other_expert, guess_other_norm
 from weightctl.verify.compare.once_quantized import exchange_sides
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.numbers import AsFloat32, Plus
+from weightctl.weights.steps.rows import RowOrder, Rows
+from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

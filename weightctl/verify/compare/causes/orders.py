@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.steps.numbers import AsFloat32
-from weightctl.steps.rows import RowOrder
 from weightctl.verify.compare.causes.proof import is_proven
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Made
+from weightctl.weights.steps.numbers import AsFloat32
+from weightctl.weights.steps.rows import RowOrder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

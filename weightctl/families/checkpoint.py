@@ -1,0 +1,163 @@
+"""A checkpoint as a model of a family that is known: its config, and its weights by our names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from weightctl.dtype import DType
+from weightctl.errors import ArchitectureError
+from weightctl.system.registry import load
+from weightctl.weights.derived import Derived, Made, StoredTensor
+from weightctl.weights.tree import Checkpoint, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.dtype import Encoding
+    from weightctl.families.arch import Arch
+    from weightctl.families.keys import Config, Dialect, Fields
+    from weightctl.graph.weight import Weight
+    from weightctl.nn.models.network import Network
+    from weightctl.shape import Shape
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["RecognizedModel"]
+
+# Of thousands nobody reads more; a file may claim any number of them.
+_MOST_NAMED = 20
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecognizedModel:
+    """A model as a checkpoint has it.
+
+    `tree` is the checkpoint, `where` what errors call it, and `dialect` says whose names its
+    tensors have. `fields` are what its config says, as the family's lines name it, and `document`
+    is config.json's content, empty where there is none. `tensors` are by the names of our modules.
+    `missing` are those that the config asks for and `unexpected` those that no part of the model is
+    known to have, as the checkpoint calls them; `beside` are those of heads that it was trained
+    with, which the model computes without. `stored` says by the same names which tensor of the tree
+    each is, or is in, and which are copies of another that the model does not need.
+    """
+
+    tree: Checkpoint
+    where: str
+    arch: Arch
+    dialect: Dialect
+    config: Config
+    fields: Fields
+    document: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    missing: list[str]
+    unexpected: list[str]
+    beside: list[str]
+    stored: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        found = f"{len(self.tensors)} weights of {self.arch.name}, {self.dialect} names"
+        counts = {"missing": len(self.missing), "unexpected": len(self.unexpected)}
+        wrong = "".join(f", {count} {what}" for what, count in counts.items() if count)
+        return f"<RecognizedModel: {found}{wrong}>"
+
+    @cached_property
+    def weights(self) -> Mapping[str, Checkpoint]:
+        """The tensors by the names of our modules, as an engine's registry."""
+        source = source_of(self.tree)
+        stored = Checkpoint(source)
+        made = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, Made)}
+        derived = Checkpoint(Derived(source, made, {}))
+        return {
+            name: stored[tensor.name] if isinstance(tensor, StoredTensor) else derived[name]
+            for name, tensor in self.tensors.items()
+        }
+
+    def module(self, dtype: DType = DType.float32) -> Network:
+        """Return the whole model, computing in `dtype`, each weight as the checkpoint stores it.
+
+        Raises `ArchitectureError` that names all tensors that are missing, unexpected, of another
+        shape than the config says, or no floating-point numbers.
+        """
+        network: Network = load(self.arch.module)(self.config, dtype)
+        problems = self._disagreements()
+        for name, weight in network.raw_state_dict().items():
+            tensor = self.tensors.get(name)
+            problem = None if tensor is None else _configure(weight, tensor)
+            if problem:
+                problems.append(problem)
+        if problems:
+            raise self._error(problems)
+        return network
+
+    def check(self) -> None:
+        """Raise `ArchitectureError` as `module` does, without building all the model's layers."""
+        # Which are alike; only dataclasses are configs.
+        config: Any = self.config
+        small: Network = load(self.arch.module)(replace(config, layers=1), DType.float32)
+        shapes = {
+            name: weight.original_dtype_and_shape[1]
+            for name, weight in small.raw_state_dict().items()
+        }
+        problems = self._disagreements()
+        for names in self.arch.tensors(self.config):
+            shape = shapes.get(names.in_first_layer)
+            tensor = self.tensors.get(names.module)
+            if tensor is not None and shape is not None and (wrong := _wrong(tensor, shape)):
+                problems.append(wrong)
+        if problems:
+            raise self._error(problems)
+
+    def _disagreements(self) -> list[str]:
+        """Say which tensors are missing, and which are of no part of the model."""
+        problems = [f"`{name}` is missing" for name in self.missing]
+        return problems + [
+            f"`{name}` is of no part of {self.arch.name}" for name in self.unexpected
+        ]
+
+    def _error(self, problems: list[str]) -> ArchitectureError:
+        """Return the error for a checkpoint that is no whole model, with all that is wrong."""
+        folded = _folded(problems)
+        more = len(folded) - _MOST_NAMED
+        named = [*folded[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+        return ArchitectureError(
+            "\n  ".join([f"the checkpoint is no whole {self.arch.name} of its config:", *named]),
+            hint="is the config that of this checkpoint, and is no part of it left out? If tensors "
+            "are called otherwise: --rename FILE",
+        )
+
+
+def _folded(problems: list[str]) -> list[str]:
+    """Return the problems, one for all that differ in the numbers of layers and experts alone."""
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        alike.setdefault(_NUMBER.sub("N", problem), []).append(problem)
+    return [
+        same[0] if len(same) == 1 else f"{same[0]}, and so are {len(same) - 1} more like it"
+        for same in alike.values()
+    ]
+
+
+def _configure(weight: Weight, tensor: Tensor) -> str:
+    """Make a weight what a checkpoint stores; return what is wrong where that cannot be."""
+    shape = weight.original_dtype_and_shape[1]
+    wrong = _wrong(tensor, shape)
+    encoding: Encoding = tensor.info.encoding
+    if not wrong and encoding.quantization is not None:
+        weight.configure(DType.float32, shape, encoding.quantization)
+    elif not wrong and encoding.dtype is not None:
+        weight.configure(encoding.dtype, shape)
+    return wrong
+
+
+def _wrong(tensor: Tensor, shape: Shape) -> str:
+    """Say what is wrong with a tensor for a weight of a shape; nothing where nothing is."""
+    info = tensor.info
+    name = ", ".join(source.name for source in tensor.origin.sources)
+    if shape != info.shape:
+        return f"`{name}` is of shape {list(info.shape)}, where {shape.text} belongs"
+    if not info.encoding.is_real:
+        return f"`{name}` is of {info.encoding}, which is no encoding of a model's weights"
+    return ""

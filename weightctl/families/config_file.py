@@ -1,0 +1,60 @@
+"""The config.json that stands beside a checkpoint's files."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import ArchitectureError, FormatError
+from weightctl.families.model import ARCHITECTURE
+from weightctl.formats.huggingface import CONFIG
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_object
+from weightctl.weights.json_file import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.weights.info import Header
+
+__all__ = ["read_config"]
+
+# The longest that are known list a few hundred thousand labels.
+_MAX_SIZE = 20_000_000
+_HINT = "fetch it from where the checkpoint is from, or give its content as `config`"
+
+
+def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
+    """Return the path and the content of the config.json beside a checkpoint.
+
+    Raises `ArchitectureError` where there is none that is a JSON object.
+    """
+    if not header.files:
+        raise ArchitectureError(
+            "tensors in memory have no config.json beside them", hint="give it as `config`"
+        )
+    path = os.path.join(os.path.dirname(header.files[0]), CONFIG)
+    try:
+        file = MappedFile(path)
+    except FormatError as error:
+        why = f"the GGUF has no `{ARCHITECTURE}`, and " if header.format == "gguf" else ""
+        raise ArchitectureError(
+            f"{path}: {error.reason}; {why}without it nothing tells how the model is built",
+            hint=_HINT,
+        ) from error
+    try:
+        document = read_json(file, _MAX_SIZE, _unique)
+    except FormatError as error:
+        raise ArchitectureError(f"{path}: {error.reason}", hint=_HINT) from error
+    if not is_object(document):
+        raise ArchitectureError(f"{path}: it is no JSON object", hint=_HINT)
+    return path, document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made and made[key] != value:
+            raise ValueError(f"`{key}` stands twice, with different values")
+        made[key] = value
+    return made

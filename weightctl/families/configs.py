@@ -1,0 +1,166 @@
+"""A family's config out of GGUF's metadata, or out of config.json."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import ArchitectureError, GraphError
+from weightctl.families.keys import REQUIRED
+from weightctl.families.model import ARCHITECTURE
+from weightctl.text.untyped import is_object, is_sequence
+from weightctl.weights.metadata import element_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from weightctl.families.arch import Arch, ModelType
+    from weightctl.families.keys import Config, Dialect, Fields, Key
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.metadata import Value
+
+__all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "shortest"]
+
+MODEL_TYPE = "model_type"
+
+# A list with a value for each layer has no more.
+_MOST_LAYERS = 100_000
+_MISSING = object()
+
+
+class Read(NamedTuple):
+    """What a config says: its fields as the family's lines have them, and the config they make."""
+
+    fields: Fields
+    config: Config
+
+
+def from_gguf(
+    arch: Arch,
+    metadata: Mapping[str, Value],
+    tensors: Mapping[str, TensorInfo],
+    where: str,
+) -> Read:
+    """Return the config that GGUF's metadata describe, as llama.cpp reads them.
+
+    Raises `ArchitectureError` that names `where` and the key.
+    """
+    architecture = metadata[ARCHITECTURE].content
+
+    def find(key: Key) -> tuple[str, object]:
+        seen = None if key.seen is None else key.seen.see(tensors)
+        name = key.gguf.format(arch=architecture)
+        if seen is not None:
+            return name or key.field, seen
+        if not name or name not in metadata or metadata[name].content is None:
+            return name, _MISSING
+        if element_type(key.kind.gguf_type) is not None:
+            return name, metadata[name].content
+        return name, _one(metadata[name], f"{where}: `{name}`")
+
+    return _config(arch, "gguf", where, find, lambda key: key.gguf_default)
+
+
+def from_hugging_face(arch: Arch, document: Mapping[str, Any], where: str) -> Read:
+    """Return the config that a config.json of one of the family's types describes.
+
+    What it leaves out is as transformers takes it. Raises `ArchitectureError` that names `where`
+    and the key.
+    """
+    kind = arch.model_types[document[MODEL_TYPE]]
+    try:
+        standard = arch.standard(document)
+    except ValueError as error:
+        raise ArchitectureError(f"{where}: {error}") from error
+
+    def find(key: Key) -> tuple[str, object]:
+        if key.field in kind.fixed or not key.hugging_face:
+            return key.hugging_face, _MISSING
+        content = _at(standard, key.hugging_face)
+        # Where a value may be left open, null leaves it open, whatever the type's own default is.
+        is_open = key.default is None or callable(key.default)
+        if content is None and not is_open:
+            content = _MISSING
+        return key.hugging_face, content
+
+    return _config(arch, "hugging_face", where, find, lambda key: _default(key, kind))
+
+
+def _default(key: Key, kind: ModelType) -> Any:
+    if key.field in kind.fixed:
+        return kind.fixed[key.field]
+    return kind.defaults.get(key.field, key.default)
+
+
+def _config(
+    arch: Arch,
+    dialect: Dialect,
+    where: str,
+    find: Callable[[Key], tuple[str, object]],
+    default: Callable[[Key], Any],
+) -> Read:
+    fields: dict[str, Any] = {}
+    for key in arch.keys:
+        if not key.is_in(dialect):
+            continue
+        name, content = find(key)
+        try:
+            fields[key.field] = _read(key, content, default(key), fields)
+        except ValueError as error:
+            raise ArchitectureError(
+                f"{where}: `{name or key.field}` {error}",
+                hint="is it of this model, and undamaged?",
+            ) from error
+    try:
+        return Read(fields, arch.make_config(arch.checked(fields)))
+    except (ValueError, GraphError) as error:
+        message = error.message if isinstance(error, GraphError) else str(error)
+        raise ArchitectureError(f"{where}: {message}") from error
+
+
+def _read(key: Key, content: object, default: Any, fields: Mapping[str, Any]) -> Any:
+    if content is None:
+        default = key.default
+    elif content is not _MISSING:
+        return key.kind.read(content)
+    if default is REQUIRED:
+        raise ValueError("is missing")
+    return default(fields) if callable(default) else default
+
+
+def _at(document: Mapping[str, Any], path: str) -> object:
+    """Return what is at a dotted path, `_MISSING` where nothing is."""
+    found: Any = document
+    for part in path.split("."):
+        if not is_object(found) or part not in found:
+            return _MISSING
+        found = found[part]
+    return found
+
+
+def _one(value: Value, place: str) -> object:
+    """Return a value, that of all layers where each has its own and they agree."""
+    content = value.content
+    if is_sequence(content):
+        if (
+            not content
+            or len(content) > _MOST_LAYERS
+            or any(each != content[0] for each in content)
+        ):
+            raise ArchitectureError(
+                f"{place} differs between layers, and such models are not built",
+                hint="weightctl lists and converts their tensors all the same",
+            )
+        content = content[0]
+    return shortest(content) if value.type == "f32" and isinstance(content, float) else content
+
+
+def shortest(number: float) -> float:
+    """Return the shortest decimal that is the same float32: 1e-05 for 9.999999747378752e-06."""
+    if not abs(number) < 1e38:
+        return number
+    for digits in range(6, 9):
+        short = float(f"{number:.{digits}g}")
+        if struct.pack("<f", short) == struct.pack("<f", number):
+            return short
+    return number

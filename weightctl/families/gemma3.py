@@ -1,0 +1,182 @@
+"""gemma3, and the part of its multimodal models that reads and writes text.
+
+Names and keys: transformers' `modeling_gemma3.py` and `configuration_gemma3.py`; llama.cpp's
+`conversion/gemma.py` and its loader of `gemma3`.
+
+What GGUF has no key for is as for gemma2. Besides, llama.cpp stretches no rotations of layers
+with a window, and has none of those where the metadata give no window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.arch import Arch, ModelType, Name, qkv_form
+from weightctl.families.gemma2 import (
+    EMBEDDING,
+    LAYER,
+    NORM,
+    ROPE,
+    SCALING,
+    SIZES,
+    SOFTCAP,
+    consistent,
+    local_period,
+    norm_part,
+    query_scalar,
+    windowed,
+)
+from weightctl.families.keys import Absent, Key
+from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
+from weightctl.families.rope_keys import standard as standard_rope
+from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
+from weightctl.text.untyped import is_list, is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["ARCH"]
+
+_LAYERS_OF_27B, _PERIOD, _WINDOW = 62, 6, 4096
+_BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
+_ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"
+
+
+def _stated_window(fields: Fields) -> int | None:
+    """Return the window that GGUF has, none where no layer has one."""
+    window: int | None = fields.get("sliding_window")
+    return window if any(fields.get("windowed_layers", ())) else None
+
+
+def _window(fields: Fields) -> int:
+    return int(fields["stated_window"] or _WINDOW)
+
+
+def _windowed(fields: Fields) -> tuple[bool, ...]:
+    has_window = fields["stated_window"] is not None
+    return windowed(fields["layers"], fields["local_period"] if has_window else 1)
+
+
+def _of_global_layers(key: Key) -> Key:
+    """Return a line of rotations as that of the layers that see all positions."""
+    path = key.hugging_face.replace(f"{_ROPE}.", f"{_ROPE}.{GLOBAL}.")
+    default = _BASE if key.field == "rope_base" else key.default
+    return replace(key, hugging_face=path, default=default)
+
+
+_KEYS = (
+    *SIZES,
+    Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
+        hugging_face="query_pre_attn_scalar"),
+    Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_stated_window,
+        gguf="{arch}.attention.sliding_window"),
+    Key(field="local_period", kind=SIZE, gguf_default=local_period(_PERIOD),
+        gguf="{arch}.attention.sliding_window_pattern"),
+    Key(field="windowed_layers", kind=WORDS, gguf_default=_windowed, hugging_face=_TYPES),
+    Key(field="sliding_window", kind=SIZE, default=_WINDOW, gguf_default=_window,
+        hugging_face="sliding_window"),
+    Key(field="attention_softcap", default=None, gguf_default=None,
+        kind=Exactly(None, "neither transformers nor llama.cpp has soft caps in its attention"),
+        hugging_face="attn_logit_softcapping"),
+    Key(field="softcap", kind=OrNone(SOFTCAP, 0.0), default=None, gguf_default=None,
+        gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping"),
+    Key(field="tied", kind=FLAG, default=True, hugging_face=_TIED, seen=Absent("output.weight")),
+    *(_of_global_layers(key) for key in (*SCALING, *ROPE)),
+    Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_LOCAL_BASE,
+        gguf_default=_LOCAL_BASE, gguf="{arch}.rope.freq_base_swa",
+        hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),
+)  # fmt: skip
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Lift the config of the text model, and bring it into the form of transformers 5."""
+    text = _text(document)
+    kinds = text.get(_TYPES)
+    if kinds is None:
+        kinds = _types(text)
+    found = {**text, _TYPES: kinds, _ROPE: _rope_of_layers(text)}
+    # A window that no layer has says nothing.
+    has_window = not is_list(kinds) or LOCAL in kinds
+    return found if has_window else {**found, "sliding_window": _WINDOW}
+
+
+def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    if document.get("model_type") != "gemma3":
+        return document
+    text = _object(document, "text_config")
+    # The head belongs to the whole model, and so does what says that it is tied.
+    return {**text, _TIED: document[_TIED]} if _TIED in document else text
+
+
+def _types(text: Mapping[str, Any]) -> list[str]:
+    """Return what older transformers said by a number."""
+    layers = LAYERS.read(text.get("num_hidden_layers", 26))
+    pattern = text.get("sliding_window_pattern")
+    period = _PERIOD if pattern is None else SIZE.read(pattern)
+    return WORDS.write(windowed(layers, period))
+
+
+def _rope_of_layers(text: Mapping[str, Any]) -> dict[str, Any]:
+    given = _object(text, _ROPE)
+    near = _object(given, LOCAL)
+    if near.get("rope_type", near.get("type", "default")) != "default":
+        raise ValueError(f"rotations of `{LOCAL}` that are stretched are not built")
+    far = {**_object(given, GLOBAL), **_object(text, "rope_scaling")}
+    base = near.get("rope_theta", text.get("rope_local_base_freq"))
+    flat = standard_rope({**text, _ROPE: far, "rope_scaling": None})
+    return {GLOBAL: flat[_ROPE], LOCAL: {"rope_theta": base}}
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Any = document.get(name)
+    if found is None:
+        return {}
+    if not is_object(found):
+        raise ValueError(f"`{name}` is no object")
+    return found
+
+
+def _checked(fields: Fields) -> Fields:
+    made = consistent(fields)
+    if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
+        # There llama.cpp would stretch those of layers with a window too, in part.
+        raise ValueError("`yarn` scaling beside layers with a window is not built")
+    return made
+
+
+ARCH = Arch(
+    name="gemma3",
+    model_types={
+        "gemma3_text": ModelType(
+            class_name="Gemma3ForCausalLM",
+            defaults={"vocabulary": 262208, "context": 131072},
+        ),
+        "gemma3": ModelType(
+            class_name="Gemma3ForConditionalGeneration",
+            defaults={"vocabulary": 262208, "context": 131072},
+        ),
+    },
+    config="weightctl.nn.models.gemma3:Gemma3Config",
+    module="weightctl.nn.models.gemma3:Gemma3",
+    keeps_window=True,
+    prefix="model.",
+    # What a multimodal model's text part is called: on the Hub, in memory, without a head.
+    other_prefixes=("language_model.model.", "model.language_model.", "language_model."),
+    names=(
+        EMBEDDING,
+        *LAYER,
+        norm_part("attention.q_norm", "attn_q_norm", "self_attn.q_norm"),
+        norm_part("attention.k_norm", "attn_k_norm", "self_attn.k_norm"),
+        NORM,
+        Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
+    ),
+    keys=_KEYS,
+    fusions=(qkv_form(),),
+    # What of a multimodal model sees, and turns images into what stands for words.
+    beside=(r"vision_tower\..+", r"multi_modal_projector\..+"),
+    standard=_standard,
+    checked=_checked,
+)

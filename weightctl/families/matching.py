@@ -1,0 +1,146 @@
+"""Which tensors of a checkpoint are which parts of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.schemes.logical import is_buffer
+from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.steps.rows import Entry, Rows
+from weightctl.weights.tree import info_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.families.arch import Arch, Fusion, TensorNames
+    from weightctl.families.keys import Config, Dialect
+    from weightctl.weights.derived import Tensor
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
+
+# What has a row for each token, and in some checkpoints more, for the speed of the training.
+OF_TOKENS = EMBEDDING_WEIGHT, OUTPUT_WEIGHT = ("embedding.weight", "output.weight")
+
+
+class Match(NamedTuple):
+    """The tensors of a model by the names of our modules, as its checkpoint's dialect has them.
+
+    `missing` are those that the config asks for, as the checkpoint would call them, `unexpected`
+    those that no part of the model is known to have, and `beside` those of heads for training.
+    """
+
+    tensors: Mapping[str, Tensor]
+    missing: list[str]
+    unexpected: list[str]
+    beside: list[str]
+    stored: Mapping[str, str]
+
+
+def match(weights: Checkpoint, arch: Arch, dialect: Dialect, config: Config, where: str) -> Match:
+    """Match the tensors of a checkpoint with those that a model of this config has.
+
+    Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding that
+    are of no token are left out. Raises `ArchitectureError` where one is too small for that.
+    """
+    names = _Names(weights, arch, dialect)
+    fusions = list(_fused(arch, dialect))
+    tensors: dict[str, Tensor] = {}
+    missing: list[str] = []
+    stored_as: dict[str, str] = {}
+    for tensor in arch.tensors(config):
+        wanted = tensor.name(dialect)
+        found = None if wanted is None else names.find(wanted)
+        try:
+            if found is not None:
+                stored: Tensor = tensor_of(source_of(weights), found)
+                if tensor.is_stacked(dialect):
+                    stored = Made(tensor.module, Entry(tensor.expert), [stored])
+                tensors[tensor.module] = _without_padding(tensor, stored, config)
+                stored_as[tensor.module] = found
+                continue
+            fused = _part_of(tensor, names, fusions, config)
+        except ConversionError as error:
+            raise ArchitectureError(f"{where}: {error.message}", hint=error.hint) from error
+        if fused is None:
+            missing.append(wanted or tensor.module)
+            continue
+        tensors[tensor.module], stored_as[tensor.module] = fused
+    copies = {names.plain(each.name(dialect) or ""): each.module for each in arch.copies(config)}
+    stored_as |= {module: name for plain, module in copies.items() if (name := names.find(plain))}
+    used = set(stored_as.values())
+    rest = [
+        name
+        for name in names.stored
+        if name not in used
+        and names.plain(name) not in copies
+        and not is_buffer(info_of(names.stored[name]))
+    ]
+    beside = [name for name in rest if arch.is_beside(names.plain(name))]
+    unexpected = [name for name in rest if not arch.is_beside(names.plain(name))]
+    return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
+
+
+def _without_padding(names: TensorNames, tensor: Tensor, config: Config) -> Tensor:
+    """Return a tensor without the rows behind those of the vocabulary's tokens."""
+    shape = tensor.info.shape
+    if names.module not in OF_TOKENS or len(shape) != 2 or shape[0] <= config.vocabulary:
+        return tensor
+    return Made(names.module, Rows(0, config.vocabulary), [tensor])
+
+
+class _Names:
+    """The names of a checkpoint, found by how all checkpoints of the dialect have them."""
+
+    def __init__(self, weights: Checkpoint, arch: Arch, dialect: Dialect) -> None:
+        self.weights = weights
+        self.stored = dict(weights.items())
+        self._arch = arch
+        self._dialect = dialect
+        self._by_plain: dict[str, str] = {}
+        for name in self.stored:
+            self._by_plain.setdefault(self.plain(name), name)
+
+    def plain(self, name: str) -> str:
+        return self._arch.plain(name) if self._dialect == "hugging_face" else name
+
+    def find(self, wanted: str) -> str | None:
+        return wanted if wanted in self.stored else self._by_plain.get(self.plain(wanted))
+
+
+def _fused(arch: Arch, dialect: Dialect) -> Iterator[tuple[Fusion, int, str]]:
+    """Yield the parts of all fusions, each with its number and name."""
+    for fusion in arch.fusions:
+        if fusion.dialect == dialect:
+            for number, part in enumerate(fusion.parts):
+                yield fusion, number, part
+
+
+def _part_of(
+    tensor: TensorNames,
+    names: _Names,
+    fusions: list[tuple[Fusion, int, str]],
+    config: Config,
+) -> tuple[Tensor, str] | None:
+    """Return a part of a tensor that holds several, and that one's name; None where none does."""
+    for fusion, number, part in fusions:
+        if part != tensor.line.module:
+            continue
+        found = names.find(fusion.name.format(tensor.layer, kind=tensor.kind, expert=tensor.expert))
+        if found is None:
+            continue
+        whole: Tensor = tensor_of(source_of(names.weights), found)
+        if fusion.of_experts:
+            whole = Made(tensor.module, Entry(tensor.expert), [whole])
+        rows = list(fusion.rows(config))
+        first = sum(rows[:number])
+        rest = whole.info.shape[0] if whole.info.shape else 0
+        if sum(rows) != rest:
+            raise ConversionError(
+                f"`{found}` has {rest} rows for its parts, where {' + '.join(map(str, rows))} "
+                "belong",
+                hint="is the config that of this checkpoint?",
+            )
+        return Made(tensor.module, Rows(first, first + rows[number]), [whole]), found
+    return None

@@ -1,0 +1,61 @@
+"""Mixtral: a llama whose layers have a mixture of experts each.
+
+To llama.cpp it is a llama that has an `expert_count`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.families.arch import Arch, ModelType
+from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
+from weightctl.families.llama import ARCH as LLAMA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+    from weightctl.weights.metadata import Value
+
+__all__ = ["ARCH"]
+
+
+def _has_experts(metadata: Mapping[str, Value]) -> bool:
+    count = metadata.get("llama.expert_count")
+    return count is not None and count.content != 0
+
+
+def _checked(fields: Fields) -> Fields:
+    check_experts(fields)
+    return LLAMA.checked(fields)
+
+
+ARCH = Arch(
+    name="mixtral",
+    gguf="llama",
+    is_of=_has_experts,
+    model_types={
+        "mixtral": ModelType(
+            class_name="MixtralForCausalLM",
+            defaults={
+                "context": 131072,
+                "intermediate": 14336,
+                "kv_heads": 8,
+                "norm_epsilon": 1e-5,
+                "rope_base": 1e6,
+            },
+            fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
+        )
+    },
+    config="weightctl.nn.models.mixtral:MixtralConfig",
+    module="weightctl.nn.models.mixtral:Mixtral",
+    prefix=LLAMA.prefix,
+    names=expert_names(
+        LLAMA.names, "model.layers.{}.block_sparse_moe.", gate="w1", up="w3", down="w2"
+    ),
+    keys=expert_keys(LLAMA.keys, "num_local_experts", experts=8, used=2),
+    beside=LLAMA.beside,
+    fusions=(*LLAMA.fusions, *expert_forms("intermediate")),
+    standard=LLAMA.standard,
+    checked=_checked,
+)

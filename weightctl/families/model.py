@@ -1,0 +1,66 @@
+"""What a model's metadata says that the types of its tensors depend on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.families.names import layer
+from weightctl.text.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.weights.metadata import Value
+
+__all__ = ["ARCHITECTURE", "Model"]
+
+ARCHITECTURE = "general.architecture"
+
+# How many layers a model has that llama.cpp takes for one of 70 billion parameters, by
+# architecture (`LLM_TYPE_70B`, set by its `load_arch_hparams`).
+_LAYERS_OF_70B = {
+    "llama": 80, "llama-embed": 80, "deci": 80, "olmo": 80, "qwen2": 80, "jais2": 68,
+}  # fmt: skip
+# Where it does so only if query heads share key-value heads; else it is one of 65 billion.
+_GROUPED_70B = {"llama", "llama-embed"}
+
+
+class Model(NamedTuple):
+    """A model as GGUF's metadata describe it.
+
+    `layers` counts its blocks; `experts` is 0 for a model without; `group` is how many query heads
+    share a key-value head in the first layer.
+    """
+
+    architecture: str
+    layers: int
+    experts: int
+    group: int
+    is_70b: bool
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Value], names: Iterable[str]) -> Model:
+        """Describe a model by its metadata; its names count the layers where no value does."""
+        architecture = str(metadata[ARCHITECTURE].content)
+        layers = _number(metadata, f"{architecture}.block_count")
+        if layers is None:
+            layers = 1 + max((layer(name) or 0 for name in names), default=0)
+        heads = _number(metadata, f"{architecture}.attention.head_count") or 0
+        shared = _number(metadata, f"{architecture}.attention.head_count_kv")
+        shared = heads if shared is None else shared
+        is_large = layers == _LAYERS_OF_70B.get(architecture)
+        return cls(
+            architecture,
+            layers,
+            _number(metadata, f"{architecture}.expert_count") or 0,
+            heads // shared if shared else 0,
+            is_large and (heads != shared or architecture not in _GROUPED_70B),
+        )
+
+
+def _number(metadata: Mapping[str, Value], key: str) -> int | None:
+    """Return a count, of the first layer where each layer has its own."""
+    content = metadata[key].content if key in metadata else None
+    if is_sequence(content) and content:
+        content = content[0]
+    return content if isinstance(content, int) and content >= 0 else None

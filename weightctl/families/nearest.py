@@ -1,0 +1,60 @@
+"""What an unknown family has in common with those that are known, and what not."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.families import ARCHS
+from weightctl.schemes.logical import is_buffer
+from weightctl.system.registry import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.families.arch import Arch
+    from weightctl.families.keys import Dialect
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["compared"]
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_MOST = 4
+
+
+class _Likeness(NamedTuple):
+    arch: Arch
+    common: set[str]
+    beyond: list[str]
+
+
+def compared(tensors: Iterable[TensorInfo], dialect: Dialect) -> str:
+    """Say which known family has most kinds of tensors in common with these, and what it lacks.
+
+    Empty where no family has a third of them.
+    """
+    kinds = dict.fromkeys(_NUMBER.sub("N", each.name) for each in tensors if not is_buffer(each))
+    likenesses = [_likeness(load(reference), kinds, dialect) for reference in ARCHS.values()]
+    closest = max(likenesses, key=lambda each: len(each.common))
+    if 3 * len(closest.common) < len(kinds) or not kinds:
+        return ""
+    share = f"closest is {closest.arch.name}, with {len(closest.common)} of {len(kinds)} kinds"
+    if not closest.beyond:
+        return f"{share} of tensors: its config may be all that differs"
+    shown = ", ".join(f"`{kind}`" for kind in closest.beyond[:_MOST])
+    more = len(closest.beyond) - _MOST
+    return f"{share} of tensors, and without {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def _likeness(arch: Arch, kinds: Iterable[str], dialect: Dialect) -> _Likeness:
+    templates = (line.gguf if dialect == "gguf" else line.hugging_face for line in arch.names)
+    known = {
+        arch.plain(f"{template.format('N', expert='N')}.{kind}")
+        for template in templates
+        if template is not None
+        for kind in ("weight", "bias")
+    }
+    by_kind = {kind: arch.plain(kind) in known for kind in kinds}
+    common = {kind for kind, is_known in by_kind.items() if is_known}
+    beyond = [kind for kind, is_known in by_kind.items() if not is_known]
+    return _Likeness(arch, common, beyond)

@@ -1,0 +1,88 @@
+"""Qwen3, as mixtures of experts: a dense Qwen3 whose layers have many narrow MLPs each.
+
+Names and keys: transformers' `modeling_qwen3_moe.py` and `configuration_qwen3_moe.py`; llama.cpp's
+`conversion/qwen.py` and `models/qwen3moe.cpp`, which has no layers without experts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.arch import Arch, ModelType
+from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
+from weightctl.families.keys import Key, quotient
+from weightctl.families.kinds import FLAG, SIZE, Exactly
+from weightctl.families.qwen3 import ARCH as QWEN3
+from weightctl.families.rope_keys import standard as standard_rope
+from weightctl.families.windowed_layers import WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["ARCH"]
+
+_DENSE = "models some of whose layers have no experts are not built"
+
+_KEYS = expert_keys(
+    QWEN3.keys,
+    "num_experts",
+    Key(field="expert_intermediate", kind=SIZE, default=768,
+        gguf_default=quotient("intermediate", "experts_used"),
+        gguf="{arch}.expert_feed_forward_length", hugging_face="moe_intermediate_size"),
+    # llama.cpp takes none for other models.
+    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=True,
+        hugging_face="norm_topk_prob"),
+    Key(field="sparse_step", kind=Exactly(1, _DENSE), default=1,
+        hugging_face="decoder_sparse_step"),
+    Key(field="dense_layers", kind=Exactly([], _DENSE), default=None,
+        hugging_face="mlp_only_layers"),
+    # A window is of all layers, or of none.
+    Key(field="windowed_layers", kind=WORDS, default=None, gguf_default=None),
+    experts=128,
+    used=8,
+)  # fmt: skip
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with what transformers 5 writes by the names that older ones read too."""
+    found = {"sliding_window": 4096, **standard_rope(document)}
+    if found.get("num_experts") is None:
+        found["num_experts"] = found.get("num_local_experts")
+    if not found.get("use_sliding_window"):
+        found["sliding_window"] = None
+    return found
+
+
+def _checked(fields: Fields) -> Fields:
+    check_experts(fields)
+    return QWEN3.checked(fields)
+
+
+ARCH = Arch(
+    name="qwen3moe",
+    model_types={
+        "qwen3_moe": ModelType(
+            class_name="Qwen3MoeForCausalLM",
+            defaults={
+                "vocabulary": 151936,
+                "context": 32768,
+                "hidden": 2048,
+                "layers": 24,
+                "kv_heads": 4,
+                "intermediate": 6144,
+            },
+        )
+    },
+    config="weightctl.nn.models.qwen3moe:Qwen3MoeConfig",
+    module="weightctl.nn.models.qwen3moe:Qwen3Moe",
+    prefix=QWEN3.prefix,
+    names=expert_names(
+        QWEN3.names, "model.layers.{}.mlp.", gate="gate_proj", up="up_proj", down="down_proj"
+    ),
+    keys=_KEYS,
+    fusions=(*QWEN3.fusions, *expert_forms("expert_intermediate")),
+    standard=_standard,
+    checked=_checked,
+)

@@ -1,0 +1,133 @@
+"""Of which family a checkpoint is, and what its config says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from weightctl.errors import ArchitectureError, UnknownArchitectureError
+from weightctl.families import ARCHS
+from weightctl.families.checkpoint import RecognizedModel
+from weightctl.families.config_file import read_config
+from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
+from weightctl.families.kinds import shown
+from weightctl.families.matching import match
+from weightctl.families.model import ARCHITECTURE
+from weightctl.families.nearest import compared
+from weightctl.system.registry import load
+from weightctl.weights.tree import Checkpoint, header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.families.arch import Arch
+    from weightctl.families.configs import Read
+    from weightctl.families.keys import Dialect
+
+__all__ = ["recognize"]
+
+
+def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> RecognizedModel:
+    """Return the model that a checkpoint is of; no tensor is read.
+
+    GGUF's metadata say what it is; elsewhere `config` does, or the config.json beside the files.
+    Raises `ArchitectureError` where it is of no family that is known, or its config is missing or
+    not sound.
+    """
+    _require_tree(weights)
+    metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
+    if config is None and ARCHITECTURE in metadata:
+        where = header_of(weights).files[0] if header_of(weights).files else "the metadata"
+        arch = _of_name(weights, where)
+        read = from_gguf(arch, metadata, tensors, where)
+        return _checkpoint(weights, arch, read, where)
+    where, document = read_config(header_of(weights)) if config is None else _given(config)
+    arch = _of_type(weights, document, where)
+    read = from_hugging_face(arch, document, where)
+    return _checkpoint(weights, arch, read, where, document)
+
+
+def _require_tree(weights: object) -> None:
+    if not isinstance(weights, Checkpoint):
+        raise ArchitectureError(
+            f"{shown(weights)} is no tree of weights", hint="`open_weights(path)` gives one"
+        )
+
+
+def _checkpoint(
+    weights: Checkpoint,
+    arch: Arch,
+    read: Read,
+    where: str,
+    document: Mapping[str, Any] | None = None,
+) -> RecognizedModel:
+    dialect: Dialect = "gguf" if document is None else "hugging_face"
+    count = len(header_of(weights).tensors)
+    if read.config.layers > count:
+        raise ArchitectureError(
+            f"{where} says that the model has {read.config.layers} layers, and there are {count} "
+            "tensors",
+            hint="is it the config of this checkpoint?",
+        )
+    found = match(weights, arch, dialect, read.config, where)
+    return RecognizedModel(
+        tree=weights,
+        where=where,
+        arch=arch,
+        dialect=dialect,
+        config=read.config,
+        fields=read.fields,
+        document=document or {},
+        tensors=found.tensors,
+        missing=found.missing,
+        unexpected=found.unexpected,
+        beside=found.beside,
+        stored=found.stored,
+    )
+
+
+def _given(config: object) -> tuple[str, Mapping[str, Any]]:
+    where = "the config"
+    if not isinstance(config, Mapping):
+        raise ArchitectureError(
+            f"{where} is {shown(config)}, and no mapping",
+            hint="give the content of a config.json as a dictionary",
+        )
+    return where, dict(cast("Mapping[str, Any]", config))
+
+
+def _of_name(weights: Checkpoint, where: str) -> Arch:
+    """Return the family of GGUF's name; of several with one name that which says it is."""
+    metadata = header_of(weights).metadata
+    name = metadata[ARCHITECTURE].content
+    families: list[Arch] = [load(reference) for reference in ARCHS.values()]
+    alike = [arch for arch in families if arch.gguf_name == name]
+    if not alike:
+        known = dict.fromkeys(arch.gguf_name for arch in families)
+        says = _says(f"`{ARCHITECTURE}`", name, where)
+        raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf"))
+    told = [arch for arch in alike if arch.is_of is not None and arch.is_of(metadata)]
+    return (told or [arch for arch in alike if arch.is_of is None])[0]
+
+
+def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Arch:
+    found = document.get(MODEL_TYPE)
+    known: dict[str, Arch] = {}
+    for reference in ARCHS.values():
+        arch: Arch = load(reference)
+        known |= dict.fromkeys(arch.model_types, arch)
+    if not isinstance(found, str) or found not in known:
+        says = _says(f"`{MODEL_TYPE}`", found, where)
+        raise UnknownArchitectureError(says, hint=_hint(known, weights, "hugging_face"))
+    return known[found]
+
+
+def _says(key: str, found: object, where: str) -> str:
+    if found is None:
+        return f"{where} has no {key}"
+    return f"{where} says that {key} is {shown(found)}, a family that weightctl does not know"
+
+
+def _hint(known: Iterable[str], weights: Checkpoint, dialect: Dialect) -> str:
+    near = compared(header_of(weights).tensors.values(), dialect)
+    return "; ".join(filter(None, (f"known are {', '.join(known)}", near)))

@@ -1,0 +1,227 @@
+"""Numbers of rotations that GGUF has as tensors, and config.json as values.
+
+What llama.cpp's `convert_hf_to_gguf.py` makes of `rope_parameters`: for llama3 `rope_freqs.weight`,
+by which each pair's speed is divided, and for longrope `rope_factors_short.weight` and
+`rope_factors_long.weight`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import ArchitectureError
+from weightctl.families.configs import shortest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from weightctl.families.keys import Config, Fields
+    from weightctl.families.rope_scaling import RopeScaling
+
+__all__ = [
+    "llama3_scaling",
+    "long_factors",
+    "rope_factors",
+    "short_factors",
+    "with_llama3",
+    "with_long_factors",
+    "with_short_factors",
+]
+
+# How far a number may be off that float32 made of another, a few roundings later.
+_ROUNDING = 2e-6
+# Contexts that models are trained on are such.
+_CONTEXTS = [1 << bits for bits in range(13, 21)] + [1 << bits for bits in range(12, 3, -1)]
+_USUAL_LOW, _USUAL_HIGH = 1.0, 4.0
+
+
+def rope_factors(config: Config) -> NDArray[Any] | None:
+    """Return what llama3 divides the speed of each pair by, float32[rope_dimensions / 2].
+
+    None where a config has no such scaling.
+    """
+    stretched, dimensions, base = _rotation(config)
+    if stretched is None or stretched.kind != "llama3":
+        return None
+    return _llama3(
+        _turns(base, dimensions),
+        stretched.factor,
+        stretched.original_context,
+        stretched.low_frequency_factor,
+        stretched.high_frequency_factor,
+    )
+
+
+def short_factors(config: Config) -> NDArray[Any] | None:
+    """Return longrope's factors up to the original context, float32[rope_dimensions / 2].
+
+    None where a config has no such scaling.
+    """
+    import numpy as np
+
+    stretched = _longrope(config)
+    return None if stretched is None else np.array(stretched.short_factors, np.float32)
+
+
+def long_factors(config: Config) -> NDArray[Any] | None:
+    """Return longrope's factors beyond the original context, float32[rope_dimensions / 2].
+
+    None where a config has no such scaling.
+    """
+    import numpy as np
+
+    stretched = _longrope(config)
+    return None if stretched is None else np.array(stretched.long_factors, np.float32)
+
+
+def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
+    """Return the fields that GGUF's keys gave with what `rope_freqs.weight` adds to them.
+
+    Raises `ArchitectureError` where config.json has no such rotations.
+    """
+    if fields["scaling.kind"] is not None and fields["scaling.factor"] not in {0, 1, None}:
+        raise _unsaid("its rotations are stretched by `rope_freqs.weight` and by a key too")
+    try:
+        scaled = llama3_scaling(
+            factors,
+            fields["rope_base"],
+            fields["rope_dimensions"],
+            fields["context"],
+            fields["scaling.original_context"],
+        )
+    except ValueError as error:
+        raise _unsaid(str(error)) from error
+    # It is what says that the fields of rotations are llama.cpp's.
+    kept = {name: value for name, value in fields.items() if name != "scaling.linear"}
+    return kept | scaled | {"has_rope_factors": False}
+
+
+def with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+    """Return the fields that GGUF's keys gave with what `rope_factors_short.weight` says."""
+    return _with_factors(fields, "scaling.short_factors", factors)
+
+
+def with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+    """Return the fields that GGUF's keys gave with what `rope_factors_long.weight` says."""
+    return _with_factors(fields, "scaling.long_factors", factors)
+
+
+def _with_factors(fields: Fields, name: str, factors: NDArray[Any]) -> Fields:
+    numbers = tuple(shortest(number) for number in factors.ravel().tolist())
+    return {**fields, name: numbers, "has_rope_factors": False}
+
+
+def _unsaid(message: str) -> ArchitectureError:
+    return ArchitectureError(
+        f"config.json cannot say what this model is: {message}",
+        hint="`--names keep` converts its tensors all the same",
+    )
+
+
+def llama3_scaling(
+    factors: NDArray[Any],
+    rope_base: float,
+    dimensions: int,
+    context: int,
+    original_context: int | None = None,
+) -> dict[str, Any]:
+    """Return the fields of the llama3 scaling that has these factors, float32[dimensions / 2].
+
+    `original_context` is what a file says, and may be that of a model without scaling. Factors
+    between 1 and the largest are in a straight line with a pair's speed, so that two of them tell
+    the rest but for a scale; where there are fewer the usual numbers are tried. Raises `ValueError`
+    where no scaling has these factors.
+    """
+    import numpy as np
+
+    found = np.asarray(factors, np.float64).ravel()
+    if len(found) != dimensions // 2:
+        raise ValueError(
+            f"`rope_freqs.weight` has {len(found)} numbers for {dimensions // 2} pairs"
+        )
+    if not (np.isfinite(found).all() and found.min() >= 1 - _ROUNDING):
+        raise ValueError("`rope_freqs.weight` makes some rotations faster, and llama3 makes none")
+    factor = shortest(float(found.max()))
+    if math.isclose(factor, 1, rel_tol=_ROUNDING):
+        return {"scaling.kind": None, "scaling.factor": None}
+    turns = _turns(rope_base, dimensions)
+    known = original_context if original_context not in {None, context} else None
+    for original, low, high in _candidates(found, factor, turns, known):
+        if not (original >= 1 and 0 < low < high):
+            continue
+        made = _llama3(turns, factor, original, low, high)
+        if np.allclose(made, found, rtol=_ROUNDING, atol=0):
+            return {
+                "scaling.kind": "llama3",
+                "scaling.factor": factor,
+                "scaling.original_context": original,
+                "scaling.low_frequency_factor": low,
+                "scaling.high_frequency_factor": high,
+            }
+    raise ValueError("`rope_freqs.weight` is of no llama3 scaling, and config.json has no other")
+
+
+def _candidates(
+    found: NDArray[Any], factor: float, turns: NDArray[Any], known: int | None
+) -> Iterator[tuple[int, float, float]]:
+    """Yield lengths of the original context with lowest and highest frequency factors."""
+    is_between = (found > 1 + _ROUNDING) & (found < factor * (1 - _ROUNDING))
+    share = (1 / found[is_between] - 1 / factor) / (1 - 1 / factor)
+    speed = turns[is_between].astype(float)
+    if len(speed) > 1 and speed[0] > speed[-1]:
+        # A pair's share is `original * speed - low`, divided by `high - low`.
+        slope = (share[0] - share[-1]) / (speed[0] - speed[-1])
+        begin = slope * speed[0] - share[0]
+        if slope > 0 and begin > 0:
+            for original in (known, round(slope / begin * _USUAL_LOW), *_CONTEXTS):
+                if original:
+                    width = original / slope
+                    yield original, _round(begin * width), _round((begin + 1) * width)
+    for original in (known, *_CONTEXTS):
+        if original and len(speed):
+            # One of them tells the highest where the lowest is the usual.
+            width = (original * speed[0] - _USUAL_LOW) / share[0]
+            yield original, _USUAL_LOW, _round(_USUAL_LOW + width)
+        if original:
+            yield original, _USUAL_LOW, _USUAL_HIGH
+
+
+def _llama3(
+    turns: NDArray[Any], factor: float, original: int, low: float, high: float
+) -> NDArray[Any]:
+    """Return the factors of pairs that turn so often per position, in float32."""
+    import numpy as np
+
+    times = np.float32(original) * turns
+    share = np.clip((times - np.float32(low)) / np.float32(high - low), 0, 1)
+    blended = 1 / ((1 - share) / np.float32(factor) + share)
+    return np.where(
+        times > high, np.float32(1), np.where(times < low, np.float32(factor), blended)
+    ).astype(np.float32)
+
+
+def _turns(base: float, dimensions: int) -> NDArray[Any]:
+    """Return how often each pair turns per position, where nothing stretches it."""
+    import numpy as np
+
+    from weightctl.families.rope_scaling import inverse_frequencies
+
+    turns: NDArray[Any] = inverse_frequencies(dimensions, base) / np.float32(2 * math.pi)
+    return turns
+
+
+def _rotation(config: Any) -> tuple[RopeScaling | None, int, float]:
+    return config.rope_scaling, config.rope_dimensions, config.rope_base
+
+
+def _longrope(config: Config) -> RopeScaling | None:
+    stretched = _rotation(config)[0]
+    return stretched if stretched is not None and stretched.kind == "longrope" else None
+
+
+def _round(number: float) -> float:
+    """Return the number of few digits that is as good as this one."""
+    return float(f"{number:.4g}")

@@ -1,0 +1,143 @@
+"""Where either dialect says how positions are told by rotation.
+
+Keys: transformers' `modeling_rope_utils.py`; llama.cpp's `llama-model.cpp` and
+`convert_hf_to_gguf.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.keys import Key, Present, PresentAs, same
+from weightctl.families.kinds import FACTORS, FLAG, SIZE, Choice, Real
+from weightctl.families.rotations import LEAST, rotated
+from weightctl.text.untyped import is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+__all__ = ["LONGROPE_KEYS", "ROPE_KEYS", "for_older", "standard"]
+
+_ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
+_ORIGINAL = "original_max_position_embeddings"
+_LARGE = 1e12
+_POSITIVE = Real(LEAST, _LARGE, is_closed=True)
+
+
+# Those of `scaling.` are put together by `rotations.scaling`.
+ROPE_KEYS = (
+    Key(field="rope_interleaved", kind=FLAG, default=False, gguf_default=True),
+    Key(field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")),
+    Key(field="rope_base", kind=_POSITIVE, default=10000.0, gguf_default=10000.0,
+        gguf="{arch}.rope.freq_base", hugging_face=_ROPE + "rope_theta"),
+    # Transformers' `modeling_llama.py` rotates whole heads whatever this says.
+    Key(field="rotated_share", kind=Real(0, 1), default=1.0,
+        hugging_face=_ROPE + "partial_rotary_factor"),
+    Key(field="rope_dimensions", kind=SIZE, default=same("head_dim"),
+        gguf_default=same("head_dim"),
+        gguf="{arch}.rope.dimension_count"),
+    Key(field="scaling.kind", default=None,
+        kind=Choice({"default": None, "linear": "linear", "llama3": "llama3", "yarn": "yarn"}),
+        hugging_face=_ROPE + "rope_type"),
+    # Without a type a factor is of linear scaling, which once had a key of its own.
+    Key(field="scaling.kind", gguf_default="linear",
+        kind=Choice({"none": None, "linear": "linear", "yarn": "yarn"}), gguf=_SCALED + "type"),
+    Key(field="scaling.linear", kind=Real(0, _LARGE, is_closed=True), gguf_default=0.0,
+        gguf="{arch}.rope.scale_linear", written=False),
+    Key(field="scaling.factor", kind=Real(0, _LARGE, is_closed=True), default=None,
+        gguf_default=same("scaling.linear"), gguf=_SCALED + "factor",
+        hugging_face=_ROPE + "factor"),
+    Key(field="scaling.original_context", kind=SIZE, default=same("context"),
+        gguf_default=same("context"), gguf=_SCALED + "original_context_length",
+        hugging_face=_ROPE + _ORIGINAL),
+    Key(field="scaling.low_frequency_factor", kind=_POSITIVE, default=1.0,
+        hugging_face=_ROPE + "low_freq_factor"),
+    Key(field="scaling.high_frequency_factor", kind=_POSITIVE, default=4.0,
+        hugging_face=_ROPE + "high_freq_factor"),
+    Key(field="scaling.beta_fast", kind=_POSITIVE, default=32.0, gguf_default=32.0,
+        gguf=_SCALED + "yarn_beta_fast", hugging_face=_ROPE + "beta_fast"),
+    Key(field="scaling.beta_slow", kind=_POSITIVE, default=1.0, gguf_default=1.0,
+        gguf=_SCALED + "yarn_beta_slow", hugging_face=_ROPE + "beta_slow"),
+    Key(field="scaling.truncate", kind=FLAG, default=True, hugging_face=_ROPE + "truncate"),
+    Key(field="scaling.attention_factor", kind=_POSITIVE, default=None,
+        hugging_face=_ROPE + "attention_factor"),
+    Key(field="scaling.mscale", kind=Real(0, _LARGE, is_closed=True), default=None,
+        hugging_face=_ROPE + "mscale"),
+    Key(field="scaling.mscale_all_dim", kind=Real(0, _LARGE, is_closed=True), default=None,
+        hugging_face=_ROPE + "mscale_all_dim"),
+    # Of what YaRN advises, which is what Hugging Face's key replaces.
+    Key(field="scaling.attention_share", kind=_POSITIVE, gguf_default=1.0,
+        gguf=_SCALED + "attn_factor"),
+)  # fmt: skip
+
+# Those that some family, by now Phi-3 alone, has in place of some of `ROPE_KEYS`.
+_OF_LONGROPE = (
+    Key(field="rope_dimensions", kind=SIZE, default=rotated, gguf_default=same("head_dim"),
+        gguf="{arch}.rope.dimension_count"),
+    Key(field="scaling.kind", default=None, hugging_face=_ROPE + "rope_type",
+        kind=Choice({"default": None, "longrope": "longrope", "su": "longrope"})),
+    Key(field="scaling.kind", gguf_default="linear", gguf=_SCALED + "type",
+        kind=Choice({"none": None, "linear": "linear", "longrope": "longrope"}),
+        seen=PresentAs("rope_factors_long.weight", "longrope")),
+    # `Phi3Config` has its own length for what leaves it out.
+    Key(field="scaling.original_context", kind=SIZE, default=4096, gguf_default=same("context"),
+        gguf=_SCALED + "original_context_length", hugging_face=_ROPE + _ORIGINAL),
+)  # fmt: skip
+
+# Rotations of which each pair is stretched by a number of its own.
+LONGROPE_KEYS = (
+    *(next((line for line in _OF_LONGROPE
+            if (line.field, line.gguf) == (key.field, key.gguf)), key) for key in ROPE_KEYS),
+    Key(field="scaling.short_factors", kind=FACTORS, default=None,
+        hugging_face=_ROPE + "short_factor"),
+    Key(field="scaling.long_factors", kind=FACTORS, default=None,
+        hugging_face=_ROPE + "long_factor"),
+)  # fmt: skip
+
+
+def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
+    given: Any = document.get("rope_scaling") or document.get("rope_parameters") or {}
+    if not is_object(given):
+        raise ValueError("`rope_parameters` or `rope_scaling` is no object")
+    for name, value in given.items():
+        if is_object(value):
+            raise ValueError(f"`{name}` has rotary embeddings of its own, which are not built")
+    rope = {name: value for name, value in given.items() if value is not None}
+    if "type" in rope:
+        rope.setdefault("rope_type", rope["type"])
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if document.get(name) is not None:
+            rope.setdefault(name, document[name])
+    # This one is taken from outside where it stands in both places.
+    if document.get(_ORIGINAL) is not None:
+        rope[_ORIGINAL] = document[_ORIGINAL]
+    return {**document, "rope_parameters": rope}
+
+
+def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
+
+    Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
+    """
+    given: Any = document.get("rope_parameters")
+    if not is_object(given):
+        return dict(document)
+    near: Any = given.get("sliding_attention")
+    rope: Any = {"rope_type": "default"} | (given["full_attention"] if near else given)
+    written: Any = rope
+    if near:
+        written = {"full_attention": rope, "sliding_attention": {"rope_type": "default"} | near}
+        document = {**document, "rope_local_base_freq": near["rope_theta"]}
+    older = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    scaled = {name: value for name, value in rope.items() if name not in older}
+    kind = scaled["rope_type"]
+    if kind == "longrope":
+        # These three and no other are what `Phi3Config` allowed.
+        older[_ORIGINAL] = scaled.pop(_ORIGINAL)
+        scaled = {"type": scaled.pop("rope_type")} | scaled
+    is_said = kind != "longrope" or "attention_factor" not in scaled
+    if kind != "default" and is_said:
+        older["rope_scaling"] = scaled
+    return {**document, "rope_parameters": written, **older}

@@ -1,0 +1,181 @@
+"""How a config's fields say that rotations are stretched, and how each dialect's do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose, log
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.configs import shortest
+
+if TYPE_CHECKING:
+    from weightctl.families.keys import Dialect, Fields
+    from weightctl.families.rope_scaling import RopeScaling
+
+__all__ = ["LEAST", "check_heads", "rotated", "scaling", "told"]
+
+# What is below is no rotation in float32.
+LEAST = 1e-6
+# Of float32, in which GGUF has numbers.
+_ROUNDING = 1e-6
+_FACTORS = ("short_factors", "long_factors")
+
+# The fields of `RopeScaling` that belong to each kind.
+_USED = {
+    "linear": (),
+    "llama3": ("original_context", "low_frequency_factor", "high_frequency_factor"),
+    "yarn": ("original_context", "beta_fast", "beta_slow", "truncate", "attention_factor",
+             "mscale", "mscale_all_dim"),
+    "longrope": ("original_context", "attention_factor", "short_factors", "long_factors"),
+}  # fmt: skip
+
+
+def rotated(fields: Fields) -> int:
+    """Return how many numbers of a head are rotated, where a share of them is given."""
+    return int(fields["head_dim"] * fields["rotated_share"])
+
+
+def check_heads(fields: Fields) -> None:
+    """Raise `ValueError` for heads that cannot share keys and values, or be rotated in pairs."""
+    if fields["heads"] % fields["kv_heads"]:
+        raise ValueError(
+            f"{fields['heads']} query heads cannot share {fields['kv_heads']} key-value heads"
+        )
+    dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]
+    if dimensions % 2 or not 0 < dimensions <= head_dim:
+        raise ValueError(f"{dimensions} numbers of a head of {head_dim} cannot be rotated in pairs")
+    if fields.get("value_dim", head_dim) != head_dim:
+        raise ValueError("keys and values of different lengths are not built")
+
+
+def scaling(fields: Fields) -> RopeScaling | None:
+    """Return how rotations are stretched, None where they are not.
+
+    Raises `ValueError` where the fields of `ROPE_KEYS` contradict each other.
+    """
+    from weightctl.families.rope_scaling import RopeScaling
+
+    given = {
+        name.removeprefix("scaling."): value
+        for name, value in fields.items()
+        if name.startswith("scaling.")
+    }
+    kind, is_gguf = given["kind"], "linear" in given
+    share = given.get("attention_share", 1.0)
+    if kind in {None, "linear"} and share != 1:
+        raise ValueError(f"`attn_factor` is {share:g}, and its rotations are not scaled by one")
+    if kind is None or (kind == "linear" and is_gguf and given["factor"] in {0, 1}):
+        return None
+    factor = _factor(fields, given)
+    _check(fields, given)
+    if kind == "yarn" and share != 1:
+        given["attention_factor"] = shortest(share * _advised(factor))
+    if kind == "longrope":
+        given |= {"attention_factor": share} if is_gguf else {}
+        given |= _of_pairs(given, fields["rope_dimensions"] // 2, is_gguf)
+    # What belongs to another kind stays as it is by default.
+    used = {name: given[name] for name in _USED[kind] if name in given}
+    stretched = RopeScaling(kind=kind, factor=factor, **used)
+    return _usual(stretched, fields["context"]) if kind == "longrope" else stretched
+
+
+def _usual(stretched: RopeScaling, context: int) -> RopeScaling:
+    """Return longrope with the factor that the contexts give, which says nothing but how loud."""
+    factor = context / stretched.original_context
+    usual = replace(stretched, factor=factor, attention_factor=None)
+    is_same = isclose(usual.amplitude, stretched.amplitude, rel_tol=_ROUNDING)
+    return usual if is_same else replace(usual, attention_factor=stretched.amplitude)
+
+
+def _factor(fields: Fields, given: Fields) -> float:
+    kind, factor = given["kind"], given["factor"]
+    if not factor and (kind == "longrope" or (factor is None and kind == "yarn")):
+        factor = fields["context"] / given["original_context"]
+    if not factor:
+        raise ValueError(f"`{kind}` scaling of rotary embeddings has no `factor`")
+    if factor < LEAST:
+        raise ValueError(f"`factor` of rotary embeddings is {factor:g}, below {LEAST:g}")
+    return float(factor)
+
+
+def _check(fields: Fields, given: Fields) -> None:
+    kind = given["kind"]
+    if "rotated_share" in fields and rotated(fields) != fields["rope_dimensions"]:
+        raise ValueError(
+            f"`partial_rotary_factor` is {fields['rotated_share']:g} beside `{kind}` scaling, and "
+            "transformers has no such llama"
+        )
+    if kind == "yarn" and fields["rope_base"] == 1:
+        raise ValueError("`rope_theta` or `freq_base` is 1, by which `yarn` cannot scale")
+    if kind == "llama3" and not given["low_frequency_factor"] < given["high_frequency_factor"]:
+        raise ValueError("`low_freq_factor` is not below `high_freq_factor`")
+
+
+def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
+    """Return longrope's factors, of which GGUF has none but as tensors."""
+    factors = {name: given.get(name) or () for name in _FACTORS}
+    counts = [len(each) for each in factors.values()]
+    if counts != [pairs, pairs] and not (is_gguf and counts == [0, 0]):
+        raise ValueError(
+            f"`longrope` has {counts[0]} of `short_factor` and {counts[1]} of `long_factor` for "
+            f"{pairs} pairs of numbers"
+        )
+    return factors
+
+
+def told(fields: Fields, dialect: Dialect) -> Fields:
+    """Return fields in which those of rotations are such as a dialect's keys can hold.
+
+    llama.cpp has the rotations of llama3 and longrope from tensors, which stand beside the keys.
+    Raises `ValueError` where a dialect has no such rotations.
+    """
+    if "scaling.kind" not in fields:
+        return fields
+    stretched = scaling(fields)
+    rest = {name: value for name, value in fields.items() if not name.startswith("scaling.")}
+    if dialect == "hugging_face":
+        share = rest["rope_dimensions"] / rest["head_dim"]
+        rest = {name: value for name, value in rest.items() if name != "rotated_share"}
+        rest |= {} if share == 1 else {"rotated_share": share}
+    if stretched is None:
+        return rest | {"scaling.kind": None}
+    write = _for_gguf if dialect == "gguf" else _for_hugging_face
+    values = write(stretched)
+    return rest | {f"scaling.{name}": value for name, value in values.items()}
+
+
+def _for_gguf(stretched: RopeScaling) -> dict[str, Any]:
+    values: dict[str, Any] = {"kind": stretched.kind, "factor": stretched.factor}
+    share, original = stretched.amplitude, {"original_context": stretched.original_context}
+    if stretched.kind == "yarn":
+        if not stretched.truncate:
+            raise ValueError("its `yarn` scaling ramps between parts of pairs (`truncate`)")
+        values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
+        share /= _advised(stretched.factor)
+    elif stretched.kind != "linear":
+        # llama.cpp has no word for llama3, whose tensor says it.
+        values = {"kind": None if stretched.kind == "llama3" else stretched.kind, **original}
+    # 1 is what there is without.
+    return values | ({} if isclose(share, 1, rel_tol=_ROUNDING) else {"attention_share": share})
+
+
+def _for_hugging_face(stretched: RopeScaling) -> dict[str, Any]:
+    values = {name: getattr(stretched, name) for name in _USED[stretched.kind]}
+    if stretched.kind == "longrope":
+        if not stretched.short_factors:
+            raise ValueError("the factors of its `longrope` scaling are tensors that were not read")
+        return values | {"kind": stretched.kind}
+    if stretched.kind == "yarn":
+        # Older transformers complain of some keys even where they say the usual.
+        usual = type(stretched)(kind="yarn", factor=1, original_context=stretched.original_context)
+        values = {
+            name: value
+            for name, value in values.items()
+            if name == "original_context" or value != getattr(usual, name)
+        }
+    return values | {"kind": stretched.kind, "factor": stretched.factor}
+
+
+def _advised(factor: float) -> float:
+    """What YaRN's paper advises to multiply cosines and sines by."""
+    return 1 + 0.1 * log(max(factor, 1))

@@ -1,0 +1,212 @@
+"""A family's config into GGUF's metadata, or into config.json."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import ArchitectureError, GraphError
+from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, shortest
+from weightctl.families.keys import REQUIRED
+from weightctl.families.kinds import shown, shown_apart
+from weightctl.families.model import ARCHITECTURE
+from weightctl.families.rope_keys import for_older
+from weightctl.families.rotations import told
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.families.arch import Arch, ModelType
+    from weightctl.families.keys import Dialect, Fields, Key
+
+__all__ = ["model_type_of", "to_gguf", "to_hugging_face"]
+
+_WORDS: dict[Dialect, tuple[str, str]] = {
+    "gguf": ("GGUF's metadata", "llama.cpp"),
+    "hugging_face": ("config.json", "transformers"),
+}
+
+
+def to_gguf(arch: Arch, fields: Fields) -> dict[str, Value]:
+    """Return the keys of GGUF's metadata that say what the fields of a config do.
+
+    The fields are those that either dialect's keys gave. Raises `ArchitectureError` where GGUF has
+    no words for such a model, or llama.cpp does not load it. Some keys it does not read: the window
+    of a llama, and the ends of YaRN's ramp.
+    """
+    _check_heads(arch, fields)
+    given = _told(arch, fields, "gguf")
+    if fields.get("scaling.kind") == "llama3" and not any(line.made for line in arch.names):
+        # llama.cpp has it from a tensor, which it reads in some families only.
+        raise _unsaid(arch, "gguf", "its rotations are stretched by `llama3` scaling")
+    metadata = {
+        key.gguf.format(arch=arch.gguf_name): _typed(key.gguf_type or key.kind.gguf_type, content)
+        for key, content in _contents(arch, given, "gguf")
+    }
+    described = {ARCHITECTURE: Value("string", arch.gguf_name)} | metadata
+    found = from_gguf(arch, described, {}, _WORDS["gguf"][0])
+    _compare(arch, given, found.fields, "gguf")
+    return metadata
+
+
+def to_hugging_face(arch: Arch, fields: Fields, model_type: str) -> dict[str, Any]:
+    """Return a config.json that says what the fields of a config do.
+
+    The fields are those that either dialect's keys gave, and `model_type` is one of the family's.
+    Today's transformers and older ones read it alike. Raises `ArchitectureError` where they have
+    no such model.
+    """
+    kind = arch.model_types[model_type]
+    given = _told(arch, fields, "hugging_face")
+    document: dict[str, Any] = {MODEL_TYPE: model_type}
+    if kind.class_name:
+        document["architectures"] = [kind.class_name]
+    for key, content in _contents(arch, given, "hugging_face", kind):
+        _put(document, key.hugging_face, content)
+    document = for_older(document)
+    found = from_hugging_face(arch, document, _WORDS["hugging_face"][0])
+    _compare(arch, given, found.fields, "hugging_face")
+    return document
+
+
+def _check_heads(arch: Arch, fields: Fields) -> None:
+    if not arch.heads_fill_hidden:
+        return
+    heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
+    if heads * head_dim != hidden:
+        raise ArchitectureError(
+            f"llama.cpp does not load this {arch.name}: `head_dim` is {head_dim} for {heads} heads "
+            f"and a hidden size of {hidden}, and in this family it expects {hidden} / {heads}",
+            hint="`--names keep` converts its tensors all the same",
+        )
+
+
+def model_type_of(arch: Arch, fields: Fields) -> str:
+    """Return the first of the family's model types in config.json that can have these fields.
+
+    Raises `ArchitectureError` where none can.
+    """
+    wrong: list[str] = []
+    for name, kind in arch.model_types.items():
+        differing = [
+            field
+            for field, value in kind.fixed.items()
+            if field in fields and (fields[field] or None) != (value or None)
+        ]
+        if not differing:
+            return name
+        wrong.append(f"no `{name}` has `{differing[0]}` of {shown(fields[differing[0]])}")
+    raise ArchitectureError(
+        f"transformers has no {arch.name} like this one: {', and '.join(wrong)}",
+        hint="`--names keep` converts its tensors all the same",
+    )
+
+
+def _told(arch: Arch, fields: Fields, dialect: Dialect) -> Fields:
+    """Return the fields as a dialect's keys have them."""
+    try:
+        return told(fields, dialect)
+    except (ValueError, GraphError) as error:
+        message = error.message if isinstance(error, GraphError) else str(error)
+        raise _unsaid(arch, dialect, message) from error
+
+
+def _contents(
+    arch: Arch, fields: Fields, dialect: Dialect, kind: ModelType | None = None
+) -> Iterator[tuple[Key, Any]]:
+    """Yield the keys that are written, each with what stands there."""
+    known = dict(fields)
+    for key in arch.keys:
+        name = key.gguf if dialect == "gguf" else key.hugging_face
+        is_fixed = kind is not None and key.field in kind.fixed
+        if not name or key.written is False or is_fixed:
+            continue
+        default = _default(key, dialect, kind)
+        try:
+            if key.field not in known:
+                if not _is_derived(key, dialect, default):
+                    continue
+                known[key.field] = default(known) if callable(default) else default
+            value = known[key.field]
+            if _goes_without_saying(key, value, dialect, default, known):
+                continue
+            is_null = value is None and dialect == "hugging_face"
+            yield key, None if is_null else key.kind.write(value)
+        except ValueError as error:
+            name = name.format(arch=arch.gguf_name)
+            raise _unsaid(arch, dialect, f"`{name}` {error}") from error
+
+
+def _default(key: Key, dialect: Dialect, kind: ModelType | None) -> Any:
+    if dialect == "gguf":
+        return key.gguf_default
+    return key.default if kind is None else kind.defaults.get(key.field, key.default)
+
+
+def _is_derived(key: Key, dialect: Dialect, default: Any) -> bool:
+    """Whether what is no field of the other dialect follows from what is."""
+    if key.field.startswith("scaling.") or default is REQUIRED:
+        return False
+    return callable(default) or (dialect == "gguf" and key.written is True)
+
+
+def _goes_without_saying(
+    key: Key, value: Any, dialect: Dialect, default: Any, known: Fields
+) -> bool:
+    """Whether what says nothing is taken for the value, and it is left at that."""
+    if value is None and (key.field.startswith("scaling.") or dialect == "gguf"):
+        return key.written is None
+    if value is None and default is None:
+        return True
+    if dialect == "gguf" or key.written or not callable(default):
+        return False
+    try:
+        return bool(default(known) == value)
+    except ValueError:
+        # Nothing follows, so that it must be said.
+        return False
+
+
+def _typed(kind: str, content: Any) -> Value:
+    if kind == "f32":
+        content = struct.unpack("<f", struct.pack("<f", content))[0]
+    return Value(kind, content)
+
+
+def _put(document: dict[str, Any], path: str, content: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        document = document.setdefault(parent, {})
+    document[name] = content
+
+
+def _compare(arch: Arch, fields: Fields, found: Fields, dialect: Dialect) -> None:
+    """Raise unless what was written is read as the same model."""
+    for key in arch.keys:
+        name = key.field
+        if name.startswith("scaling.") or name not in fields or name not in found:
+            continue
+        is_of_dialect = not (key.gguf or key.hugging_face or key.seen)
+        if is_of_dialect or (dialect == "gguf" and key.seen is not None):
+            continue
+        if not _is_same(fields[name], found[name]):
+            _, runtime = _WORDS[dialect]
+            value, other = shown_apart(fields[name], found[name])
+            raise _unsaid(
+                arch, dialect, f"`{name}` is {value}, which {runtime} would take for {other}"
+            )
+
+
+def _is_same(value: Any, found: Any) -> bool:
+    if isinstance(value, float) and isinstance(found, float):
+        return shortest(value) == shortest(found) or value == found
+    return bool(value == found)
+
+
+def _unsaid(arch: Arch, dialect: Dialect, message: str) -> ArchitectureError:
+    where, _ = _WORDS[dialect]
+    return ArchitectureError(
+        f"{where} cannot say what this {arch.name} is: {message}",
+        hint="`--names keep` converts its tensors all the same",
+    )

@@ -1,0 +1,154 @@
+"""What a directory holds that has no checkpoint in it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+from weightctl.formats import format_by_index, format_by_suffix
+from weightctl.formats.identify import stranger
+from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, Stranger
+from weightctl.formats.open.index import few
+from weightctl.storage.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["nothing_in", "reason"]
+
+_MOST_FILES = 50
+_MOST_DIRECTORIES = 100
+_MOST_LINES = 4
+# What stands beside weights and is none; TensorFlow.js's model.json is.
+_BESIDE = (
+    ".json", ".txt", ".md", ".py", ".jinja", ".model", ".yaml", ".yml", ".tiktoken", ".html",
+    ".png", ".jpg", ".gif", ".ipynb", ".toml", ".log", ".csv", ".jsonl",
+)  # fmt: skip
+_GRAPHS = ("model.json", "openvino_model.xml")
+_DOWNLOADS = os.path.join(".cache", "huggingface", "download")
+
+
+def reason(path: str) -> Stranger:
+    """Say what a file is, or why it cannot be read."""
+    if os.path.islink(path) and not os.path.exists(path):
+        target = os.readlink(path)
+        return Stranger(
+            "a link to a file that is not there", AGAIN, f": {target}" * (len(target) < 100)
+        )
+    try:
+        return stranger(MappedFile(path))
+    except FormatError as error:
+        told = error.message.removeprefix(f"{path}: ")
+        return Stranger(f"a file that cannot be read: {told}", error.hint)
+
+
+def nothing_in(
+    directory: str,
+    names: Sequence[str],
+    by_format: Mapping[str, Sequence[str]],
+    format_name: str | None,
+) -> FormatError:
+    """Return the error of a directory without a checkpoint: what it holds instead."""
+    what = f"no {format_name} file" if format_name else "no checkpoint"
+    lines, hint = _told(directory, [name for name in names if name[0] != "."], by_format)
+    said = f"the directory holds {what} that weightctl reads"
+    message = f"{said}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{said}:", *lines])
+    return FormatError(directory, None, message, hint=hint)
+
+
+def _told(
+    directory: str, names: Sequence[str], by_format: Mapping[str, Sequence[str]]
+) -> tuple[list[str], str]:
+    if by_format:
+        held = "; ".join(f"{found} ({few(group)})" for found, group in by_format.items())
+        return [f"it holds {held}"], f"leave out --from, or say --from {next(iter(by_format))}"
+    lines, hints = _files(directory, names)
+    going = _downloads(directory)
+    if going:
+        files = f"{going} file{'s' * (going > 1)}"
+        lines.append(f"a download into it has not ended: {files} in {_DOWNLOADS}")
+        hints.append("start the download again, and it goes on")
+    below = list(_below(directory, names))
+    if below:
+        first = os.path.join(directory, below[0])
+        is_one = len(below) == 1
+        subject = "its directory {} holds one" if is_one else "its directories {} hold some"
+        lines.append(subject.format(few(below)))
+        hints.insert(0, f"name {'it' if is_one else 'one'}: {first}")
+    if lines:
+        return lines, hints[0]
+    if names:
+        return [f"it holds {few(names)}"], FORMATS_HINT
+    return ["it is empty"], "is it where the download went?"
+
+
+def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Say of each file that may be meant what it is, those that are alike together."""
+    groups: dict[str, tuple[list[str], Stranger]] = {}
+    looked_at = 0
+    for name in sorted(names, key=lambda name: format_by_suffix(name) is None):
+        path = os.path.join(directory, name)
+        if os.path.isdir(path) or (name.lower().endswith(_BESIDE) and name not in _GRAPHS):
+            continue
+        looked_at += 1
+        if looked_at > _MOST_FILES:
+            break
+        found = reason(path)
+        is_meant = format_by_suffix(name) is not None or found.hint != FORMATS_HINT
+        if is_meant:
+            groups.setdefault(found.what, ([], found))[0].append(name)
+    lines = [
+        f"{few(group)} is {found.what}{found.more}"
+        if len(group) == 1
+        else f"{few(group)}, {len(group)} files, are each {found.what}"
+        for group, found in groups.values()
+    ]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more kinds of files"]
+    return lines, [found.hint for _, found in groups.values()]
+
+
+def _downloads(directory: str) -> int:
+    """Count what huggingface_hub has begun to fetch into a directory and not ended."""
+    try:
+        names = os.listdir(os.path.join(directory, _DOWNLOADS))
+    except OSError:
+        return 0
+    return sum(name.endswith(".incomplete") for name in names)
+
+
+def _below(directory: str, names: Sequence[str]) -> Iterator[str]:
+    """Find directories that hold files called as checkpoints are; in a cache, its snapshots."""
+    for name in names[:_MOST_DIRECTORIES]:
+        path = os.path.join(directory, name)
+        if not os.path.isdir(path):
+            continue
+        if name == "snapshots":
+            yield from (os.path.join(name, found) for found in _snapshots(directory))
+        elif os.path.isdir(os.path.join(path, "snapshots")):
+            yield from (os.path.join(name, "snapshots", found) for found in _snapshots(path))
+        elif _has_weights(path):
+            yield name
+
+
+def _snapshots(cache: str) -> list[str]:
+    """Return the snapshots of a model in the cache that hold weights, that of `main` first."""
+    directory = os.path.join(cache, "snapshots")
+    try:
+        with open(os.path.join(cache, "refs", "main"), encoding="utf-8", errors="replace") as ref:
+            main = ref.read(100).strip()
+    except OSError:
+        main = ""
+    names = sorted(os.listdir(directory), key=lambda name: (name != main, name))
+    return [name for name in names if _has_weights(os.path.join(directory, name))]
+
+
+def _has_weights(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(
+                format_by_suffix(entry.name) or format_by_index(entry.name) for entry in entries
+            )
+    except OSError:
+        return False

@@ -1,0 +1,150 @@
+"""Text where a checkpoint should be: pointers, web pages, error messages, JSON of other kinds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightctl.formats import FORMATS, INDEX_SUFFIX, format_by_suffix
+from weightctl.formats.identify.kinds import ELSEWHERE, FORMATS_HINT, LOGIN, Stranger
+from weightctl.text.sizes import format_size
+from weightctl.text.untyped import is_list, is_object
+
+if TYPE_CHECKING:
+    from weightctl.storage.mapping import MappedFile
+
+__all__ = ["document", "page", "plain", "pointer", "shown"]
+
+_HEAD = 64 << 10
+_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_TITLE = re.compile(r"<title[^>]{0,200}>([^<]{1,2000})", re.IGNORECASE)
+_MESSAGE = re.compile(r"<message>([^<]{1,2000})", re.IGNORECASE)
+_KEY = re.compile(r'"([^"\\]{1,40})"\s{0,9}:')
+# Where servers put the reason, in the order in which it says most.
+_REASONS = ("error", "message", "detail", "msg", "errors")
+
+# Keys that are in a JSON file, what it then is, and what to do.
+_JSON: tuple[tuple[frozenset[str], str, str], ...] = (
+    (frozenset({"weightsManifest"}), "a TensorFlow.js model", ELSEWHERE),
+    (frozenset({"modelTopology"}), "a TensorFlow.js model", ELSEWHERE),
+    (frozenset({"weight_map"}), "an index of parts, under a name that indexes do not have",
+     f"copy it as NAME{FORMATS['safetensors'].suffix}{INDEX_SUFFIX}, as its parts are called"),
+    (frozenset({"added_tokens"}), "a tokenizer, not weights", "name the directory it is in"),
+    (frozenset({"model_type"}), "a model's config, not its weights", "name the directory it is in"),
+    (frozenset({"architectures"}), "a model's config, not its weights",
+     "name the directory it is in"),
+    (frozenset({"peft_type"}), "an adapter's config, not its weights",
+     "name the directory it is in"),
+    (frozenset({"_class_name"}), "a config of diffusers, not weights",
+     "name the directory it is in"),
+)  # fmt: skip
+
+
+def shown(text: str, width: int = 60) -> str:
+    """Return a text of unknown origin on one line: printable, and no longer than `width`."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: 40 * width])
+    line = " ".join(line.split())
+    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
+
+
+def _text(file: MappedFile) -> str:
+    """Return the start of a file as text; empty where it is none."""
+    head = file.read(0, _HEAD)
+    encoding = _MARKS.get(head[:2], "utf-8-sig")
+    try:
+        text = head.decode(encoding)
+    except UnicodeDecodeError as error:
+        # The last character may be cut in two.
+        if len(head) == file.size or error.start < len(head) - 4:
+            return ""
+        text = head[: error.start].decode(encoding, "ignore")
+    odd = sum(not (letter.isprintable() or letter.isspace()) for letter in text)
+    return text if odd <= 1 + len(text) // 50 and "\0" not in text else ""
+
+
+def pointer(file: MappedFile) -> Stranger | None:
+    """Recognise a Git LFS pointer, and say how large the file it points to is."""
+    head = file.read(0, 1024)
+    if not head.startswith(b"version https://git-lfs"):
+        return None
+    size = re.search(rb"^size (\d{1,18})\s*$", head, re.MULTILINE)
+    more = f", which has {format_size(int(size[1]))}" if size else ""
+    return Stranger(
+        "a Git LFS pointer, not the file itself",
+        "run `git lfs pull` in its repository (`git lfs install` first, if git does not know it)",
+        more,
+    )
+
+
+def page(file: MappedFile) -> Stranger | None:
+    """Recognise a web page by its title, and XML by what an error in it says."""
+    text = _text(file)
+    start = text.lstrip()[:1024].lower()
+    if not start.startswith("<"):
+        return None
+    if "<!doctype html" in start or "<html" in start or start.startswith("<head"):
+        return Stranger("a web page", LOGIN, _quoted(_TITLE.search(text)))
+    if re.search(r"<net\s[^>]{0,300}version=", start):
+        return Stranger("the graph of an OpenVINO model, not weights", ELSEWHERE)
+    if start.startswith("<?xml") or re.match(r"<[a-z][\w:-]*[\s/>]", start):
+        reason = _MESSAGE.search(text)
+        return Stranger(
+            "an error message in XML" if reason else "XML",
+            LOGIN if reason else FORMATS_HINT,
+            _quoted(reason),
+        )
+    return None
+
+
+def _quoted(match: re.Match[str] | None) -> str:
+    if match is None:
+        return ""
+    import html
+
+    title = shown(html.unescape(match[1]))
+    return f": `{title}`" if title else ""
+
+
+def document(file: MappedFile) -> Stranger | None:
+    """Recognise JSON, and what it is for by its keys."""
+    text = _text(file)
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    keys = frozenset(_KEY.findall(text))
+    for wanted, what, hint in _JSON:
+        if wanted <= keys:
+            return Stranger(what, hint)
+    try:
+        content = json.loads(text) if file.size <= _HEAD else None
+    except (ValueError, RecursionError):
+        return None
+    reason = _reason(content)
+    if reason:
+        return Stranger("an error message in JSON", LOGIN, f": `{reason}`")
+    if content is None and not keys:
+        return None
+    return Stranger("JSON, not weights", FORMATS_HINT)
+
+
+def _reason(content: Any) -> str:
+    """Return what an error in JSON says, however deep servers put it."""
+    is_reason = False
+    for _ in range(4):
+        if is_list(content) and content:
+            content = content[0]
+        if not is_object(content):
+            break
+        content = next((content[key] for key in _REASONS if content.get(key)), None)
+        is_reason = True
+    return shown(content) if is_reason and isinstance(content, str) else ""
+
+
+def plain(file: MappedFile) -> Stranger | None:
+    """Recognise other text, and quote how it begins."""
+    text = shown(_text(file))
+    if not text:
+        return None
+    is_short = file.size < 1024 and format_by_suffix(os.path.basename(file.path)) is not None
+    return Stranger("text, not weights", LOGIN if is_short else FORMATS_HINT, f": `{text}`")

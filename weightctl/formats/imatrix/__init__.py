@@ -1,0 +1,70 @@
+"""Importance matrices of llama.cpp: how much an error in each column of a matrix matters.
+
+`llama-imatrix` measures, over a text, the squares of what meets each column of each matrix. Names
+and sizes are read first; the numbers stay in the file until a matrix is quantized with them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError
+from weightctl.formats import sniff
+from weightctl.formats.imatrix import dat, gguf
+from weightctl.storage.mapping import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.formats.imatrix.columns import Values
+
+__all__ = ["Importance", "read_importance"]
+
+_HINT = "llama-imatrix makes an importance matrix of a model and a text"
+
+
+class Importance(NamedTuple):
+    """What a file says of the columns of matrices, by the matrices' names.
+
+    `values` are flat, shape (matrices * n,): a row of n for each matrix of a tensor of several.
+    They may be arrays, of finite numbers that are not negative. `dataset` is what they were
+    measured on, empty where the file does not say; `chunks` how much of it, 0 likewise.
+    """
+
+    path: str
+    values: Mapping[str, Values]
+    dataset: str = ""
+    chunks: int = 0
+
+
+def read_importance(path: str) -> Importance:
+    """Read what an importance matrix is of, as GGUF or in the older form (`.dat`), by content.
+
+    Raises `FormatError` where it is none, or is not sound; of its numbers only when they are read.
+    """
+    if os.path.isdir(path):
+        raise FormatError(path, None, "it is a directory", hint="name the file itself")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FormatError(
+            path, None, "not a regular file",
+            hint="its numbers are read where they are needed: save it to a file, and name that",
+        )  # fmt: skip
+    file = MappedFile(path)
+    if gguf.sniff(file):
+        about = gguf.read(path)
+    elif dat.sniff(file):
+        about = dat.read(file)
+    else:
+        raise FormatError(path, None, f"no importance matrix: {_otherwise(file)}", hint=_HINT)
+    return Importance(path, {entry.name: entry for entry in about.entries},
+                      about.dataset, about.chunks)  # fmt: skip
+
+
+def _otherwise(file: MappedFile) -> str:
+    found = sniff(file)
+    if found is not None:
+        return f"it is a {found} checkpoint"
+    from weightctl.formats.identify import stranger
+
+    return stranger(file).message

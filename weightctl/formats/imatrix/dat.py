@@ -1,0 +1,160 @@
+"""Importance matrices in the form before GGUF, as llama.cpp wrote them until 2025 (`.dat`).
+
+All numbers are 32 bits wide, little endian. First how many entries there are, then of each the
+length of its name, the name, the number of evaluations, the number of values, and the values, which
+are sums over the evaluations. What may follow is the number of chunks, and the length and name of
+the text that they are of.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError
+from weightctl.formats.base import is_text
+from weightctl.formats.cut import rest_of
+from weightctl.formats.imatrix.entry import Entry, Recorded
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32
+    from weightctl.storage.mapping import MappedFile
+
+__all__ = ["read", "sniff"]
+
+_INTEGER = struct.Struct("<i")
+# Two lengths, the number of evaluations, one letter and one value.
+_SMALLEST = 17
+# A name that is longer is none; what is no importance matrix most often says a length beyond it.
+_LONGEST = 1024
+# Likewise of the text, which is a path.
+_LONGEST_TEXT = 1 << 16
+# No model has nearly so many matrices.
+_MOST = 1 << 16
+_DAMAGED = "the file is damaged: make it anew"
+
+
+def sniff(file: MappedFile) -> bool:
+    """Whether a file starts as this form does: a count above 0, and a printable name."""
+    if file.size < 2 * _INTEGER.size + 1:
+        return False
+    count, length = struct.unpack("<ii", file.read(0, 8))
+    if count < 1 or not 0 < length <= min(_LONGEST, file.size - 8):
+        return False
+    name = str(file.read(8, length), "utf-8", "replace")
+    return name.isprintable() and "\ufffd" not in name
+
+
+def read(file: MappedFile) -> Recorded:
+    """Read what all entries are of; `FormatError` with the byte offset where that is not sound."""
+    cursor = _Cursor(file)
+    count = cursor.integer("the number of entries")
+    if count * _SMALLEST > file.size:
+        raise FormatError(
+            file.path, 0, f"{count} entries do not fit into {file.size} bytes",
+            hint=rest_of(file.path),
+        )  # fmt: skip
+    if count > _MOST:
+        raise FormatError(
+            file.path, 0, f"{count} entries are more than a model has matrices", hint=_DAMAGED
+        )
+    entries: dict[str, Entry] = {}
+    for _ in range(count):
+        at = cursor.offset
+        entry = _entry(cursor)
+        if entry.name in entries:
+            raise FormatError(file.path, at, f"`{entry.name}` stands twice", hint=_DAMAGED)
+        entries[entry.name] = entry
+    found = tuple(entries.values())
+    if cursor.offset == file.size:
+        return Recorded(found)
+    chunks = max(cursor.integer("the number of chunks"), 0)
+    if cursor.offset == file.size:
+        return Recorded(found, chunks=chunks)
+    raw = cursor.text("the name of the text", least=0, most=_LONGEST_TEXT)
+    # It is a path, and paths may be any bytes.
+    return Recorded(found, str(raw, "utf-8", "surrogateescape").partition("\0")[0], chunks)
+
+
+def _entry(cursor: _Cursor) -> Entry:
+    at, file = cursor.offset, cursor.file
+    name = str(cursor.text("a name", most=_LONGEST), "utf-8", "surrogateescape")
+    if not is_text(name):
+        raise FormatError(file.path, at, f"the name {name!r} is no UTF-8", hint=_DAMAGED)
+    evaluations = cursor.integer(f"the number of evaluations of `{name}`")
+    count = cursor.length(f"the values of `{name}`")
+    start = cursor.skip(4 * count, f"the values of `{name}`")
+    # Without evaluations llama.cpp takes the sums for means.
+    divisor = _Divisor(evaluations if evaluations > 0 else 1)
+    return Entry(name, _Sums(file, start, count), divisor, file.path, start)
+
+
+class _Sums(NamedTuple):
+    """Numbers from an offset of a file on."""
+
+    file: MappedFile
+    offset: int
+    size: int
+
+    def read(self, start: int, stop: int) -> F32:
+        import numpy as np  # only what quantizes needs it
+
+        numbers = np.empty(stop - start, "<f4")
+        self.file.read_into(self.offset + 4 * start, numbers.view(np.uint8).data)
+        return numbers
+
+
+class _Divisor(NamedTuple):
+    """One count for all matrices."""
+
+    number: int
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    def read(self, start: int, stop: int) -> F32:
+        import numpy as np
+
+        return np.full(stop - start, self.number, np.float32)
+
+
+class _Cursor:
+    """A place in the file; each method reads what stands there and moves behind it."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.file = file
+        self.offset = 0
+
+    def integer(self, what: str) -> int:
+        at = self.skip(_INTEGER.size, what)
+        return int(_INTEGER.unpack(self.file.read(at, _INTEGER.size))[0])
+
+    def length(self, what: str, least: int = 1) -> int:
+        at = self.offset
+        length = self.integer(f"the length of {what}")
+        if length < least:
+            raise FormatError(
+                self.file.path, at, f"the length of {what} is {length}", hint=_DAMAGED
+            )
+        return length
+
+    def text(self, what: str, *, least: int = 1, most: int) -> bytes:
+        length = self.length(what, least)
+        at = self.skip(length, what)
+        if length > most:
+            raise FormatError(
+                self.file.path, at, f"{what} is {length} bytes long, which none is", hint=_DAMAGED
+            )
+        return self.file.read(at, length)
+
+    def skip(self, nbytes: int, what: str) -> int:
+        """Return where so many bytes start, and move behind them."""
+        left = self.file.size - self.offset
+        if nbytes > left:
+            raise FormatError(
+                self.file.path, self.offset, f"{what} should take {nbytes} bytes, and the file "
+                f"ends after {left}", hint=rest_of(self.file.path),
+            )  # fmt: skip
+        start, self.offset = self.offset, self.offset + nbytes
+        return start

@@ -1,0 +1,110 @@
+"""Importance matrices as GGUF: `NAME.in_sum2` and `NAME.counts` for each matrix of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError
+from weightctl.formats.imatrix.entry import Entry, Recorded
+from weightctl.formats.open.parts import open_files
+from weightctl.weights.source import Files
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32
+    from weightctl.storage.mapping import MappedFile
+    from weightctl.weights.info import Header
+
+__all__ = ["read", "sniff"]
+
+_MAGIC = b"GGUF"
+_SUMS = ".in_sum2"
+_COUNTS = ".counts"
+_FAULTY = "the file is damaged or was written by a faulty tool"
+
+
+def sniff(file: MappedFile) -> bool:
+    """Whether a file starts as GGUF does."""
+    return file.read(0, len(_MAGIC)) == _MAGIC
+
+
+def read(path: str) -> Recorded:
+    """Read what all entries are of.
+
+    Raises `FormatError` for what is no importance matrix, or not sound.
+    """
+    header, files = open_files(path, "gguf")
+    source = Files(header, files)
+    names = {name.removesuffix(_SUMS): None for name in header.tensors if name.endswith(_SUMS)}
+    if not names:
+        raise FormatError(path, None, _nothing(header), hint="llama-imatrix makes one")
+    for name in header.tensors:
+        if name.endswith(_COUNTS) and name.removesuffix(_COUNTS) not in names:
+            raise _error(header, name, f"there is no `{name.removesuffix(_COUNTS)}{_SUMS}` for it")
+    entries = [entry for name in names if (entry := _entry(source, name)) is not None]
+    if not entries:
+        raise FormatError(path, None, _nothing(header), hint="llama-imatrix makes one")
+    datasets = header.metadata.get("imatrix.datasets")
+    chunks = header.metadata.get("imatrix.chunk_count")
+    has_dataset = datasets is not None and datasets.type == "array[string]" and datasets.content
+    return Recorded(
+        entries,
+        datasets.content[0] if datasets is not None and has_dataset else "",
+        chunks.content if chunks is not None and chunks.type == "u32" else 0,
+    )
+
+
+def _nothing(header: Header) -> str:
+    said = header.metadata.get("general.type")
+    if said is not None and said.content == "imatrix":
+        return "this importance matrix is of no tensor"
+    model = header.metadata.get("general.architecture")
+    kind = f" ({model.content})" if model is not None and model.type == "string" else ""
+    return f"no importance matrix: it is a GGUF of something else, such as a model{kind}"
+
+
+def _entry(source: Files, name: str) -> Entry | None:
+    """Return an entry, None for one of nothing, which llama.cpp passes over."""
+    header = source.header
+    if name + _COUNTS not in header.tensors:
+        raise _error(header, name + _SUMS, f"there is no `{name}{_COUNTS}` for it")
+    sums, counts = _numbers(source, name + _SUMS), _numbers(source, name + _COUNTS)
+    if not sums.size or not counts.size:
+        return None
+    if sums.size % counts.size:
+        raise _error(
+            header, name + _SUMS, f"{sums.size} numbers are not of {counts.size} equal matrices"
+        )
+    extent = header.extents[name + _SUMS]
+    return Entry(name, sums, counts, header.files[extent.file], extent.offset)
+
+
+class _Numbers(NamedTuple):
+    """The numbers of a tensor of a file."""
+
+    source: Files
+    name: str
+
+    @property
+    def size(self) -> int:
+        return self.source.header.tensors[self.name].size
+
+    def read(self, start: int, stop: int) -> F32:
+        import numpy as np  # only what quantizes needs it
+
+        numbers = np.empty(stop - start, np.float32)
+        self.source.read_into(self.name, 4 * start, numbers.view(np.uint8).data)
+        return numbers
+
+
+def _numbers(source: Files, name: str) -> _Numbers:
+    encoding = source.header.tensors[name].encoding
+    if encoding.name != "F32":
+        raise _error(source.header, name, f"its numbers are {encoding.name}, not F32")
+    return _Numbers(source, name)
+
+
+def _error(header: Header, name: str, problem: str) -> FormatError:
+    extent = header.extents[name]
+    return FormatError(
+        header.files[extent.file], extent.offset, f"`{name}`: {problem}", hint=_FAULTY
+    )

@@ -1,0 +1,1 @@
+"""Which files a checkpoint consists of."""

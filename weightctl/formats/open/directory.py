@@ -1,0 +1,159 @@
+"""Which checkpoint a directory holds."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+from weightctl.formats import FORMATS, format_by_index, format_by_suffix, sniff
+from weightctl.formats.open.index import few, read_index
+from weightctl.formats.open.sets import Parts, indexed, part_of, set_of
+from weightctl.formats.switch import is_switch, read_switch
+from weightctl.storage.mapping import MappedFile
+from weightctl.system.temporary import is_temporary, without_temporary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.formats.switch import Switch
+
+__all__ = ["find_in_directory"]
+
+# Nobody keeps a checkpoint under such a name, and a directory may hold megabytes of them.
+_TEXTS = (".json", ".txt", ".md", ".py", ".jinja")
+# What trainers leave beside the weights, in the very form of a checkpoint.
+_LEFT_BESIDE = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.\w+"
+)
+
+
+def find_in_directory(directory: str, format_name: str | None) -> Parts:
+    """Choose the checkpoint in a directory; `FormatError` where there is none, or several.
+
+    The first format of the table that is there; of that, the one index, else `model` with the
+    format's suffix, else the only file or the only set of parts.
+    """
+    try:
+        there = sorted(os.listdir(directory))
+    except OSError as error:
+        raise FormatError(directory, None, error.strerror or str(error)) from error
+    # A set that takes the place of another stands for all the files that this is about.
+    switches = [name for name in there if is_switch(name)]
+    gone = {each for name in switches for each in _switch_in(directory, name).names}
+    names = [name for name in there if not is_temporary(name) and name not in gone]
+    by_format = _by_format(directory, [*names, *switches])
+    wanted = [format_name] if format_name else [name for name in FORMATS if name in by_format]
+    if not wanted or wanted[0] not in by_format:
+        from weightctl.formats.identify.directories import nothing_in
+
+        raise nothing_in(directory, names, by_format, format_name)
+    chosen = wanted[0]
+    parts = _choose(directory, chosen, by_format[chosen])
+    notes = _passed_over(directory, names, by_format, chosen, format_name)
+    others = [name for name in by_format if name != chosen]
+    if others and format_name is None:
+        notes = (
+            f"{directory} holds {chosen} and {' and '.join(others)}; {chosen} is read",
+            f"--from {others[0]} reads the other",
+            *notes,
+        )
+    return parts._replace(notes=(*parts.notes, *notes))
+
+
+def _switch_in(directory: str, name: str) -> Switch:
+    return read_switch(os.path.join(directory, name))
+
+
+def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
+    by_format: dict[str, list[str]] = {}
+    for name in names:
+        found = _format_of(os.path.join(directory, name))
+        if found is not None:
+            by_format.setdefault(found, []).append(name)
+    weights = {
+        found: kept
+        for found, names in by_format.items()
+        if (kept := [name for name in names if not _LEFT_BESIDE.fullmatch(name)])
+    }
+    return weights or by_format
+
+
+def _format_of(path: str) -> str | None:
+    if is_switch(path):
+        return read_switch(path).parts().format
+    listing = format_by_index(path)
+    if listing is not None:
+        return listing
+    if path.lower().endswith(_TEXTS) or not os.path.isfile(path):
+        return None
+    try:
+        return sniff(MappedFile(path))
+    except FormatError:
+        return None
+
+
+def _passed_over(
+    directory: str,
+    names: Sequence[str],
+    by_format: Mapping[str, Sequence[str]],
+    chosen: str,
+    format_name: str | None,
+) -> tuple[str, ...]:
+    """Say which files would have been chosen instead, had they been what their names say."""
+    order = list(FORMATS)
+    before = {format_name} if format_name else set(order[: order.index(chosen) + 1])
+    known = {name for group in by_format.values() for name in group}
+    odd = [
+        name
+        for name in names
+        if name not in known
+        and format_by_suffix(name) in before
+        and not _LEFT_BESIDE.fullmatch(name)
+        and not os.path.isdir(os.path.join(directory, name))
+    ]
+    if not odd:
+        return ()
+    from weightctl.formats.identify.directories import reason
+
+    are = "is" if len(odd) == 1 else "are"
+    return (f"{few(odd)} {are} not read: {reason(os.path.join(directory, odd[0])).message}",)
+
+
+def _choose(directory: str, format_name: str, names: Sequence[str]) -> Parts:
+    line = FORMATS[format_name]
+    indexes = [name for name in names if _leads_by_index(directory, name)]
+    if len(indexes) == 1:
+        return _set_of_index(os.path.join(directory, indexes[0]), format_name)
+    checkpoints: dict[str, Parts] = {}
+    for name in names:
+        if name in indexes:
+            continue
+        part = part_of(name)
+        members = (name,) if part is None else tuple(set_of(part))
+        key = name if part is None else f"{part['stem']}-*-of-{part['count']}{part['suffix']}"
+        if is_switch(name):
+            checkpoints[without_temporary(name)] = _switch_in(directory, name).parts()
+        else:
+            paths = tuple(os.path.join(directory, member) for member in members)
+            checkpoints[key] = Parts(format_name, paths)
+    if len(checkpoints) == 1 and not indexes:
+        return next(iter(checkpoints.values()))
+    if line.in_directory in checkpoints:
+        return checkpoints[line.in_directory]
+    several = ", ".join([*indexes, *checkpoints])
+    raise FormatError(
+        directory, None, f"the directory holds several {format_name} checkpoints: {several}",
+        hint="name one of them",
+    )  # fmt: skip
+
+
+def _leads_by_index(directory: str, name: str) -> bool:
+    if is_switch(name):
+        name = _switch_in(directory, name).leading
+    return format_by_index(name) is not None
+
+
+def _set_of_index(path: str, format_name: str) -> Parts:
+    return read_switch(path).parts() if is_switch(path) else indexed(read_index(path), format_name)

@@ -1,0 +1,150 @@
+"""The JSON file that says which part of a split checkpoint holds which tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError
+from weightctl.formats.base import tied_names
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_object, is_text_map
+from weightctl.weights.metadata import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.formats.base import Layout
+    from weightctl.weights.info import Header
+    from weightctl.weights.metadata import Value
+
+__all__ = ["Index", "compared", "disagreements", "few", "index_of", "read_index"]
+
+_MAX_SIZE = 100_000_000
+_TOTAL = "total_size"
+_LONGEST = 100
+_HINT = "is this the index of a split checkpoint, and is the download complete?"
+
+
+class Index(NamedTuple):
+    """An index as Hugging Face writes it: the part of each tensor, and strings as metadata."""
+
+    path: str
+    weight_map: Mapping[str, str]
+    metadata: Mapping[str, Value]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts, each once, in the order in which they are first named."""
+        return tuple(dict.fromkeys(self.weight_map.values()))
+
+
+def read_index(path: str) -> Index:
+    """Read an index; `FormatError` where it is none, or names a file outside its directory."""
+    file = MappedFile(path)
+    if file.size > _MAX_SIZE:
+        raise FormatError(path, None, f"an index of {file.size} bytes is none", hint=_HINT)
+    try:
+        document = json.loads(str(file.read(0, file.size), "utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason, hint = _no_json(file, error)
+        raise FormatError(path, None, f"the index is no JSON: {reason}", hint=hint) from error
+    if not is_object(document):
+        raise FormatError(path, None, "the index is no JSON object", hint=_HINT)
+    weight_map, metadata = document.get("weight_map"), document.get("metadata")
+    if not is_text_map(weight_map) or not weight_map:
+        message = "the index has no `weight_map` from tensor names to file names"
+        raise FormatError(path, None, message, hint=_HINT)
+    # The sizes in its metadata are not carried on: they are of these parts.
+    entries = metadata.items() if is_object(metadata) else ()
+    strings = {
+        key: text(value) for key, value in entries if isinstance(value, str) and key != _TOTAL
+    }
+    index = Index(path, weight_map, strings)
+    for name in index.parts:
+        if os.path.basename(name) != name or name in {"", ".", ".."}:
+            raise FormatError(
+                path, None, f"the index names `{name}`, which is outside its directory",
+                hint="do not trust this checkpoint",
+            )  # fmt: skip
+    return index
+
+
+def _no_json(file: MappedFile, error: Exception) -> tuple[str, str]:
+    """Return what an index is instead, and what to do; where it begins as one, what is wrong."""
+    if file.read(0, 64).lstrip().startswith((b"{", b"[")):
+        return str(error), _HINT
+    from weightctl.formats.identify import stranger
+
+    found = stranger(file)
+    return found.message, found.hint
+
+
+def disagreements(index: Index, headers: Mapping[str, Header]) -> list[str]:
+    """Say where an index and the headers of those of its parts that could be read disagree."""
+    holders: dict[str, list[str]] = {}
+    for part, header in headers.items():
+        for name in header.tensors:
+            holders.setdefault(name, []).append(part)
+    elsewhere = [
+        name
+        for name, part in index.weight_map.items()
+        if part in headers
+        and part not in holders.get(name, ())
+        and name not in headers[part].aliases
+        and not _is_tied(name, index, headers, holders)
+    ]
+    found = (
+        ("not in the part that the index names", elsewhere),
+        ("in a part but not in the index", [n for n in holders if n not in index.weight_map]),
+        ("in several parts", [name for name, parts in holders.items() if len(parts) > 1]),
+    )
+    return [
+        f"{len(names)} tensor{'s' * (len(names) > 1)} {what} ({few(names)})"
+        for what, names in found
+        if names
+    ]
+
+
+def _is_tied(
+    name: str, index: Index, headers: Mapping[str, Header], holders: Mapping[str, object]
+) -> bool:
+    """Whether the index says that a name is that of a tensor, and no part says otherwise."""
+    value = index.metadata.get(name)
+    if value is None or name in holders or value.content not in holders:
+        return False
+    said = (header.metadata[name] for header in headers.values() if name in header.metadata)
+    return next(said, value) == value
+
+
+def compared(header: Header, index: Index) -> Header:
+    """Return the header of all parts with what their index adds: tied names and texts."""
+    tied = {
+        name: tensor
+        for name, tensor in tied_names(index.metadata, header.tensors).items()
+        if header.metadata.get(name, index.metadata[name]) == index.metadata[name]
+    }
+    metadata = {**header.metadata}
+    metadata |= {key: index.metadata[key] for key in index.metadata if key not in metadata}
+    return header._replace(
+        metadata=metadata, aliases={**tied, **header.aliases}, listing=index.path
+    )
+
+
+def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
+    """Return the index of parts by file name, as huggingface_hub writes it.
+
+    `tied` are further names of tensors; they stand in the metadata beside the size of all tensors.
+    """
+    weight_map = {info.name: name for name, layout in parts.items() for info in layout.tensors}
+    total = sum(info.nbytes for layout in parts.values() for info in layout.tensors)
+    document = {"metadata": {**tied, _TOTAL: total}, "weight_map": weight_map}
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def few(names: Iterable[str]) -> str:
+    """Name the first three, and say whether there are more."""
+    found = list(names)
+    some = (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in found[:3])
+    return ", ".join(f"`{name}`" for name in some) + (", ..." if len(found) > 3 else "")

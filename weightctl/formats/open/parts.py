@@ -1,0 +1,227 @@
+"""Checkpoints that are one file or several: what is at a path, and whether it is whole."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError, MissingFileError
+from weightctl.formats import (
+    FORMATS,
+    INDEX_SUFFIX,
+    format_by_index,
+    format_by_suffix,
+    format_module,
+    recognise,
+)
+from weightctl.formats.base import LEVELS_KEY
+from weightctl.formats.open.directory import find_in_directory
+from weightctl.formats.open.index import compared, disagreements, few, read_index
+from weightctl.formats.open.merging import merged
+from weightctl.formats.open.sets import (
+    Parts,
+    extra_parts,
+    indexed,
+    is_part,
+    part_name,
+    part_of,
+    set_of,
+    split_suffix,
+)
+from weightctl.formats.switch import switch_of
+from weightctl.storage.mapping import MappedFile
+from weightctl.system.temporary import asides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.weights.info import Header
+
+__all__ = ["is_part", "open_files", "part_name"]
+
+_MANY = 1000
+_MOST_REASONS = 3
+_LONGEST_REASON = 200
+_ASIDE = (
+    "a run that replaced {} was stopped: the old files are read; the same command replaces them"
+)
+_VERSIONS = "is the download complete, and all of one version?"
+
+
+def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple[MappedFile, ...]]:
+    """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
+
+    Raises `FormatError` where there is none, or that says all of what is wrong with its parts.
+    """
+    parts = _find(path, format_name)
+    opened, headers = _read(path, parts)
+    header = merged(headers)
+    if parts.listed is not None:
+        header = compared(header, parts.listed)
+    if LEVELS_KEY in header.metadata and not header.leaves:
+        from weightctl.formats.pytorch.stated import with_leaves
+
+        header = with_leaves(header)
+    notes = (*parts.notes, *_odd_names(parts), *header.notes)
+    return header._replace(notes=notes), opened
+
+
+def _find(path: str, format_name: str | None) -> Parts:
+    if os.path.isdir(path):
+        return find_in_directory(path, format_name)
+    found = _find_unsettled(path, format_name)
+    return _find_files(path, format_name) if found is None else found
+
+
+def _find_unsettled(path: str, format_name: str | None) -> Parts | None:
+    """Return what a path leads to where a run replaces it, or was stopped while it did."""
+    if (switch := switch_of(path)) is not None:
+        parts = switch.parts()
+        recognise(MappedFile(parts.paths[0]), format_name)
+        return parts
+    stem = path.rstrip("/")
+    aside = None if os.path.lexists(stem) else next(filter(os.path.isdir, asides_of(stem)), None)
+    if aside is None:
+        return None
+    parts = find_in_directory(aside, format_name)
+    return parts._replace(notes=(_ASIDE.format(path), *parts.notes))
+
+
+def _find_files(path: str, format_name: str | None) -> Parts:
+    listing = format_by_index(path)
+    if listing is not None:
+        if format_name not in {None, listing}:
+            raise FormatError(
+                path, None, f"it is an index of {listing} files",
+                hint=f"leave out --from, or say --from {listing}",
+            )  # fmt: skip
+        return indexed(read_index(path), listing)
+    _require_there(path)
+    found = recognise(MappedFile(path), format_name)
+    directory, base = os.path.split(path)
+    part = part_of(base)
+    if part is None:
+        return Parts(found, (path,))
+    if FORMATS[found].has_index:
+        beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
+        listed = read_index(beside) if os.path.exists(beside) else None
+        if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
+            return indexed(listed, found)
+    return Parts(found, tuple(os.path.join(directory, name) for name in set_of(part)))
+
+
+def _require_there(path: str) -> None:
+    if path == "-":
+        raise FormatError(path, None, "stdin cannot be read", hint="name a file or a directory")
+    directory, base = os.path.split(path)
+    if os.path.lexists(path) or not os.path.isdir(directory or "."):
+        return
+    stem, suffix = split_suffix(base)
+    for name in sorted(os.listdir(directory or ".")):
+        part = part_of(name)
+        if part and (part["stem"], part["suffix"]) == (stem, suffix):
+            raise MissingFileError(
+                path, None, "No such file or directory",
+                hint=f"did you mean {os.path.join(directory, name)}?",
+            )  # fmt: skip
+
+
+def _read(path: str, parts: Parts) -> tuple[tuple[MappedFile, ...], list[Header]]:
+    """Open all parts and read their headers; one error says all that is wrong with them."""
+    missing = _missing(parts.paths)
+    opened: list[MappedFile] = []
+    headers: dict[str, Header] = {}
+    failures: list[FormatError] = []
+    gone = set(missing)
+    for part in parts.paths:
+        if part in gone:
+            continue
+        try:
+            file = MappedFile(part)
+            found = format_module(recognise(file, parts.format))
+            headers[os.path.basename(part)] = found.read(file)
+            opened.append(file)
+        except FormatError as error:
+            failures.append(error)
+    problems: list[str] = []
+    if missing:
+        names = few(os.path.basename(part) for part in missing)
+        problems.append(f"{len(missing)} of {len(parts.paths)} parts are missing: {names}")
+    problems += _reasons(failures, parts.format)
+    if parts.listed is not None:
+        extra = extra_parts(parts.listed)
+        if extra:
+            files = f"{len(extra)} file{'s' * (len(extra) > 1)}"
+            problems.append(f"{files} named as its parts but not in the index ({few(extra)})")
+        problems += disagreements(parts.listed, headers)
+    if problems:
+        raise _error(path, parts, problems, failures)
+    return tuple(opened), list(headers.values())
+
+
+def _missing(paths: Sequence[str]) -> list[str]:
+    """Return those of the files of one directory that are not there."""
+    if len(paths) > _MANY:  # a name may claim 99999 parts, and each question takes its time
+        there = set(os.listdir(os.path.dirname(paths[0]) or "."))
+        return [path for path in paths if os.path.basename(path) not in there]
+    return [path for path in paths if not os.path.exists(path)]
+
+
+def _error(
+    path: str, parts: Parts, problems: Sequence[str], failures: Sequence[FormatError]
+) -> FormatError:
+    if len(problems) == len(failures) == 1:
+        return failures[0]
+    where = parts.listed.path if parts.listed else path
+    hints = {failure.hint for failure in failures}
+    are_unread = len(problems) == len(_reasons(failures, parts.format))
+    are_alike = are_unread and len(hints) == 1
+    are_wrong = "the index and its parts disagree"
+    if are_unread or parts.listed is None:
+        are_wrong = "the set is not whole"
+    message = problems[0] if "parts are missing" in problems[0] else f"{are_wrong}: {problems[0]}"
+    if len(problems) > 1:
+        message = "\n  ".join([f"{are_wrong}:", *problems])
+    hint = hints.pop() if are_alike else _VERSIONS
+    if any(asides_of(part) for part in _missing(parts.paths)[:_MOST_REASONS]):
+        hint = "a run that replaced them was stopped; run its `weightctl convert` command again"
+    return FormatError(where, None, message, hint=hint)
+
+
+def _reasons(failures: Sequence[FormatError], format_name: str) -> list[str]:
+    """Say why parts cannot be read; those of which the same is true together."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for failure in failures:
+        told = failure.message.removeprefix(failure.path)
+        told = told.replace(f": no {format_name} file: ", ": ", 1)
+        base = os.path.basename(failure.path)
+        # What is behind the comma is of one file, as its size.
+        alike.setdefault(told.split(",")[0] or f"{base}{told}", []).append((base, told))
+    reasons = [
+        f"{few(base for base, _ in group)} ({len(group)} parts){kind}"
+        if len(group) > 1
+        else _short("".join(group[0]))
+        for kind, group in alike.items()
+    ]
+    if len(reasons) > _MOST_REASONS:
+        more = f"{len(reasons) - _MOST_REASONS} more parts that cannot be read"
+        reasons[_MOST_REASONS:] = [more]
+    return reasons
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
+
+
+def _odd_names(parts: Parts) -> Iterator[str]:
+    """Say that suffixes belong to another format, and that a download goes on."""
+    odd = [path for path in parts.paths if format_by_suffix(path) not in {None, parts.format}]
+    if odd:
+        base = os.path.basename(odd[0])
+        others = f" and {len(odd) - 1} more are" if len(odd) > 1 else " is"
+        its = "their names say" if len(odd) > 1 else "its suffix says"
+        yield f"{base}{others} {parts.format}, whatever {its}"
+    for path in parts.paths:
+        if os.path.exists(path + ".aria2"):
+            base = os.path.basename(path)
+            yield f"{base}.aria2 says that the download of {base} has not ended"

@@ -1,0 +1,96 @@
+"""Which files make one checkpoint: what parts are called, and what is known of a set."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.formats.open.index import Index
+
+__all__ = [
+    "Parts",
+    "extra_parts",
+    "indexed",
+    "is_part",
+    "part_name",
+    "part_of",
+    "set_of",
+    "split_suffix",
+]
+
+# Suffixes with a dot inside, as `.pth.tar`.
+_LONG = "|".join(
+    re.escape(suffix) for line in FORMATS.values() for suffix in line.suffixes if "." in suffix[1:]
+)
+_PART = re.compile(
+    rf"(?P<stem>.*)-(?P<number>[0-9]{{5}})-of-(?P<count>[0-9]{{5}})(?P<suffix>(?i:{_LONG})|\.[^.]+)"
+)
+_LONG_SUFFIX = re.compile(rf"(?s:.+)(?P<suffix>(?i:{_LONG}))")
+
+
+class Parts(NamedTuple):
+    """The files of one checkpoint, in order, and the index that lists them, if one does."""
+
+    format: str
+    paths: tuple[str, ...]
+    listed: Index | None = None
+    notes: tuple[str, ...] = ()
+
+
+def part_of(name: str) -> re.Match[str] | None:
+    """Match the name of a part; one that counts beyond its set is a name like any other."""
+    part = _PART.fullmatch(name)
+    return part if part and 0 < int(part["number"]) <= int(part["count"]) else None
+
+
+def is_part(path: str) -> bool:
+    """Whether a path has the name of one of several parts."""
+    return part_of(os.path.basename(path)) is not None
+
+
+def split_suffix(name: str) -> tuple[str, str]:
+    """Return the name of a file without its suffix, and the suffix: `.pth.tar` is one."""
+    long = _LONG_SUFFIX.fullmatch(name)
+    return (
+        os.path.splitext(name) if long is None else (name[: long.start("suffix")], long["suffix"])
+    )
+
+
+def part_name(name: str, number: int, count: int) -> str:
+    """Return what part `number`, from 0 on, of `count` is called: `model-00001-of-00003.gguf`."""
+    stem, suffix = split_suffix(name)
+    return f"{stem}-{number + 1:05d}-of-{count:05d}{suffix}"
+
+
+def set_of(part: re.Match[str]) -> Iterable[str]:
+    """Return the names of all parts of the set that one of them shows."""
+    return (
+        f"{part['stem']}-{number:05d}-of-{part['count']}{part['suffix']}"
+        for number in range(1, int(part["count"]) + 1)
+    )
+
+
+def indexed(index: Index, format_name: str) -> Parts:
+    """Return the files that an index lists."""
+    directory = os.path.dirname(index.path)
+    return Parts(format_name, tuple(os.path.join(directory, name) for name in index.parts), index)
+
+
+def extra_parts(index: Index) -> list[str]:
+    """Return the files beside an index that are called as its parts are, and are none of them."""
+    sets = {_set(name) for name in index.parts} - {None}
+    if not sets:
+        return []
+    beside = os.listdir(os.path.dirname(index.path) or ".")
+    return sorted(name for name in set(beside) - set(index.parts) if _set(name) in sets)
+
+
+def _set(name: str) -> tuple[str, str, str] | None:
+    part = part_of(name)
+    return (part["stem"], part["count"], part["suffix"]) if part else None

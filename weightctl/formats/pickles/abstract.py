@@ -1,0 +1,158 @@
+"""What a scan remembers of the objects of a pickle: names, small numbers, and tuples of them.
+
+All else is `UNKNOWN`. Values do not nest further than what reads them needs, so that the memory
+that they take is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from weightctl.text.untyped import is_object, is_tuple
+
+__all__ = [
+    "UNKNOWN",
+    "Made",
+    "Reference",
+    "array_nbytes",
+    "build",
+    "dictionary_put",
+    "is_padded",
+    "itemsize",
+    "made",
+    "times",
+    "tuple_of",
+]
+
+_LONGEST_TUPLE = 64
+_LARGEST_DICT = 16
+_LARGEST = 1 << 62
+_DTYPE = "numpy.dtype"
+_WRAPPER = "NumpyArrayWrapper"
+# A dtype of elements of a fixed size, as NumPy writes its name.
+_SIZED = re.compile(r"[<>=|]?([biufcmMSaUV])(\d{1,9})(?:\[\w+\])?")
+_NAMED_SIZES = {"bool": 1, "?": 1}
+_OBJECTS = ("O8", "O4", "O", "|O")
+
+
+class _Unknown:
+    """What is not remembered."""
+
+    __slots__ = ()
+
+
+UNKNOWN = _Unknown()
+
+
+class Reference(NamedTuple):
+    """A global."""
+
+    path: str
+
+
+class Made:
+    """An object of NumPy's or joblib's whose state says how many bytes an array takes."""
+
+    __slots__ = ("arguments", "path", "state")
+
+    def __init__(self, path: str, arguments: Any) -> None:
+        self.path = path
+        self.arguments = arguments
+        self.state: Any = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether joblib puts the bytes of an array behind the object."""
+        return self.path.endswith(_WRAPPER)
+
+
+_SCALARS = frozenset({str, int, type(None), Reference, _Unknown})
+
+
+def made(function: Any, arguments: Any) -> Any:
+    """Return what a call returns."""
+    if isinstance(function, Reference) and (
+        function.path == _DTYPE or function.path.endswith(_WRAPPER)
+    ):
+        return Made(function.path, arguments if _is_flat(arguments) else UNKNOWN)
+    return UNKNOWN
+
+
+def _is_flat(value: Any) -> bool:
+    return is_tuple(value) and _SCALARS.issuperset(map(type, value))
+
+
+def tuple_of(elements: list[Any]) -> Any:
+    """Return a tuple of scalars and of flat tuples; of other elements only the place is kept."""
+    if len(elements) > _LONGEST_TUPLE:
+        return UNKNOWN
+    if _SCALARS.issuperset(map(type, elements)):
+        return tuple(elements)
+    return tuple(each if type(each) in _SCALARS or _is_flat(each) else UNKNOWN for each in elements)
+
+
+def dictionary_put(target: Any, flat: list[Any]) -> None:
+    """Put keys and values into a dict; what is put into other objects is not remembered."""
+    if not is_object(target):
+        return
+    for key, value in zip(flat[::2], flat[1::2], strict=False):
+        if isinstance(key, str) and (key in target or len(target) < _LARGEST_DICT):
+            is_kept = type(value) in _SCALARS or _is_flat(value)
+            is_dtype = isinstance(value, Made) and not is_object(value.state)
+            target[key] = value if is_kept or is_dtype else UNKNOWN
+
+
+def build(target: Any, state: Any) -> None:
+    """Give an object its state."""
+    if isinstance(target, Made):
+        target.state = state if is_object(state) or _is_flat(state) else UNKNOWN
+
+
+def array_nbytes(wrapper: Made) -> int | None:
+    """Return how many bytes joblib puts behind a wrapper; -1 for a pickle, None if unknown.
+
+    Source: `NumpyArrayWrapper.read_array` in `joblib/numpy_pickle.py`. The padding is not counted.
+    """
+    state = wrapper.state if is_object(wrapper.state) else {}
+    shape, dtype = state.get("shape"), state.get("dtype")
+    if not isinstance(dtype, Made) or not is_tuple(dtype.arguments) or not dtype.arguments:
+        return None
+    code = dtype.arguments[0]
+    if code in _OBJECTS:
+        return -1
+    # A dtype of fields may have objects in it.
+    if not is_tuple(dtype.state) or dtype.state[2:4] != (None, None):
+        return None
+    return times(itemsize(code), shape if is_tuple(shape) else None)
+
+
+def times(size: int | None, shape: Any) -> int | None:
+    """Return the bytes of an array of elements of a size; None where they cannot be computed."""
+    for each in shape if is_tuple(shape) else (shape,):
+        if size is None or type(each) is not int or not 0 <= each < _LARGEST:
+            return None
+        size *= each
+    return size
+
+
+def is_padded(wrapper: Made) -> bool | None:
+    """Whether a byte that counts padding comes before the array; None if that is unknown."""
+    state = wrapper.state
+    if not is_object(state):
+        return None
+    alignment = state.get("numpy_array_alignment_bytes")
+    return None if alignment is UNKNOWN else alignment is not None
+
+
+def itemsize(code: Any) -> int | None:
+    """Return the bytes of an element of a dtype that has a fixed size; None for any other."""
+    if not isinstance(code, str):
+        return None
+    if code in _NAMED_SIZES:
+        return _NAMED_SIZES[code]
+    found = _SIZED.fullmatch(code)
+    if found is None:
+        return None
+    count = int(found[2])
+    return 4 * count if found[1] == "U" else count

@@ -1,0 +1,294 @@
+"""Reads a pickle into records: it imports nothing, and calls nothing that a pickle names.
+
+What one names is looked up in a closed list of constructors, which make records; everything else
+stays a name.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError  # noqa: N812  # it is a class
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import WeightctlError
+from weightctl.formats.pickles.literals import MODULES
+from weightctl.formats.pickles.opcodes import OPCODES, STOP
+from weightctl.formats.pickles.records import Blob, Global
+from weightctl.storage.byte_range import HeldRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from weightctl.storage.byte_range import ByteRange
+
+__all__ = ["Machine", "UnsoundPickleError", "load"]
+
+_UNSOUND = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+    StructError,
+)  # fmt: skip
+_LONGEST_NAME = 512
+_LONGEST_MESSAGE = 300
+_WINDOW = 1 << 16
+# What is read at once: little at first, as behind bytes that are skipped, and then more.
+_FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
+# An opcode, and what of its argument is not read by `take` or `line`, is not longer.
+_LONGEST_OPCODE = 16
+
+
+_LONG_BINPUT, _BINGET, _BININT1, _BININT2, _MARK, _FRAME = b"rhKM(\x95"
+# The bytes behind those opcodes.
+_ARGUMENTS = {_LONG_BINPUT: 4, _BINGET: 1, _BININT1: 1, _BININT2: 2}
+_UINT, _USHORT = Struct("<I").unpack_from, Struct("<H").unpack_from
+
+
+class UnsoundPickleError(ValueError):
+    """A pickle is not sound; `offset` is where, `is_cut` whether it ends before its end."""
+
+    def __init__(self, offset: int, message: str, *, is_cut: bool = False) -> None:
+        # What a pickle says of itself may be as long as it likes.
+        is_long = len(message) > _LONGEST_MESSAGE
+        super().__init__(f"{message[:_LONGEST_MESSAGE]}..." if is_long else message)
+        self.offset = offset
+        self.is_cut = is_cut
+
+
+def load(
+    data: ByteRange | memoryview,
+    start: int,
+    constructors: Mapping[str, Callable[..., Any] | None],
+    persistent: Callable[[Any], Any],
+    seen: dict[str, None] | None = None,
+) -> tuple[Any, int]:
+    """Return the record of the pickle at `start`, and where it ends.
+
+    `persistent` returns what a persistent id refers to. The paths of the globals that the pickle
+    names are put into `seen`. Of a file only what is parsed is read, a window at a time. Raises
+    `UnsoundPickleError`, and the errors of weightctl that `persistent` and reading raise.
+    """
+    machine = Machine(data, start, constructors, persistent)
+    try:
+        while not _run(machine):
+            pass
+        if seen is not None:
+            seen.update(dict.fromkeys(machine.paths()))
+        return machine.stack[-1], machine.base + machine.begun + 1
+    except WeightctlError:
+        raise  # of what stands behind a persistent id, or of a file that changed
+    except _UNSOUND as error:
+        is_cut = machine.base + max(machine.begun, machine.reached) >= machine.size
+        reason = "it ends in the middle" if is_cut else _reason(error)
+        raise UnsoundPickleError(machine.base + machine.begun, reason, is_cut=is_cut) from error
+
+
+def _run(machine: Machine) -> bool:
+    """Carry out the opcodes of the next window; return whether the last one is the pickle's."""
+    at, opcode = machine.advance(), 0
+    opcodes, stack, memo, marks = OPCODES, machine.stack, machine.memo, machine.marks
+    data, window = machine.data, machine.opcodes
+    try:
+        while (opcode := window[at]) != STOP:
+            # Two thirds of what torch writes are these five; the table has them too.
+            if opcode == _LONG_BINPUT:
+                memo[_UINT(data, at + 1)[0]] = stack[-1]
+                at += 5
+            elif opcode == _BINGET:
+                stack.append(memo[data[at + 1]])
+                at += 2
+            elif opcode == _BININT1:
+                stack.append(data[at + 1])
+                at += 2
+            elif opcode == _BININT2:
+                stack.append(_USHORT(data, at + 1)[0])
+                at += 3
+            elif opcode == _MARK:
+                marks.append(len(stack))
+                at += 1
+            else:
+                machine.at = at + 1
+                opcodes[opcode](machine)
+                at = machine.at
+                if opcode == _FRAME:
+                    return False
+    except IndexError:
+        if at < len(window):
+            raise
+        opcode = 0
+        return False
+    finally:
+        machine.begun, machine.reached = at, max(machine.at, at + _ARGUMENTS.get(opcode, 0))
+    return True
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, LookupError):
+        return "an opcode that there is not, or that finds nothing where it should"
+    return str(error) or type(error).__name__
+
+
+class Machine:
+    """The state of a pickle that is being read: its stack, its memo, and where it is.
+
+    `data` is a window of the bytes, which starts at `base`; the other places count from there.
+    `opcodes` is the part of the window in which opcodes may begin: what is behind it is for their
+    arguments. `at` is where an opcode reads its argument, `begun` where the last opcode begins or
+    the next one will, and `reached` how far that one needed the bytes.
+    """
+
+    __slots__ = (
+        "_constructors",
+        "_frame_end",
+        "_named",
+        "_reads",
+        "_source",
+        "_unframed",
+        "at",
+        "base",
+        "begun",
+        "data",
+        "marks",
+        "memo",
+        "opcodes",
+        "persistent",
+        "reached",
+        "size",
+        "stack",
+    )
+
+    def __init__(
+        self,
+        data: ByteRange | memoryview,
+        start: int,
+        constructors: Mapping[str, Callable[..., Any] | None],
+        persistent: Callable[[Any], Any],
+    ) -> None:
+        self._source = HeldRange(data) if isinstance(data, memoryview) else data
+        self._reads = _FIRST_READ
+        self._frame_end: int | None = None
+        self.size = len(self._source)
+        self.data = self._unframed = b""
+        self.opcodes: bytes | memoryview = b""
+        self.base = start
+        self.at = self.begun = self.reached = 0
+        self.persistent = persistent
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self._constructors = constructors
+        self._named: dict[tuple[str, str], Global] = {}
+
+    def advance(self) -> int:
+        """Make the window reach beyond the next opcode; return where that is in the new window.
+
+        Raises `ValueError` where the pickle ends there, and where an opcode crosses the end of its
+        frame: Python drops the rest of such a frame, and other readers do not.
+        """
+        at = self.begun
+        if self._frame_end is not None and self.base + at >= self._frame_end:
+            if self.base + at > self._frame_end:
+                raise ValueError("an opcode that is not within its frame")
+            self._frame_end = None
+        if self.base + at >= self.size:
+            raise ValueError("it ends in the middle")
+        if self._room() <= at:
+            is_next = at <= len(self.data)
+            self._reads = min(2 * self._reads, _LARGEST_READ) if is_next else _FIRST_READ
+            self.data = self._source.read(self.base + at, self._reads)
+            self.base += at
+            self.at = self.begun = self.reached = at = 0
+            self._unframed = self.data[: self._room()]
+        self.opcodes = self._unframed
+        if self._frame_end is not None:
+            # Without a copy: frames may be as many as there are opcodes.
+            self.opcodes = memoryview(self._unframed)[: self._frame_end - self.base]
+        return at
+
+    def _room(self) -> int:
+        """Return how far into the window opcodes may begin."""
+        is_last = self.base + len(self.data) >= self.size
+        return len(self.data) - (0 if is_last else _LONGEST_OPCODE)
+
+    def begin_frame(self, length: int) -> None:
+        """Begin a frame of so many bytes; `ValueError` within another, or past the end."""
+        if self._frame_end is not None or length > self.size - self.base - self.at:
+            raise ValueError("a frame that is not where it should be")
+        self._frame_end = self.base + self.at + length
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        at = self.at
+        self.at = at + 1
+        return self.data[at]
+
+    def number(self, kind: Struct) -> Any:
+        """Return the next number of a kind; `ValueError` where the pickle ends before."""
+        at = self.at
+        end = self.at = at + kind.size
+        if self.base + end > self.size:
+            raise ValueError("it ends in the middle")
+        return kind.unpack_from(self.data, at)[0]
+
+    def take(self, length: int) -> bytes:
+        """Return the next bytes; `ValueError` where there are not as many."""
+        start = self.at
+        end = self._skip(length)
+        if end <= len(self.data):
+            return self.data[start:end]
+        return self._source.read(self.base + start, length)
+
+    def blob(self, length: int) -> Blob:
+        """Return where the next bytes are, which are not read; `ValueError` as for `take`."""
+        start = self.base + self.at
+        return Blob(start, self.base + self._skip(length))
+
+    def _skip(self, length: int) -> int:
+        if length < 0:
+            raise ValueError("a length below zero")
+        end = self.at + length
+        if self.base + end > self.size:
+            self.at = self.size - self.base
+            raise ValueError("it ends in the middle")
+        self.at = end
+        return end
+
+    def line(self) -> bytes:
+        """Return the bytes up to the next line feed."""
+        found = self.data.find(b"\n", self.at)
+        if found >= 0:
+            line = self.data[self.at : found]
+            self.at = found + 1
+            return line
+        # Never more at once: a line that does not end may be all of a large file.
+        start = end = self.base + self.at
+        while (found := (piece := self._source.read(end, _WINDOW)).find(b"\n")) < 0:
+            end += len(piece)
+            if not piece:
+                self.at = end - self.base
+                raise ValueError("it ends in the middle")
+        end += found
+        self.at = end + 1 - self.base
+        return self._source.read(start, end - start)
+
+    def since_mark(self) -> list[Any]:
+        """Take what was pushed since the last mark."""
+        start = self.marks.pop()
+        taken = self.stack[start:]
+        del self.stack[start:]
+        return taken
+
+    def paths(self) -> Iterator[str]:
+        """Yield the paths of the globals that were named."""
+        return (each.path for each in self._named.values())
+
+    def named(self, module: str, name: str) -> Global:
+        """Return the record of a global; `ValueError` for a name longer than any."""
+        key = (module, name)
+        found = self._named.get(key)
+        if found is None:
+            # A pickle may put a long one before each of many others, and name that often.
+            if len(module) > _LONGEST_NAME or len(name) > _LONGEST_NAME:
+                raise ValueError(f"a name of more than {_LONGEST_NAME} letters")
+            module = MODULES.get(module, module)
+            make = self._constructors.get(f"{module}.{name}")
+            found = self._named[key] = Global(module, name, make)
+        return found

@@ -1,0 +1,129 @@
+"""The Module of llama and what is built alike: Mistral, SmolLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import DType
+from weightctl.graph import ops
+from weightctl.nn.attention import Attention
+from weightctl.nn.embedding import Embedding
+from weightctl.nn.layer_list import LayerList
+from weightctl.nn.linear import Linear
+from weightctl.nn.mlp import GatedMLP
+from weightctl.nn.models.network import Network
+from weightctl.nn.module import Module
+from weightctl.nn.norm import RMSNorm
+from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
+
+if TYPE_CHECKING:
+    from weightctl.families.rope_scaling import RopeScaling
+    from weightctl.graph.value import Value
+    from weightctl.nn.experts import MixtureOfExperts
+    from weightctl.nn.models.network import Beside
+
+__all__ = ["Llama", "LlamaConfig", "LlamaLayer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """The sizes of a llama, and which of its variations it has.
+
+    `rope_dimensions` is how many numbers of each head are rotated; `rope_interleaved` says that
+    neighbours are, as in GGUF, not each half's with the other's, as in Hugging Face's checkpoints.
+    `attention_bias` is that of queries, keys and values; `qk_norm` gives each head of queries and
+    keys a norm. `sliding_window` is how many positions back, itself included, a position sees:
+    in the layers that `windowed_layers` says, in all where it is None. A `tied` model has no
+    output weight of its own.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_epsilon: float
+    rope_base: float
+    rope_dimensions: int
+    rope_scaling: RopeScaling | None = None
+    rope_interleaved: bool = False
+    has_rope_factors: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    windowed_layers: tuple[bool, ...] | None = None
+    activation: str = "silu"
+    tied: bool = False
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions back those of a layer see; None, all."""
+        windowed = self.windowed_layers
+        return self.sliding_window if windowed is None or windowed[layer] else None
+
+
+class LlamaLayer(Module):
+    """Attention, then a gated MLP, each after a norm and added to what came in."""
+
+    def __init__(self, config: LlamaConfig, dtype: DType, window: int | None = None) -> None:
+        self.attention_norm = RMSNorm(config.hidden, config.norm_epsilon, dtype=dtype)
+        self.attention = Attention(
+            config.hidden,
+            config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            bias=config.attention_bias,
+            output_bias=config.attention_output_bias,
+            window=window,
+            norm_epsilon=config.norm_epsilon if config.qk_norm else None,
+            interleaved=config.rope_interleaved,
+            dtype=dtype,
+        )
+        self.mlp_norm = RMSNorm(config.hidden, config.norm_epsilon, dtype=dtype)
+        self.mlp: GatedMLP | MixtureOfExperts = GatedMLP(
+            config.hidden,
+            config.intermediate,
+            config.activation,
+            bias=config.mlp_bias,
+            dtype=dtype,
+        )
+
+    def __call__(self, x: Value, cos: Value, sin: Value) -> Value:
+        """Return what goes to the next layer, in the shape of `x`."""
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(Network):
+    """A llama: from token ids, int64[batch, seq], to logits [batch, seq, vocabulary]."""
+
+    def __init__(self, config: LlamaConfig, dtype: DType = DType.float32) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.embedding = Embedding(config.vocabulary, config.hidden, dtype=dtype)
+        self.rope = RotaryEmbedding(config.rope_dimensions, config.rope_base, config.rope_scaling)
+        if config.has_rope_factors:
+            self.rope_factors = FrequencyFactors(config.rope_dimensions // 2)
+        self.layers = LayerList(
+            [LlamaLayer(config, dtype, config.window(number)) for number in range(config.layers)]
+        )
+        self.norm = RMSNorm(config.hidden, config.norm_epsilon, dtype=dtype)
+        self.output = Linear(config.hidden, config.vocabulary, dtype=dtype)
+        if config.tied:
+            self.output.set_shared_weight("weight", self.embedding.weight)
+
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the tokens' vectors, and by how much each position is rotated."""
+        x = self.embedding(tokens, self.dtype)
+        positions = ops.range(tokens.shape[1], device=tokens.device)
+        factors = self.rope_factors() if self.config.has_rope_factors else None
+        return x, self.rope(positions, factors)
+
+    def end(self, x: Value) -> Value:
+        """Return the logits of what follows each token."""
+        return self.output(self.norm(x))

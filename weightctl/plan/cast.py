@@ -1,0 +1,323 @@
+"""Other encodings for the tensors of a plan: dtypes and block quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.dtype import ENCODINGS, Encoding
+from weightctl.errors import ConversionError
+from weightctl.families.model import ARCHITECTURE
+from weightctl.families.names import is_matrix_weight
+from weightctl.formats import FORMATS
+from weightctl.plan.file_types import file_type
+from weightctl.plan.plan import Described, Plan
+from weightctl.plan.recipes import Recipe, choose, goes_by_role, unmatched
+from weightctl.plan.types import encoding_of, type_or_recipe
+from weightctl.schemes.logical import is_buffer, parts
+from weightctl.text.patterns import regular_expression
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    import os
+    import re
+    from collections.abc import Sequence
+
+    from weightctl.plan.plan import Item
+    from weightctl.plan.recipes import Chosen
+    from weightctl.plan.types import TypeLike
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["BY_RULE", "Rule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
+
+# What takes the place of a block type whose block does not divide the row (llama.cpp,
+# src/llama-quant.cpp, `tensor_type_fallback`); what does not fit either becomes F16.
+_FALLBACK = {
+    "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0",
+    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ2_XXS": "IQ4_NL", "IQ2_XS": "IQ4_NL",
+    "IQ2_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL",
+}  # fmt: skip
+
+# What the `line` of an item begins with whose encoding a rule has chosen, and no recipe.
+BY_RULE = "--tensor-type "
+
+
+def is_lossy(encoding: Encoding) -> bool:
+    """Whether numbers have been rounded to fewer than 16 bits to get here."""
+    dtype = encoding.dtype
+    return encoding.quantization is not None or (
+        dtype is not None and dtype.is_float and encoding.size == 1
+    )
+
+
+class Rule(NamedTuple):
+    """The encoding for tensors in whose name a pattern is found; None keeps what they have."""
+
+    pattern: re.Pattern[str]
+    encoding: Encoding | None
+
+    @classmethod
+    def parse(cls, written: str) -> Rule:
+        """Read `REGEX=TYPE`; raises `ConversionError` for anything else."""
+        expression, equals, name = written.rpartition("=")
+        if not equals or not expression:
+            raise ConversionError(
+                f"`--tensor-type {written}` says no type",
+                hint="write REGEX=TYPE: 'ffn_down=Q8_0'",
+            )
+        return cls(regular_expression(expression), encoding_of(name))
+
+    def __str__(self) -> str:
+        return f"{BY_RULE}{self.pattern.pattern}"
+
+
+def cast(
+    plan: Plan,
+    target: TypeLike | Recipe | os.PathLike[str] | None,
+    rules: Sequence[Rule] | Mapping[str, TypeLike | None] = (),
+    *,
+    fallback: bool = True,
+    requantize: bool = False,
+    weighted: bool = False,
+) -> Plan:
+    """Store what holds fractions in other encodings; all other numbers stay.
+
+    `target` is a dtype of weightctl, NumPy or torch, a `QuantizationEncoding`, an `Encoding`, a
+    recipe, its file, or the name of any of them; `rules` may be types by pattern.
+    A tensor gets the encoding of the first rule whose pattern is found in its name, else what
+    `target` says, else keeps its own. A rule is obeyed but for blocks where there are no rows to
+    cut into them; `target`'s blocks are only for the matrices that llama.cpp would quantize, and of
+    those a recipe gives each its own, as in the whole model where the plan is for a part of it. In
+    a GGUF of a model that llama.cpp runs any other `target` is only for those too: its vectors
+    become F32, since it computes with no other, and norms, routers and positions stay. Buffers stay
+    everywhere. `weighted` says that the blocks will be chosen by an importance matrix, with which
+    some recipes give other types.
+
+    A recipe whose name is also a type's means that type where it cannot tell the roles of tensors,
+    and any other is a `ConversionError` there. Where rows do not divide into blocks llama.cpp's
+    substitute is taken; with `fallback=False` that is a `ConversionError`. So is a rule that
+    matches nothing and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
+    """
+    given: Any = plan  # a caller's types are not checked
+    if not isinstance(given, Plan):
+        raise ConversionError(
+            f"cast takes a Plan, not {type(given).__name__}",
+            hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does it all',
+        )
+    if isinstance(rules, str):
+        raise ConversionError(
+            f"types by pattern are a mapping, not `{rules}`", hint='for example {"attn_v": "Q8_0"}'
+        )
+    target = None if target is None else type_or_recipe(target)
+    if isinstance(rules, Mapping):
+        rules = [
+            Rule(regular_expression(pattern), encoding_of(kind)) for pattern, kind in rules.items()
+        ]
+    for rule in rules:
+        if not any(rule.pattern.search(item.info.name) for item in plan.items):
+            tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
+            raise ConversionError(
+                f"no tensor's name matches `{rule.pattern.pattern}`",
+                hint=f"`{tied}` is tied to `{plan.tied[tied]}`, which may get a type"
+                if tied
+                else plan.names_hint,
+            )
+    asked = target.encodings if isinstance(target, Recipe) else [target]
+    _refuse_unheld(plan, [*asked, *(rule.encoding for rule in rules)])
+    if isinstance(target, Recipe):
+        plan, target = _for_names(plan, target, weighted=weighted)
+    chosen = _chosen(plan, target, weighted=weighted)
+    default = _default(target)
+    items = tuple(_cast_item(plan, item, default, chosen, rules) for item in plan.items)
+    changed = [item for item in items if not item.is_copy]
+    _refuse_scaled(plan, changed)
+    if not requantize:
+        _refuse_second_loss(changed)
+    if not fallback:
+        _refuse_substitutes(items)
+    return replace(plan, items=items, metadata=_described(plan, items, target))
+
+
+def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Recipe | Encoding]:
+    """Return what a recipe means for these names, and the plan that says so."""
+    infos = _whole(plan)
+    is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
+    names, metadata = _known_by(plan)
+    called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
+    if is_no_type or goes_by_role(recipe, called, metadata):
+        told = list(unmatched(recipe, infos))
+        if recipe.wants_importance and not weighted:
+            told.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
+        consulted = {recipe.path: "the recipe"} if recipe.path else {}
+        plan = replace(
+            plan,
+            recipe=recipe.name,
+            consulted={**plan.consulted, **consulted},
+            notes=(*plan.notes, *told),
+        )
+        return plan, recipe
+    encoding = ENCODINGS[recipe.name]
+    if any(other != encoding for other in recipe.encodings):
+        note = f"all {encoding}: as llama.cpp's recipe it goes by GGUF's names and metadata"
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan, encoding
+
+
+def _chosen(
+    plan: Plan, target: Encoding | Recipe | None, *, weighted: bool
+) -> Mapping[str, Chosen] | None:
+    """Return what a recipe gives to the matrices; None where there is no recipe."""
+    if not isinstance(target, Recipe):
+        return None
+    names, metadata = _known_by(plan)
+    return choose(target, _whole(plan), metadata, weighted=weighted, names=names)
+
+
+def _known_by(plan: Plan) -> Described:
+    """Return the names and metadata by which recipes know the model."""
+    return plan.described or Described({}, plan.metadata)
+
+
+def _whole(plan: Plan) -> list[TensorInfo]:
+    """Return the tensors of the whole model, whatever part of it the plan is for."""
+    tensors = dict(plan.source.header.tensors)
+    for item in plan.items:
+        tensors.pop(item.source.name, None)
+    return [*tensors.values(), *(item.info for item in plan.items)]
+
+
+def _default(target: Encoding | Recipe | None) -> Encoding | None:
+    if not isinstance(target, Recipe):
+        return target
+    return ENCODINGS[target.otherwise] if target.otherwise else None
+
+
+def _cast_item(
+    plan: Plan,
+    item: Item,
+    target: Encoding | None,
+    chosen: Mapping[str, Chosen] | None,
+    rules: Sequence[Rule],
+) -> Item:
+    source = item.source.encoding
+    if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
+        return item
+    # PyTorch's half of complex64, and its integers with a scale of their own, have no `DType`.
+    if source.pytorch is not None and source.dtype is None:
+        return item
+    rule = next((rule for rule in rules if rule.pattern.search(item.info.name)), None)
+    line = ""
+    if rule is not None:
+        target = rule.encoding
+    elif chosen is not None and item.info.name in chosen:
+        target, line = chosen[item.info.name]
+    elif chosen is not None and source.quantization is not None:
+        return item
+    if target is None:
+        line = line if rule is None else str(rule)
+        return replace(item, line=line) if line else item
+    # Blocks are cut from rows; a vector is none to speak of, and nothing reads one in blocks.
+    is_obeyed = rule is not None and (target.quantization is None or len(item.info.shape) >= 2)
+    line = str(rule) if is_obeyed else line
+    if not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
+        target = _for_others(plan, item.info, target)
+    fitting = _fitting(target, item.info.shape)
+    asked = None if fitting is target else target.name
+    return replace(item, info=item.info._replace(encoding=fitting), asked=asked, line=line)
+
+
+def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
+    """Return the encoding of what is no matrix to quantize."""
+    is_gguf = plan.format == "gguf"
+    runs_in_llama_cpp = is_gguf and ARCHITECTURE in plan.metadata
+    if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):
+        return target
+    cannot_stay = is_gguf and info.encoding.gguf is None
+    is_vector = runs_in_llama_cpp and len(info.shape) <= 1
+    return ENCODINGS["F32"] if cannot_stay or is_vector else info.encoding
+
+
+def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
+    """Whether a tensor is a vector of a model for llama.cpp in an encoding it does not add with."""
+    dtype = item.info.encoding.dtype
+    return (
+        plan.format == "gguf"
+        and ARCHITECTURE in plan.metadata
+        and len(item.info.shape) <= 1
+        and dtype is not None
+        and dtype.is_float
+        and item.info.encoding.name != "F32"
+    )
+
+
+def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
+    if target.fits(shape):
+        return target
+    substitute = ENCODINGS.get(_FALLBACK.get(target.name, ""))
+    return substitute if substitute and substitute.fits(shape) else ENCODINGS["F16"]
+
+
+def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
+    for encoding in asked:
+        if encoding is not None and getattr(encoding, plan.format, None) is None:
+            holders = [name for name in FORMATS if getattr(encoding, name, None) is not None]
+            names = " or ".join(f"*{FORMATS[name].suffix}" for name in holders)
+            raise ConversionError(
+                f"{plan.format} does not have {encoding}",
+                hint=f"name the output {names}" if holders else "choose another type",
+            )
+
+
+def _refuse_second_loss(changed: list[Item]) -> None:
+    twice = [
+        item for item in changed if is_lossy(item.source.encoding) and is_lossy(item.info.encoding)
+    ]
+    if twice:
+        first = twice[0]
+        raise ConversionError(
+            f"{len(twice)} tensors have already lost precision (`{first.source.name}` is "
+            f"{first.source.encoding}); {first.info.encoding} would lose more on top",
+            hint="start from the unquantized model, or pass --allow-requantize",
+        )
+
+
+def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
+    together = parts(plan.source.header) if changed else set[str]()
+    scaled = [item.source for item in changed if item.source.name in together]
+    if scaled:
+        first = scaled[0]
+        raise ConversionError(
+            f"{len(scaled)} tensors are numbers and scales of weights that are quantized already "
+            f"(`{first.name}` is {first.encoding}), and have no meaning alone",
+            hint="weightctl cannot take them apart yet: start from the unquantized model; "
+            "--tensor-type REGEX=keep leaves some as they are",
+        )
+
+
+def _refuse_substitutes(items: Sequence[Item]) -> None:
+    substituted = [item for item in items if item.asked]
+    if substituted:
+        first = substituted[0]
+        raise ConversionError(
+            f"{len(substituted)} of the tensors cannot be what was asked: `{first.info.name}` has "
+            f"rows of {first.info.row}, which do not divide into blocks of {first.asked}",
+            hint=f"without --no-fallback they become {first.info.encoding}",
+        )
+
+
+def _described(
+    plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
+) -> dict[str, Value]:
+    """Keep the two keys that tell llama.cpp of the types in step with them."""
+    metadata = dict(plan.metadata)
+    if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
+        number = target.file_type if isinstance(target, Recipe) else None
+        if number is None:
+            default = _default(target)
+            number = file_type([item.info for item in items], default)
+        metadata["general.file_type"] = Value("u32", number)
+        if any(item.info.encoding.quantization for item in items):
+            metadata["general.quantization_version"] = Value("u32", 2)
+    return metadata

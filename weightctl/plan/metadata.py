@@ -1,0 +1,162 @@
+"""Other metadata for the output."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.formats.base import (
+    ALIGNMENT_KEY,
+    LEAST_ALIGNMENT,
+    SPLIT_KEYS,
+    is_alignment,
+    is_text,
+)
+from weightctl.text.untyped import is_list
+from weightctl.weights.metadata import INTEGERS, TEXT, Value, as_json, is_type, parse_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.plan.plan import Plan
+
+__all__ = ["Setting", "change_metadata"]
+
+
+# As gguf-py and others call them.
+_SPELLINGS = {
+    **{f"{'u' if sign == 'u' else ''}int{bits}": f"{sign}{bits}"
+       for sign in "ui" for bits in (8, 16, 32, 64)},
+    "float32": "f32", "float64": "f64", "str": "string",
+}  # fmt: skip
+
+
+class Setting(NamedTuple):
+    """A metadata value as a person writes it; without a `type` it keeps the one that it has.
+
+    `otherwise` is the type of a new value in GGUF where no `type` is stated.
+    """
+
+    key: str
+    type: str | None
+    text: str
+    otherwise: str = "string"
+
+    @classmethod
+    def of(cls, key: str, value: object) -> Setting:
+        """Return what sets a key to a Python value, or to a `Value`, whose type is stated.
+
+        A new integer is a u32 where it fits, else an i64; a new float is an f32; a new list has
+        elements of such a type. Raises `ConversionError` for any other value.
+        """
+        if isinstance(value, Value):
+            return cls(key, value.type, _written(value.content))
+        kind = _type_for(value)
+        if kind is None:
+            raise ConversionError(
+                f"the metadata `{key}` cannot be set to {value!r:.80}",
+                hint="values are text, numbers, booleans and lists of one of them; "
+                "`Value('array[u8]', [1])` states a type",
+            )
+        return cls(key, None, _written(value), kind)
+
+    @classmethod
+    def parse(cls, written: str) -> Setting:
+        """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else."""
+        name, equals, content = written.partition("=")
+        key, colon, kind = name.rpartition(":")
+        if not equals or not (key if colon else name):
+            raise ConversionError(
+                f"`{written}` sets nothing", hint="write KEY=VALUE, or KEY:u32=5 to state a type"
+            )
+        if not is_text(name + content):
+            raise ConversionError(f"{written!r} is no UTF-8", hint="check the terminal's encoding")
+        if not colon:
+            return cls(name, None, content)
+        kind = _SPELLINGS.get(kind, kind)
+        if not is_type(kind):
+            raise ConversionError(
+                f"`{kind}` in `{written}` is no type of metadata",
+                hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
+            )
+        return cls(key, kind, content)
+
+
+def _written(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return json.dumps(as_json(content)) if not isinstance(content, float) else repr(content)
+
+
+def _type_for(value: object) -> str | None:
+    """Return the type of a new value in GGUF; None for what it has no type for."""
+    if isinstance(value, bool):  # before int, of which it is one
+        return "bool"
+    if isinstance(value, int):
+        low, high = INTEGERS["u32"]
+        return "u32" if low <= value <= high else "i64"
+    if isinstance(value, float):
+        return "f32"
+    if isinstance(value, str):
+        return "string"
+    kinds: set[str | None] = {*map(_type_for, value)} if is_list(value) else set()
+    kind = "i64" if kinds == {"u32", "i64"} else kinds.pop() if len(kinds) == 1 else None
+    return None if kind is None else f"array[{kind}]"
+
+
+def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:
+    """Set metadata values and remove others; a value keeps its type unless another is stated.
+
+    A new one without a type is a string. Raises `ConversionError` for a value that is not of its
+    type, a key to remove that is not there, and the keys that weightctl itself keeps.
+    """
+    metadata = dict(plan.metadata)
+    for key in removed:
+        if key not in metadata:
+            near = difflib.get_close_matches(key, metadata, n=3)
+            raise ConversionError(
+                f"there is no metadata `{key}` to unset",
+                hint=f"did you mean {' or '.join(near)}?" if near
+                else "`weightctl ls --meta` lists what there is",
+            )  # fmt: skip
+        _refuse_kept(plan, key)
+        del metadata[key]
+    for setting in settings:
+        _refuse_kept(plan, setting.key)
+        kind = setting.type or _type_of(plan, setting)
+        try:
+            content = parse_value(kind, setting.text)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise ConversionError(
+                f"`{setting.text}` is no {kind}, which the metadata `{setting.key}` is",
+                hint=f"--set {setting.key}:TYPE=VALUE states another type",
+            ) from error
+        value = metadata[setting.key] = Value(kind, content)
+        if setting.key == ALIGNMENT_KEY and (not is_alignment(value) or content < LEAST_ALIGNMENT):
+            raise ConversionError(
+                f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",
+                hint="it is a u32 power of two from 8 on; --align sets it",
+            )
+    return replace(plan, metadata=metadata)
+
+
+def _type_of(plan: Plan, setting: Setting) -> str:
+    if setting.key in plan.metadata:
+        return plan.metadata[setting.key].type
+    return TEXT if plan.format == "safetensors" else setting.otherwise
+
+
+def _refuse_kept(plan: Plan, key: str) -> None:
+    if key in SPLIT_KEYS:
+        raise ConversionError(
+            f"the metadata `{key}` says which of several files one is, and weightctl writes it",
+            hint="--max-shard-size makes several files",
+        )
+    if key in plan.tied:
+        raise ConversionError(
+            f"the metadata `{key}` is the name of a tied tensor, and weightctl writes it",
+            hint=f"--exclude {key} leaves it out",
+        )

@@ -1,0 +1,290 @@
+"""A conversion as data: what each output tensor is made of; no tensor is read for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.formats import format_module
+from weightctl.formats.base import Part
+from weightctl.schemes.logical import parts
+from weightctl.text.sizes import format_size
+from weightctl.weights.from_arrays import loaded_checkpoint
+from weightctl.weights.metadata import text
+from weightctl.weights.tree import header_of, source_of, stored_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from weightctl.codecs.base import F32
+    from weightctl.formats.base import Layout
+    from weightctl.formats.imatrix.columns import ColumnWeights
+    from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
+    from weightctl.weights.metadata import Value
+    from weightctl.weights.protocol import Weights
+    from weightctl.weights.source import Source
+
+__all__ = ["Described", "Item", "Plan"]
+
+# What a tensor is called that weightctl cannot read.
+_UNREAD = "torch.Tensor"
+# Where no weight of a matrix is above this, blocks weighted by them would hold nothing but 0: what
+# is summed up for them is 0, or so small that float32 rounds it to that.
+_NEGLIGIBLE = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An output tensor, and the tensor of the source that it is made from.
+
+    `asked` is the encoding that was asked for, where its blocks do not fit and another took its
+    place. `importance` says how much an error in each column of rows of n matters to a block
+    encoding: shape (matrices, n), a row for each matrix of the leading dimensions, or (1, n), one
+    for all; what is in a file is read matrix by matrix. `part` is the number of the file that the
+    tensor goes into. `line` is that of a recipe which chose the encoding, or the rule that did.
+    `origin` says what the source makes its tensor of, where no file has it.
+    """
+
+    info: TensorInfo
+    source: TensorInfo
+    asked: str | None = None
+    importance: ColumnWeights | None = None
+    part: int = 0
+    line: str = ""
+    origin: Origin | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the bytes go through unchanged."""
+        return self.info.encoding == self.source.encoding
+
+    @property
+    def sources(self) -> tuple[TensorInfo, ...]:
+        """The stored tensors that it is made of; none for what a config says."""
+        return (self.source,) if self.origin is None else self.origin.sources
+
+    @property
+    def stored(self) -> TensorInfo:
+        """The first of those, packed numbers before their scales; else what it is made from."""
+        return self.sources[0] if self.sources else self.source
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """How it is made of those, as people read it."""
+        return () if self.origin is None else self.origin.steps
+
+    def importance_of(self, matrix: int) -> F32 | None:
+        """Return the weights of a matrix's columns; None where there are none, or all are 0."""
+        if self.importance is None:
+            return None
+        weights = self.importance[matrix]
+        return None if (weights <= _NEGLIGIBLE).all() else weights
+
+
+class Described(NamedTuple):
+    """What llama.cpp would call the tensors of a plan, and the metadata by which it knows models.
+
+    They are for recipes that go by roles, where the output speaks another dialect.
+    """
+
+    names: Mapping[str, str]
+    metadata: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan:
+    """The rows of a conversion and the metadata around them.
+
+    A transform is a function from plan to plan. `tied` are further names of output tensors.
+    `unkept` is what the output will not have, since nothing can be made of it; a plan with tensors
+    among that is refused. `consulted` are the files beside the source that the plan was made
+    with, by path what each is; they are not an output either. `notes` are what a person should know
+    of how it was made. With `zero_nonfinite` a block encoding holds 0 for what is not finite; else
+    that is an error.
+    `recipe` is the name of the one that chose the encodings. `documents` are files that are written
+    beside the tensors into a model's directory, by name, in place of those beside the source; where
+    the plan is for another dialect, as `translation` tells people, only licences go along.
+    `described` is what recipes know the tensors by, where they cannot by name and metadata.
+    """
+
+    source: Source
+    format: str
+    items: tuple[Item, ...]
+    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
+    tied: Mapping[str, str] = field(default_factory=dict[str, str])
+    unkept: Mapping[str, Leaf] = field(default_factory=dict[str, "Leaf"])
+    consulted: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+    zero_nonfinite: bool = False
+    recipe: str = ""
+    documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    translation: str = ""
+    described: Described | None = None
+
+    def __repr__(self) -> str:
+        size = format_size(sum(item.info.nbytes for item in self.items))
+        return f"<Plan for {self.format}: {len(self.items)} tensors, {size}>"
+
+    @property
+    def names_hint(self) -> str:
+        """Where a person finds the names that patterns are for."""
+        if self.translation:
+            return "patterns are for the names in the output, which --dry-run shows"
+        return "`weightctl ls --flat` lists the names"
+
+    @classmethod
+    def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
+        """Plan to store every tensor of a tree, or array by name, as it is in a container format.
+
+        Raises `ConversionError` for what is neither and for weights that are only declared, and
+        `MissingTensorError` for a node of a tree where nothing exists.
+        """
+        weights = loaded_checkpoint(weights)
+        if weights.name and not weights:
+            stored_name(weights)  # raises, with near names
+        header = header_of(weights)
+        items = tuple(
+            Item(info, info, origin=header.origins.get(name))
+            for name, info in header.tensors.items()
+        )
+        plan = cls(source_of(weights), format_name, items, _tying(header.metadata, header.aliases),
+                   header.aliases, _unkept(header))  # fmt: skip
+        if not weights.name:
+            return plan
+        below = f"{weights.name}."
+        leaves = (name for name in header.leaves if name.startswith(below))
+        return plan.only({*(name for name, _ in weights.items()), *leaves})
+
+    @property
+    def unread(self) -> dict[str, Leaf]:
+        """The tensors among `unkept`: of types that weightctl does not know, or without data."""
+        return {name: leaf for name, leaf in self.unkept.items() if leaf.kind == _UNREAD}
+
+    def with_items(self, items: tuple[Item, ...]) -> Plan:
+        """Return the plan with other rows."""
+        return replace(self, items=items)
+
+    def only(self, names: Collection[str]) -> Plan:
+        """Return the plan for just these of its tensors, tied names and other leaves.
+
+        Where a tied name stays and its tensor does not, the tensor is stored under that name.
+        """
+        renamed: dict[str, str] = {}
+        for name, tensor in self.tied.items():
+            if name in names and tensor not in names:
+                renamed.setdefault(tensor, name)
+        items = tuple(
+            replace(item, info=item.info._replace(name=renamed.get(item.info.name, item.info.name)))
+            for item in self.items
+            if item.info.name in names or item.info.name in renamed
+        )
+        kept = {item.info.name for item in items}
+        tied = {
+            name: renamed.get(tensor, tensor)
+            for name, tensor in self.tied.items()
+            if name in names and name not in kept
+        }
+        untied = (self.tied.keys() - tied) | (self.source.header.leaves.keys() - names)
+        metadata = {key: value for key, value in self.metadata.items() if key not in untied}
+        unkept = {name: leaf for name, leaf in self.unkept.items() if name in names}
+        return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """Describe the files that this plan makes, to the byte.
+
+        Raises `ConversionError`, for all tensors at once, where the format cannot hold one or
+        there is no way to make it.
+        """
+        written = format_module(self.format)
+        tensors = [item.info for item in self.items]
+        self._refuse_unread()
+        self._refuse("not all of this can be done:", [*_colliding(tensors), *self._impossible()])
+        self._refuse(f"{self.format} cannot hold all of this:", written.unfit(tensors))
+        count = 1 + max((item.part for item in self.items), default=0)
+        if count == 1:
+            return (written.layout(tensors, self.metadata),)
+        files: list[list[TensorInfo]] = [[] for _ in range(count)]
+        for item in self.items:
+            files[item.part].append(item.info)
+        return tuple(
+            written.layout(file, self.metadata, Part(number, count, len(tensors)))
+            for number, file in enumerate(files)
+        )
+
+    def _refuse(self, what: str, problems: list[str]) -> None:
+        if problems:
+            raise ConversionError("\n  ".join([what, *_few(problems)]), hint=self._remedy())
+
+    def _refuse_unread(self) -> None:
+        if unread := self.unread:
+            problems = [f"`{name}`: {leaf.look or leaf.kind}" for name, leaf in unread.items()]
+            raise ConversionError(
+                "\n  ".join(["not all tensors can be read:", *_few(problems)]),
+                hint=f"--exclude {next(iter(unread))} leaves it out" if len(unread) == 1
+                else "--exclude leaves out what it names",
+            )  # fmt: skip
+
+    def _impossible(self) -> list[str]:
+        changed = [item for item in self.items if not item.is_copy]
+        if not changed:
+            return []
+        from weightctl.codecs import can_decode, can_encode  # numpy, which copies need not
+
+        return [
+            f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
+            for item in changed
+            if not can_decode(item.source.encoding)
+        ] + [
+            f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot make"
+            for item in changed
+            if not can_encode(item.info.encoding)
+        ]
+
+    def _remedy(self) -> str:
+        unheld = {
+            item.info.encoding
+            for item in self.items
+            if getattr(item.info.encoding, self.format, None) is None
+        }
+        if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
+            return "another format holds it, or another --dtype or --quant"
+        together = parts(self.source.header) if unheld else set[str]()
+        if any(i.info.encoding in unheld and i.source.name in together for i in self.items):
+            return "weights with scales beside them cannot be taken apart yet: start from others"
+        if any(encoding.quantization for encoding in unheld):
+            return "--dtype bf16 (or f16, f32) dequantizes"
+        if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):
+            return "--dtype bf16 (or f16, f32) converts what is no integer"
+        return ""
+
+
+def _tying(metadata: Mapping[str, Value], tied: Mapping[str, str]) -> dict[str, Value]:
+    """Keep tied names in the metadata, as huggingface_hub does."""
+    return {**metadata, **{name: text(tensor) for name, tensor in tied.items()}}
+
+
+def _unkept(header: Header) -> dict[str, Leaf]:
+    """Return the leaves of which there is no metadata; not those that others stand below."""
+    unkept = {name: leaf for name, leaf in header.leaves.items() if name not in header.metadata}
+    if not unkept:
+        return unkept
+    names = sorted([*header.tensors, *header.aliases, *header.leaves, *header.metadata])
+
+    def holds(name: str) -> bool:
+        below = bisect_left(names, f"{name}.")
+        return below < len(names) and names[below].startswith(f"{name}.")
+
+    return {name: leaf for name, leaf in unkept.items() if leaf.kind == _UNREAD or not holds(name)}
+
+
+def _colliding(tensors: list[TensorInfo]) -> list[str]:
+    counts = Counter(info.name for info in tensors)
+    return [f"{n} tensors would be called `{name}`" for name, n in counts.items() if n > 1]
+
+
+def _few(problems: list[str]) -> list[str]:
+    rest = [f"... and {len(problems) - 5} more"] if len(problems) > 5 else []
+    return problems[:5] + rest

@@ -1,0 +1,86 @@
+"""Recipes that people write for themselves, as TOML: patterns of names, and types."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.recipes import Line, Recipe
+from weightctl.plan.toml_file import read_toml
+from weightctl.plan.type_names import spelled, type_named
+from weightctl.text.patterns import regular_expression
+from weightctl.text.untyped import is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["read_recipe"]
+
+_FORM = "base = 'Q4_K_M' or default = 'Q4_K', then [types] with lines like 'ffn_down' = 'Q6_K'"
+
+
+def read_recipe(path: str) -> Recipe:
+    """Read a recipe: `[types]` of patterns and types, and a `base` or a `default` for the rest.
+
+    The first pattern that is found in a name decides; `keep` leaves a tensor what it is. `base` is
+    a recipe of llama.cpp's, `default` a type. Raises `ConversionError` for a file that is none.
+    """
+    content = read_toml(
+        path,
+        "recipe",
+        form=_FORM,
+        otherwise="--quant takes a type, a recipe's name, or a TOML file",
+    )
+    unknown = content.keys() - {"base", "default", "types"}
+    if unknown or not content:
+        what = f"`{min(unknown)}` means nothing in a recipe" if unknown else "the recipe is empty"
+        raise ConversionError(f"{path}: {what}", hint=_FORM)
+    if "base" in content and "default" in content:
+        raise ConversionError(f"{path}: `base` and `default` are both given", hint="choose one")
+    types = content.get("types", {})
+    if not is_object(types):
+        raise ConversionError(f"{path}: `types` is no table", hint=_FORM)
+    lines = tuple(_lines(path, types))
+    name = os.path.basename(path)
+    if "base" in content:
+        base = _base(path, content["base"])
+        return Recipe(name, base.otherwise, (*lines, *base.lines), base.file_type, path)
+    default = _type(path, "default", content["default"]) if "default" in content else None
+    return Recipe(name, default, lines, None, path)
+
+
+def _lines(path: str, types: dict[str, Any]) -> Iterator[Line]:
+    for pattern, name in types.items():
+        try:
+            expression = regular_expression(pattern)
+        except ConversionError as error:
+            raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
+        yield Line(expression, "", _type(path, pattern, name))
+
+
+def _type(path: str, key: str, name: object) -> str | None:
+    """Return the name of an encoding, None for `keep`."""
+    if not isinstance(name, str):
+        raise ConversionError(
+            f"{path}: the type of `{key}` is no string",
+            hint="a pattern with dots is written in quotes: 'blk.0.' = 'Q6_K'",
+        )
+    try:
+        encoding = type_named(name)
+    except ConversionError as error:
+        raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
+    return encoding and encoding.name
+
+
+def _base(path: str, name: object) -> Recipe:
+    wanted = spelled(name) if isinstance(name, str) else ""
+    if wanted in MIXTURES:
+        return MIXTURES[wanted]
+    known = f"they are {', '.join(MIXTURES)}"
+    raise ConversionError(
+        f"{path}: `base` is {name!r}, no recipe that weightctl knows",
+        hint=f"default = '{wanted}' is one type" if wanted in ENCODINGS else known,
+    )

@@ -1,0 +1,235 @@
+"""Recipes: which type each matrix of a model gets, as a table that is read from the top."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.families.model import ARCHITECTURE, Model
+from weightctl.families.names import is_matrix_weight, layer, role
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.metadata import Value
+
+__all__ = [
+    "CONDITIONS",
+    "OTHERWISE",
+    "Chosen",
+    "Line",
+    "Place",
+    "Recipe",
+    "choose",
+    "goes_by_role",
+    "unmatched",
+]
+
+# What is said of a tensor that no line of a recipe is for.
+OTHERWISE = "otherwise"
+
+
+class Line(NamedTuple):
+    """A line of a recipe: the type for some tensors, None to keep what they have.
+
+    `tensors` is a role, or a pattern that is found in the name. `when` names conditions that must
+    all hold, with commas between them; `not` before one turns it around.
+    """
+
+    tensors: str | re.Pattern[str]
+    when: str
+    type: str | None
+
+    def __str__(self) -> str:
+        tensors = self.tensors if isinstance(self.tensors, str) else self.tensors.pattern
+        return ": ".join(filter(None, (tensors, self.when)))
+
+
+class Recipe(NamedTuple):
+    """Types for the matrices of a model: that of the first line that is for a tensor, else another.
+
+    `otherwise` is None where the others keep what they have. `file_type` is the recipe's number in
+    llama.cpp (llama.h, `llama_ftype`), None where it has none. `path` is the file it is from.
+    llama.cpp makes one that `wants_importance` only with an importance matrix.
+    """
+
+    name: str
+    otherwise: str | None
+    lines: tuple[Line, ...]
+    file_type: int | None = None
+    path: str = ""
+    wants_importance: bool = False
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """Every encoding that the recipe may ask for, each once."""
+        types = [self.otherwise, *(line.type for line in self.lines)]
+        return [ENCODINGS[name] for name in dict.fromkeys(types) if name is not None]
+
+
+class Place(NamedTuple):
+    """A tensor in its model: what the conditions of a recipe are about.
+
+    `layer` is its number among the `layers` that count for its role; `weighted` says whether the
+    model has an importance matrix.
+    """
+
+    info: TensorInfo
+    role: str
+    model: Model
+    layer: int
+    layers: int
+    weighted: bool
+
+    @property
+    def is_outer_or_third(self) -> bool:
+        """Whether it is in the first or last eighth of the layers, or a third one between."""
+        first = self.layers // 8
+        is_outer = self.layer < first or self.layer >= 7 * self.layers // 8
+        return is_outer or (self.layer - first) % 3 == 2
+
+    @property
+    def is_stack_of_experts(self) -> bool:
+        """Whether it is a stack of matrices; bailingmoe3 also stacks what belongs to no expert."""
+        shape = self.info.shape
+        if len(shape) < 3 or shape[-3] == 1:
+            return False
+        return self.model.architecture != "bailingmoe3" or self.role.startswith("ffn_")
+
+
+CONDITIONS: Mapping[str, Callable[[Place], bool]] = {
+    "70B": lambda at: at.model.is_70b,
+    "8 experts": lambda at: at.model.experts == 8,
+    "experts": lambda at: at.is_stack_of_experts,
+    "falcon": lambda at: at.model.architecture == "falcon",
+    "first 2": lambda at: at.layer < 2,
+    "first 4": lambda at: at.layer < 4,
+    "first eighth": lambda at: at.layer < at.layers // 8,
+    "first sixteenth": lambda at: at.layer < at.layers // 16,
+    "gqa 4+": lambda at: at.model.group >= 4,
+    "outer and every third": lambda at: at.is_outer_or_third,
+    "weighted": lambda at: at.weighted,
+}
+
+
+class Chosen(NamedTuple):
+    """The encoding that a recipe gives to a tensor, None to keep its own, and the line it is by."""
+
+    encoding: Encoding | None
+    line: str
+
+
+def goes_by_role(
+    recipe: Recipe, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value]
+) -> bool:
+    """Whether a recipe can tell the roles of a model's tensors, or need not.
+
+    It can by GGUF's names and the metadata that llama.cpp knows a model by.
+    """
+    if all(not isinstance(line.tensors, str) for line in recipe.lines):
+        return True
+    return ARCHITECTURE in metadata and any(role(info.name) for info in tensors)
+
+
+def unmatched(recipe: Recipe, tensors: Sequence[TensorInfo]) -> Iterator[str]:
+    """Yield what should be told of patterns that are found in the name of no matrix."""
+    names = [info.name for info in tensors if is_matrix_weight(info)]
+    for line in recipe.lines:
+        pattern = line.tensors
+        if not isinstance(pattern, str) and not any(map(pattern.search, names)):
+            yield f"{recipe.path}: no matrix's name matches `{pattern.pattern}`"
+
+
+def choose(
+    recipe: Recipe,
+    tensors: Sequence[TensorInfo],
+    metadata: Mapping[str, Value],
+    *,
+    weighted: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> dict[str, Chosen]:
+    """Return what a recipe gives to each matrix of a model, by its name; to nothing else.
+
+    It takes all tensors of the model, since how many there are decides too. `names` are GGUF's for
+    those that are called otherwise; patterns are found in their own. Raises `ConversionError` where
+    it goes by roles and these cannot be told.
+    """
+    known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
+    if not goes_by_role(recipe, [_called(info, known) for info in tensors], metadata):
+        remedy = (
+            "a `default` instead of a `base` needs neither"
+            if recipe.path
+            else "with the config.json of a known family beside it a model gets them; --quant "
+            f"{recipe.otherwise} is one type throughout, --tensor-type or a TOML file mixes types"
+        )
+        raise ConversionError(
+            f"{recipe.name} goes by GGUF's names and metadata, which this model does not have",
+            hint=remedy,
+        )
+    if ARCHITECTURE in metadata:
+        model = Model.of(metadata, known.values())
+    else:
+        model = Model("", 0, 0, 0, is_70b=False)
+    return {
+        place.info.name: _choice(recipe, place)
+        for place in _places(tensors, known, model, weighted=weighted)
+    }
+
+
+def _called(info: TensorInfo, known: Mapping[str, str]) -> TensorInfo:
+    return info._replace(name=known[info.name])
+
+
+def _choice(recipe: Recipe, place: Place) -> Chosen:
+    line = next((line for line in recipe.lines if _is_for(line, place)), None)
+    name = line.type if line else recipe.otherwise
+    return Chosen(ENCODINGS[name] if name else None, str(line) if line else OTHERWISE)
+
+
+def _is_for(line: Line, place: Place) -> bool:
+    if not isinstance(line.tensors, str):
+        return line.tensors.search(place.info.name) is not None
+    if line.tensors not in {place.role, ""}:
+        return False
+    conditions = line.when.split(", ") if line.when else []
+    return all(
+        CONDITIONS[condition.removeprefix("not ")](place) is not condition.startswith("not ")
+        for condition in conditions
+    )
+
+
+def _places(
+    tensors: Sequence[TensorInfo], known: Mapping[str, str], model: Model, *, weighted: bool
+) -> Iterator[Place]:
+    """Yield the matrices with their roles and layers, as llama.cpp counts these.
+
+    It goes through a model by layer and name. Value projections have the number of those before
+    them, of as many as there are. So have parts of the feed-forward, of as many as the model has
+    layers; in a mixture of experts these have the number in their name.
+    """
+    ordered = sorted(tensors, key=lambda info: (_layer(known[info.name]), known[info.name]))
+    roles = {info.name: role(known[info.name]) or "" for info in tensors}
+    values = sum(each == "attn_v" for each in roles.values())
+    has_output = "output" in roles.values()
+    seen: dict[str, int] = {}
+    for info in ordered:
+        if not is_matrix_weight(_called(info, known)):
+            continue
+        mine = roles[info.name]
+        if mine == "token_embd" and not has_output:
+            mine = "output"
+        number = seen.get(mine, 0)
+        seen[mine] = number + 1
+        if mine.startswith("ffn_") and model.experts > 1:
+            number = _layer(known[info.name])
+        layers = values if mine == "attn_v" else model.layers
+        yield Place(info, mine, model, number, layers, weighted)
+
+
+def _layer(name: str) -> int:
+    number = layer(name)
+    return -1 if number is None else number

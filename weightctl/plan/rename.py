@@ -1,0 +1,98 @@
+"""Other names for tensors, by rules that a person writes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.plan.toml_file import read_toml
+from weightctl.text.patterns import regular_expression
+from weightctl.text.untyped import is_object
+from weightctl.weights.derived import Derived, StoredTensor
+from weightctl.weights.tree import Checkpoint, header_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Renaming", "read_renamings", "rename"]
+
+_FORM = r"[rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"
+
+
+class Renaming(NamedTuple):
+    r"""What is found of a name by a pattern becomes `replacement`, in which `\1` is a capture."""
+
+    pattern: re.Pattern[str]
+    replacement: str
+
+    def apply(self, name: str) -> str | None:
+        """Return the new name, None where the pattern is not found."""
+        return self.pattern.sub(self.replacement, name) if self.pattern.search(name) else None
+
+
+def read_renamings(path: str) -> tuple[Renaming, ...]:
+    """Read a TOML file with a table `[rename]` of patterns and replacements.
+
+    Raises `ConversionError` for a file that is none.
+    """
+    content = read_toml(path, "file of rules", form=_FORM)
+    rules = content.get("rename")
+    if not is_object(rules) or not rules or len(content) > 1:
+        raise ConversionError(f"{path}: there is one table, `rename`, with rules", hint=_FORM)
+    return tuple(_rules(path, rules))
+
+
+def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
+    for text, replacement in rules.items():
+        if not isinstance(replacement, str):
+            raise ConversionError(f"{path}: what `{text}` becomes is no text", hint=_FORM)
+        try:
+            pattern = regular_expression(text)
+            # Whether its captures are there is known only when it is used: on a text that it or
+            # nothing is found in, on a line of its own for a comment that ends it.
+            regular_expression(f"{text}\n|").sub(replacement, "")
+        except ConversionError as error:
+            raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
+        except (re.error, IndexError) as error:
+            raise ConversionError(
+                f"{path}: `{text}` = `{replacement}`: {error}", hint=_FORM
+            ) from error
+        yield Renaming(pattern, replacement)
+
+
+def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
+    """Return a tree in which each tensor has the name that the first rule found in it gives.
+
+    Raises `ConversionError` where a rule is found in no name, and where two tensors would have one
+    name.
+    """
+    header = header_of(weights)
+    names: dict[str, str] = {}
+    used: set[Renaming] = set()
+    for name in (*header.tensors, *header.aliases):
+        found = ((rule, rule.apply(name)) for rule in renamings)
+        rule, made = next(((rule, made) for rule, made in found if made is not None), (None, name))
+        names[name] = made
+        if rule is not None:
+            used.add(rule)
+    for rule in renamings:
+        if rule not in used:
+            raise ConversionError(
+                f"no tensor's name matches `{rule.pattern.pattern}`, or an earlier rule takes all "
+                "that do",
+                hint="`weightctl ls --flat` lists the names",
+            )
+    by_name: dict[str, str] = {}
+    for name, made in names.items():
+        if made in by_name or not made:
+            both = f"`{by_name[made]}` and `{name}`" if made else f"`{name}`"
+            raise ConversionError(
+                f"{both} would be called `{made}`",
+                hint="the first rule that is found in a name decides; write one for each",
+            )
+        by_name[made] = name
+    tensors = {names[name]: StoredTensor(source_of(weights), name) for name in header.tensors}
+    aliases = {names[name]: names[tensor] for name, tensor in header.aliases.items()}
+    metadata = {key: value for key, value in header.metadata.items() if key not in header.aliases}
+    return Checkpoint(Derived(source_of(weights), tensors, metadata, aliases))

@@ -1,0 +1,89 @@
+"""Types of weights as people name them: which can be made, and what a misspelt one may mean."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import ENCODINGS, parse_encoding
+from weightctl.errors import ConversionError, EncodingError
+from weightctl.plan.mixtures import MIXTURES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weightctl.dtype import Encoding
+
+__all__ = ["block_types", "did_you_mean", "is_plain", "mixtures", "spelled", "type_named"]
+
+_PLAIN = "f32, f16, bf16, f64, f8_e4m3, f8_e5m2"
+
+
+def type_named(text: str) -> Encoding | None:
+    """The encoding that a person gives to a tensor by its name, None for `keep`.
+
+    Raises `ConversionError` for what is no type, or none that weightctl can make.
+    """
+    if text.strip().lower() == "keep":
+        return None
+    known = f"types: {_PLAIN}, and as blocks {', '.join(block_types())}; or keep"
+    try:
+        encoding = parse_encoding(text)
+    except EncodingError as error:
+        mixture = MIXTURES.get(spelled(text))
+        if mixture is not None:
+            raise ConversionError(
+                f"{text} is a mixture of types, and one is asked for here",
+                hint=f"{mixture.otherwise} is the plain type; --quant, and `base` in a TOML file, "
+                "take mixtures",
+            ) from error
+        near = did_you_mean(text, (e.name for e in ENCODINGS.values() if _is_made(e)))
+        raise ConversionError(error.message, hint=f"{near}{known}") from error
+    if not _is_made(encoding):
+        raise ConversionError(
+            f"weightctl cannot make {encoding}"
+            if encoding.quantization
+            else f"{encoding} is no type for weights",
+            hint=known,
+        )
+    return encoding
+
+
+def is_plain(encoding: Encoding) -> bool:
+    """Whether numbers are stored one by one in a type that holds weights by itself."""
+    dtype = encoding.dtype
+    return dtype is not None and dtype.is_float and encoding.name not in {"F8_E8M0", "F4"}
+
+
+def _is_made(encoding: Encoding) -> bool:
+    return is_plain(encoding) or bool(encoding.codec)
+
+
+def block_types() -> list[str]:
+    """The block types that have an encoder."""
+    return [e.name for e in ENCODINGS.values() if e.quantization and e.codec]
+
+
+def mixtures() -> list[str]:
+    """The recipes of llama.cpp that are more than the type of their name."""
+    return [name for name in MIXTURES if name not in ENCODINGS]
+
+
+def spelled(text: str) -> str:
+    """A name in the letters of the tables, however it was typed."""
+    return text.strip().upper().replace("-", "_")
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """A question for the names that a misspelt one may mean, `""` where none is near.
+
+    Where none is spelt alike they are those of as many bits: `int4` may mean Q4_0.
+    """
+    import difflib  # only on an error
+
+    bare = {name.replace("_", ""): name for name in names}
+    wanted = spelled(text).replace("_", "")
+    near = [wanted] if wanted in bare else difflib.get_close_matches(wanted, bare, n=3)
+    if not near and (bits := re.search(r"\d", wanted)):
+        near = [name for name in bare if name.startswith(f"Q{bits[0]}")]
+    return f"did you mean {' or '.join(bare[name] for name in near)}? " if near else ""

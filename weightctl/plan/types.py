@@ -1,0 +1,119 @@
+"""The type that tensors are stored in, in every spelling that people and programs use."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeAlias
+
+from weightctl.dtype import Encoding, QuantizationEncoding, as_dtype, parse_encoding
+from weightctl.errors import ConversionError, EncodingError
+from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.recipe_files import read_recipe
+from weightctl.plan.recipes import Recipe
+from weightctl.plan.type_names import (
+    block_types,
+    did_you_mean,
+    is_plain,
+    mixtures,
+    spelled,
+    type_named,
+)
+
+if TYPE_CHECKING:
+    from weightctl.dtype import DTypeLike
+
+__all__ = ["TypeLike", "encoding_of", "type_of", "type_or_recipe"]
+
+# What is taken where a type of tensors is: text, a dtype of ours, NumPy or torch, a block type.
+TypeLike: TypeAlias = "Encoding | QuantizationEncoding | DTypeLike"
+
+
+def type_of(
+    dtype: DTypeLike | Encoding | None,
+    quant: TypeLike | Recipe | os.PathLike[str] | None,
+) -> Encoding | Recipe | None:
+    """Return what plain numbers (`dtype`) or blocks (`quant`) are asked for, None without either.
+
+    Raises `ConversionError` where both are, or for a type that is not for weights.
+    """
+    if dtype is not None and quant is not None:
+        raise ConversionError(
+            "dtype and quant are both given",
+            hint="--tensor-type gives some tensors another type",
+        )
+    if quant is not None:
+        chosen = type_or_recipe(quant)
+        if isinstance(chosen, Encoding) and is_plain(chosen):
+            raise ConversionError(
+                f"weightctl cannot quantize to {chosen}",
+                hint=f"--dtype {chosen.name.lower()} stores plain numbers",
+            )
+        return chosen
+    if dtype is None:
+        return None
+    encoding = _encoding(dtype)
+    if not is_plain(encoding):
+        raise ConversionError(
+            f"{dtype} is no type for weights",
+            hint="--quant takes block types" if encoding.quantization else "try bf16 or f16",
+        )
+    return encoding
+
+
+def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Recipe:
+    """Return the recipe or the encoding that is meant by a name, a path, a dtype or a block type.
+
+    Text is the name of a recipe where there is one, as `Q4_K_M` and `Q4_K` are, else of a type; a
+    path that ends in `.toml` is a recipe's file. Raises `ConversionError` for what is none of them
+    and for a type that weightctl cannot make, but for an `Encoding`, which the plan refuses.
+    """
+    if isinstance(given, Recipe | Encoding):
+        return given
+    if isinstance(given, os.PathLike):
+        return read_recipe(os.fspath(given))
+    if not isinstance(given, str):
+        encoding = _encoding(given)
+    elif given.lower().endswith(".toml") or os.path.dirname(given):
+        return read_recipe(given)
+    elif (mixture := MIXTURES.get(spelled(given))) is not None:
+        return mixture
+    else:
+        encoding = _named(given)
+    if encoding.codec or is_plain(encoding):
+        return encoding
+    near = did_you_mean(str(given), block_types()) if not encoding.quantization else ""
+    raise ConversionError(
+        f"weightctl cannot quantize to {encoding}",
+        hint=f"{near}it can to {', '.join(block_types())}; and by the recipes "
+        f"{', '.join(mixtures())}",
+    )
+
+
+def encoding_of(given: TypeLike | None) -> Encoding | None:
+    """Return the encoding that one tensor is given, None for None and `keep`.
+
+    Raises `ConversionError` for what is not a type that weightctl can make.
+    """
+    if given is None:
+        return None
+    return type_named(given if isinstance(given, str) else _encoding(given).name)
+
+
+def _encoding(given: TypeLike) -> Encoding:
+    if isinstance(given, Encoding):
+        return given
+    if isinstance(given, QuantizationEncoding):
+        return given.encoding
+    return parse_encoding(given) if isinstance(given, str) else as_dtype(given).encoding
+
+
+def _named(text: str) -> Encoding:
+    try:
+        return parse_encoding(text)
+    except EncodingError as error:
+        near = did_you_mean(text, dict.fromkeys([*MIXTURES, *block_types()]))
+        raise ConversionError(
+            f"`{text}` is no recipe and no type that weightctl knows",
+            hint=f"{near}recipes: {', '.join(mixtures())}; types: {', '.join(block_types())}; "
+            "a file of your own ends in .toml",
+        ) from error

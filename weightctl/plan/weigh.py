@@ -1,0 +1,152 @@
+"""How much an error in each column matters, where a block encoding can heed it.
+
+Where the importance of all columns of a matrix is 0, as older files have it for experts that the
+text never reached, or so small that float32 loses it, llama.cpp's quantize makes blocks of nothing
+but 0 in most encodings: the matrix is lost, and nothing says so. Here such a matrix is quantized as
+one without an entry, and a note tells of it: there the bytes are deliberately not llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError
+from weightctl.formats.open.index import few
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.formats.imatrix import Importance
+    from weightctl.plan.plan import Item, Plan
+
+__all__ = ["WEIGHTED", "weigh"]
+
+# The block encodings whose search ggml weights (ggml-quants.c); for the rest it ignores importance.
+WEIGHTED = {
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+}  # fmt: skip
+
+# Embeddings, which are looked up and not multiplied, may have importance of another size: llama.cpp
+# quantizes them without.
+_LOOKED_UP = {"token_embd.weight", "per_layer_token_embd.weight"}
+
+# What llama.cpp's quantize writes into its output, in its order.
+_FILE = "quantize.imatrix.file"
+_DATASET = "quantize.imatrix.dataset"
+_ENTRIES = "quantize.imatrix.entries_count"
+_CHUNKS = "quantize.imatrix.chunks_count"
+_ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS}
+
+
+def weigh(plan: Plan, importance: Importance) -> Plan:
+    """Let an importance matrix weight the search for blocks, as llama.cpp's quantize does.
+
+    It is for the tensors that become a block encoding whose search can be weighted, by name; the
+    plan's notes say which of them have no entry, or one of 0, and how many entries have no tensor.
+    All numbers that will be used are read once, matrix by matrix, and none is kept. Raises
+    `ConversionError` where no tensor becomes blocks, no name is a tensor's, or an entry is of
+    another size than its tensor; and `FormatError` where a number is not finite or negative.
+    """
+    if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
+        raise ConversionError(
+            "an importance matrix is for block types, and no tensor becomes one",
+            hint="--quant Q4_K asks for one",
+        )
+    values, path = importance.values, importance.path
+    names = {item.info.name for item in plan.items}
+    if not names & values.keys():
+        raise ConversionError(
+            f"{path} has no entry for any tensor: it names `{next(iter(values), '')}`, and the "
+            f"tensors are called `{plan.items[0].info.name}`",
+            hint="is it of another model, or of this one under GGUF's names?",
+        )
+    items = tuple(_weighed(item, importance) for item in plan.items)
+    idle = {item.info.name: count for item in items if (count := _idle_matrices(item))}
+    items = tuple(
+        replace(item, importance=None)
+        if item.importance is not None and idle.get(item.info.name) == item.importance.shape[0]
+        else item
+        for item in items
+    )
+    notes = _notes(plan, items, importance, idle)
+    metadata = {key: value for key, value in plan.metadata.items() if key not in _ALL}
+    return replace(
+        plan,
+        items=items,
+        metadata=metadata | _recorded(importance),
+        consulted={**plan.consulted, path: "the importance matrix"},
+        notes=(*plan.notes, *notes),
+    )
+
+
+def _heeds(item: Item) -> bool:
+    return not item.is_copy and item.info.encoding.name in WEIGHTED
+
+
+def _weighed(item: Item, importance: Importance) -> Item:
+    name, shape = item.info.name, item.info.shape
+    values = importance.values.get(name)
+    if values is None or not _heeds(item):
+        return item
+    matrices = prod(shape[:-2])
+    if values.size == matrices * item.info.row:
+        return replace(item, importance=values.reshape(matrices, item.info.row))
+    if name in _LOOKED_UP:
+        return item
+    raise ConversionError(
+        f"`{name}` has {matrices} x {item.info.row} columns, and {importance.path} has "
+        f"{values.size} values for it" if matrices > 1
+        else f"`{name}` has {item.info.row} columns, and {importance.path} has {values.size} "
+        "values for it",
+        hint="the importance matrix is of another model",
+    )  # fmt: skip
+
+
+def _idle_matrices(item: Item) -> int:
+    """Return of how many matrices of a tensor the importance is 0; all of it is read for that."""
+    if item.importance is None:
+        return 0
+    return sum(item.importance_of(matrix) is None for matrix in range(item.importance.shape[0]))
+
+
+def _notes(
+    plan: Plan, items: Sequence[Item], importance: Importance, idle: Mapping[str, int]
+) -> Iterator[str]:
+    path, entries = importance.path, importance.values
+    heeding = [item for item in items if _heeds(item)]
+    if not heeding:
+        yield f"{path} changes nothing: no tensor becomes a type whose search heeds it"
+    without = [
+        item.info.name for item in heeding if item.importance is None and item.info.name not in idle
+    ]
+    if without:
+        yield (
+            f"{len(without)} of {len(heeding)} tensors have no importance in {path}, and are "
+            f"quantized without: {few(without)}"
+        )
+    if idle:
+        total = sum(prod(item.info.shape[:-2]) for item in heeding if item.info.name in idle)
+        yield (
+            f"the importance in {path} is 0 for {sum(idle.values())} of {total} matrices of "
+            f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without: {few(idle)}"
+        )
+    # What was left out of the plan is no stranger.
+    known = {*plan.source.header.tensors, *(item.info.name for item in items)}
+    strangers = [name for name in entries if name not in known]
+    if strangers:
+        yield f"{len(strangers)} of {len(entries)} entries of {path} are of no tensor: " + few(
+            strangers
+        )
+
+
+def _recorded(importance: Importance) -> dict[str, Value]:
+    made = {_FILE: Value("string", importance.path)}
+    if importance.dataset:
+        made[_DATASET] = Value("string", importance.dataset)
+    made[_ENTRIES] = Value("u32", len(importance.values))
+    if importance.chunks:
+        made[_CHUNKS] = Value("u32", importance.chunks)
+    return made

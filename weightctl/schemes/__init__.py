@@ -1,0 +1,1 @@
+"""Weights that are stored in several tensors: packed numbers, scales, zero points."""

@@ -1,0 +1,194 @@
+"""Packed numbers and their scales as ggml's blocks of 32, which hold exactly the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from weightctl.codecs.affine import Q4_1
+from weightctl.codecs.e2m1 import MXFP4
+from weightctl.codecs.q8_0 import Q8_0
+from weightctl.codecs.symmetric import Q4_0
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.schemes.dequantize.tables import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
+    from weightctl.schemes.dequantize.grid import PerBlock
+    from weightctl.schemes.dequantize.numbers import Numbers
+    from weightctl.schemes.dequantize.values import Scaled
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["Blocks", "Integers", "Microscaled", "block_encoding"]
+
+_GROUP = 32
+# Cells of a table of scales that are looked at at a time.
+_CELLS = 1 << 20
+# By the bits of a number.
+_SYMMETRIC = {4: "Q4_0", 8: "Q8_0"}
+_BLOCKS = {"Q4_0": Q4_0.block_dtype, "Q4_1": Q4_1.block_dtype, "Q8_0": Q8_0.block_dtype}
+
+
+class Blocks(Protocol):
+    """A weight of which rectangles can be had as blocks."""
+
+    @property
+    def encoding(self) -> Encoding:
+        """What they are."""
+        ...
+
+    def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
+        """Return a rectangle as rows of bytes; with `turned` its columns become the rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Integers and their scales as Q4_0, Q4_1 or Q8_0; of those that `block_encoding` allows."""
+
+    values: Scaled
+    encoding: Encoding
+
+    def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
+        """Return a rectangle as rows of bytes."""
+        levels = _grouped(self.values.numbers.read(inputs, region), turned=turned)
+        if levels.dtype == np.int8 and self.encoding.name != "Q8_0":
+            levels = levels.view(np.uint8) + np.uint8(8)
+        elif levels.dtype == np.uint8 and self.encoding.name == "Q8_0":
+            levels ^= np.uint8(128)
+            levels = levels.view(np.int8)
+        made = np.empty(levels.shape[:2], _BLOCKS[self.encoding.name])
+        # Of each 32 columns one tells the scale.
+        first = _firsts(region, turned=turned)
+        with np.errstate(all="ignore"):
+            scales = self.values.scales_of(inputs, region)
+            made["scale"] = _sampled(scales, region, first, turned=turned)
+            if self.encoding.name == "Q8_0":
+                made["q"] = levels
+                return made.view(np.uint8)
+            if self.encoding.name == "Q4_1":
+                mins = self._mins(inputs, region, scales)
+                made["min"] = _sampled(mins, region, first, turned=turned)
+        made["low"] = levels[..., :16] | levels[..., 16:] << np.uint8(4)
+        return made.view(np.uint8)
+
+    def _mins(
+        self, inputs: Sequence[Tensor], region: Region, scales: NDArray[np.float32]
+    ) -> NDArray[Any]:
+        if self.values.biases is not None:
+            return self.values.biases.read(inputs, region)
+        return -(scales * self.values.zeros_of(inputs, region))
+
+
+@dataclass(frozen=True, slots=True)
+class Microscaled:
+    """4-bit floats and their powers of two as MXFP4; `exponents` are the bytes of the latter."""
+
+    codes: Numbers
+    exponents: PerBlock
+    has_nan: bool
+
+    @property
+    def encoding(self) -> Encoding:
+        """MXFP4."""
+        return ENCODINGS["MXFP4"]
+
+    def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
+        """Return a rectangle; `ConversionError` for a NaN, which blocks of MXFP4 have none of."""
+        codes = _grouped(self.codes.read(inputs, region), turned=turned)
+        made = np.empty(codes.shape[:2], MXFP4.block_dtype)
+        exponents = self.exponents.read(inputs, region)
+        if self.has_nan and bool((exponents == 255).any()):
+            raise ConversionError(
+                f"a scale of `{inputs[0].info.name}` is a NaN, which MXFP4 cannot hold",
+                hint="the checkpoint is damaged",
+            )
+        first = _firsts(region, turned=turned)
+        made["exponent"] = _sampled(exponents, region, first, turned=turned)
+        made["q"] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+        return made.view(np.uint8)
+
+
+def _grouped(levels: NDArray[Any], *, turned: bool) -> NDArray[Any]:
+    """Return numbers as (rows of the weight, blocks, 32)."""
+    rows = np.ascontiguousarray(levels.T if turned else levels)
+    return rows.reshape(len(rows), -1, _GROUP)
+
+
+def _firsts(region: Region, *, turned: bool) -> slice:
+    """Return which columns of the weight are the first ones of blocks."""
+    return slice(0, region.shape[0 if turned else 1], _GROUP)
+
+
+def _sampled(scales: NDArray[Any], region: Region, first: slice, *, turned: bool) -> NDArray[Any]:
+    """Return one scale for each block, from those for all numbers of a region."""
+    each = np.broadcast_to(scales, region.shape)
+    return (each.T if turned else each)[:, first]
+
+
+def block_encoding(
+    values: Scaled, bits: int, inputs: Sequence[Tensor], *, middle: int, are_half: bool
+) -> Encoding | None:
+    """Return in which blocks a weight has exactly its numbers, None where there are none.
+
+    Numbers are of `bits` bits, with `middle` in their middle. All scales and zeros are read, unless
+    `are_half` says that the scales, and the biases, are stored as float16, and there are no zeros.
+    """
+    symmetric = _SYMMETRIC.get(bits)
+    if values.zeros is not None:
+        return _of_zeros(values, bits, inputs, middle)
+    if values.biases is not None:
+        fits = are_half or (_are_half(values.scales, inputs) and _are_half(values.biases, inputs))
+        return ENCODINGS["Q4_1"] if bits == 4 and fits else None
+    if symmetric is None or values.zero != middle:
+        return None
+    return ENCODINGS[symmetric] if are_half or _are_half(values.scales, inputs) else None
+
+
+def _of_zeros(values: Scaled, bits: int, inputs: Sequence[Tensor], middle: int) -> Encoding | None:
+    zeros = values.zeros
+    is_symmetric, has_mins = bits in _SYMMETRIC, bits == 4 and middle != 0
+    for cells in _pieces(values.scales.grid.table):
+        if zeros is None or not (is_symmetric or has_mins):
+            return None
+        scale = values.scales.numbers.read(inputs, cells).astype(np.float32)
+        zero = zeros.numbers.read(inputs, cells).astype(np.float32) + np.float32(values.zero)
+        is_half = _is_half(scale)
+        is_symmetric &= is_half and bool((zero == middle).all())
+        with np.errstate(all="ignore"):
+            has_mins &= is_half and _is_half(scale * zero)
+    if is_symmetric:
+        return ENCODINGS[_SYMMETRIC[bits]]
+    return ENCODINGS["Q4_1"] if has_mins else None
+
+
+def _are_half(numbers: PerBlock, inputs: Sequence[Tensor]) -> bool:
+    """Whether all numbers are exactly what float16 has."""
+    pieces = _pieces(numbers.grid.table)
+    return all(_is_half(numbers.numbers.read(inputs, cells)) for cells in pieces)
+
+
+def _is_half(numbers: NDArray[Any]) -> bool:
+    with np.errstate(all="ignore"):
+        wide = numbers.astype(np.float32)
+        narrow = wide.astype(np.float16).astype(np.float32)
+    return bool(((narrow == wide) | np.isnan(wide)).all())
+
+
+def _pieces(table: tuple[int, int]) -> list[Region]:
+    rows, columns = table
+    width = min(columns, _CELLS)
+    height = max(1, _CELLS // width)
+    return [
+        Region(top, min(top + height, rows), left, min(left + width, columns))
+        for top in range(0, rows, height)
+        for left in range(0, columns, width)
+    ]

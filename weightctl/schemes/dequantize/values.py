@@ -1,0 +1,111 @@
+"""What the numbers of a quantized weight stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32
+    from weightctl.schemes.dequantize.grid import PerBlock
+    from weightctl.schemes.dequantize.numbers import Numbers
+    from weightctl.schemes.dequantize.tables import Region
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["E2M1", "Scaled", "Values"]
+
+# Elements that stay in the processor's cache while all is done to them.
+_BAND = 1 << 16
+# 4-bit floats by code: a sign, two bits of exponent, one of mantissa.
+E2M1: tuple[float, ...] = (
+    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+)  # fmt: skip
+
+
+class Values(Protocol):
+    """A table of the values of a weight of which rectangles can be had."""
+
+    def read(self, inputs: Sequence[Tensor], region: Region, /) -> F32:
+        """Return a rectangle."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """(number - zero) * scale, in float32, in this order.
+
+    `zero` is added to each of `zeros`, where there are some. `codes` are what numbers stand for
+    where these are codes. The scale of a block is multiplied with that of a larger one, `above`,
+    or divided by it with `is_divided`. Where there are `biases`, they are added; where there are
+    `factors`, or a `factor`, it is all multiplied with that. With `inverse` it is divided by the
+    scale.
+    """
+
+    numbers: Numbers
+    scales: PerBlock
+    zero: int = 0
+    zeros: PerBlock | None = None
+    codes: tuple[float, ...] = ()
+    above: PerBlock | None = None
+    is_divided: bool = False
+    biases: PerBlock | None = None
+    factor: float = 1.0
+    factors: PerBlock | None = None
+    inverse: bool = False
+
+    def read(self, inputs: Sequence[Tensor], region: Region, /) -> F32:
+        """Return a rectangle of the weight."""
+        levels = self.numbers.read(inputs, region)
+        made = np.empty(region.shape, np.float32)
+        step = max(1, _BAND // max(1, region.shape[1]))
+        # Scales of damaged files may be anything; what they give is for the reader to judge.
+        with np.errstate(all="ignore"):
+            for first in range(0, len(made), step):
+                top = region.top + first
+                band = region._replace(top=top, bottom=min(top + step, region.bottom))
+                rows = slice(first, first + step)
+                self._fill(made[rows], levels[rows], inputs, band)
+        return made
+
+    def _fill(
+        self, made: F32, levels: NDArray[Any], inputs: Sequence[Tensor], region: Region
+    ) -> None:
+        """Compute a rectangle from its numbers."""
+        if self.codes:
+            np.take(np.array(self.codes, np.float32), levels, out=made, mode="clip")
+        else:
+            np.copyto(made, levels)
+        if self.zeros is not None or self.zero:
+            made -= self.zeros_of(inputs, region)
+        if self.inverse:
+            made /= self.scales_of(inputs, region)
+        else:
+            made *= self.scales_of(inputs, region)
+        if self.biases is not None:
+            made += self.biases.read(inputs, region)
+        if self.factors is not None:
+            made *= self.factors.read(inputs, region)
+        if self.factor != 1.0:
+            made *= np.float32(self.factor)
+
+    def zeros_of(self, inputs: Sequence[Tensor], region: Region) -> F32:
+        """Return what is subtracted from the numbers of a rectangle, to be broadcast."""
+        zero = np.full((1, 1), self.zero, np.float32)
+        if self.zeros is None:
+            return zero
+        return self.zeros.read(inputs, region).astype(np.float32) + zero
+
+    def scales_of(self, inputs: Sequence[Tensor], region: Region) -> F32:
+        """Return what the numbers of a rectangle are multiplied with, to be broadcast."""
+        scales = self.scales.read(inputs, region).astype(np.float32)
+        if self.above is None:
+            return scales
+        with np.errstate(all="ignore"):
+            above = self.above.read(inputs, region).astype(np.float32)
+            return scales / above if self.is_divided else scales * above

@@ -1,0 +1,117 @@
+"""The tensors that a quantized weight is stored as, and the arithmetic of fitting them together."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from struct import unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.text.untyped import is_list, is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["BITS", "Logical", "Stored", "ceiling", "covers", "sound", "tiles", "times"]
+
+# The usual ones first: a few small shapes fit several.
+BITS = (4, 8, 2, 3, 6, 5, 7, 1)
+_INTEGERS = {"I32": "i", "I64": "q"}
+# What MLX takes where the settings of a single layer leave it out.
+_MLX_GROUP = {"group_size": 64}
+
+
+class Logical(NamedTuple):
+    """The shape of a weight, outermost dimension first, and what people call its packing."""
+
+    shape: tuple[int, ...]
+    scheme: str
+
+
+class Stored(NamedTuple):
+    """The tensors of one weight; `others` are known by the endings of their names.
+
+    `config` is config.json's content. `content` gives the bytes of a small tensor that stands
+    beside numbers, None where they cannot be had.
+    """
+
+    layer: str
+    numbers: TensorInfo
+    scales: TensorInfo
+    others: Mapping[str, TensorInfo]
+    config: Mapping[str, Any]
+    content: Callable[[TensorInfo, TensorInfo], bytes | None]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all of them, the numbers first."""
+        return (self.numbers.name, self.scales.name, *[info.name for info in self.others.values()])
+
+    def shape(self, ending: str) -> tuple[int, ...] | None:
+        """Return the shape of another tensor, None where there is none."""
+        found = self.others.get(ending)
+        return found.shape if found else None
+
+    def bytes_of(self, ending: str) -> bytes | None:
+        """Return what a small tensor holds, None where there is none or it cannot be read."""
+        info = self.others.get(ending)
+        return self.content(info, self.numbers) if info else None
+
+    def integers(self, ending: str) -> tuple[int, ...] | None:
+        """Return the positive integers that a small tensor holds, None where it does not."""
+        info = self.others.get(ending)
+        code = _INTEGERS.get(info.encoding.name) if info else None
+        raw = self.content(info, self.numbers) if info and code else None
+        if info is None or not raw:
+            return None
+        found: tuple[int, ...] = unpack(f"<{len(raw) // info.encoding.size}{code}", raw)
+        return found if min(found) > 0 else None
+
+    def setting(self, key: str) -> object:
+        """What the config says of the quantization of this layer, None where it says nothing."""
+        settings = self.config.get("quantization") or self.config.get("quantization_config")
+        if not is_object(settings):
+            return None
+        own = settings.get(self.layer)
+        return {**_MLX_GROUP, **own}.get(key) if is_object(own) else settings.get(key)
+
+    def number(self, key: str) -> int:
+        """What the config says of this layer as a positive integer; 0 where it says none."""
+        found = self.setting(key)
+        return found if type(found) is int and found > 0 else 0
+
+
+def sound(shape: object) -> tuple[int, ...] | None:
+    """Return a shape as a file gives it; None where it is none, or has no elements."""
+    if not is_list(shape) or not all(type(length) is int and length > 0 for length in shape):
+        return None
+    return tuple(shape)
+
+
+def times(whole: int, part: int) -> int:
+    """How often a part goes into a whole; 0 where that is no whole number."""
+    return whole // part if part > 0 and whole % part == 0 else 0
+
+
+def ceiling(whole: int, part: int) -> int:
+    """How many parts hold a whole."""
+    return -(-whole // part)
+
+
+@lru_cache(maxsize=256)  # a model has few shapes, each in many layers
+def tiles(count: int, length: int) -> bool:
+    """Whether so many blocks of one size, the last perhaps cut off, are as long as that."""
+    return 0 < count <= length and ceiling(length, ceiling(length, count)) == count
+
+
+@lru_cache(maxsize=256)
+def covers(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether there is a scale for the whole of a tensor, for each row, or for each block."""
+    if prod(scales) == 1:
+        return True
+    if len(scales) > len(shape):
+        scales = tuple(count for count in scales if count != 1)
+    scales += (1,) * (len(shape) - len(scales))
+    return len(scales) == len(shape) and all(map(tiles, scales, shape))

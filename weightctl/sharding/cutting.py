@@ -1,0 +1,185 @@
+"""Which part of each tensor every rank of a grid has: by heads, units, experts and layers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ShardingError
+from weightctl.sharding.footprints import own_part
+from weightctl.sharding.sharing import shared
+from weightctl.split import Sharding, part_along, shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.sharding.footprints import Along, Stored
+    from weightctl.sharding.placing import Placed
+    from weightctl.sharding.sharing import Heads, Shared
+    from weightctl.split import Grid, Part, Range
+
+__all__ = ["Model", "cut", "groups", "refuse", "signature", "staged", "stored_shardings"]
+
+_EXPERTS = "expert_parallel"
+
+
+class Model(NamedTuple):
+    """What a checkpoint is to those who cut it.
+
+    `experts` are as many as each layer has, None where nobody knows.
+    """
+
+    places: Mapping[str, Placed]
+    heads: Heads
+    layers: int
+    experts: int | None = 0
+
+
+def refuse(model: Model, grid: Grid) -> None:
+    """Raise `ShardingError` for a grid without ranks, or more than there are experts, or layers."""
+    if min(grid) < 1:
+        told = " x ".join(map(str, grid))
+        raise ShardingError(f"{told} are no numbers of ranks", hint="1 of each at least")
+    if model.experts is not None and grid.ep > max(model.experts, 1):
+        told = f"{model.experts} experts in each layer" if model.experts else "no experts"
+        hint = f"--ep takes up to {model.experts}" if model.experts else "leave --ep out"
+        raise ShardingError(f"the model has {told}, which {grid.ep} groups cannot share", hint=hint)
+    if grid.pp > max(model.layers, 1):
+        raise ShardingError(
+            f"the model has {model.layers} layers, which {grid.pp} stages cannot share",
+            hint=f"--pp takes up to {max(model.layers, 1)}",
+        )
+
+
+def groups(places: Iterable[Placed]) -> list[list[Placed]]:
+    """Return the weights that are cut, those together that are computed with together.
+
+    Raises `ShardingError` for one that does not fit the model.
+    """
+    found: dict[str, list[Placed]] = {}
+    for place in places:
+        if place.misfit is not None:
+            raise place.misfit
+        if place.runs:
+            found.setdefault(place.group, []).append(place)
+    return list(found.values())
+
+
+def signature(group: Sequence[Placed]) -> object:
+    """Return all that decides how weights that are computed with together are shared out.
+
+    Layers and experts are mostly alike.
+    """
+    return tuple(
+        (place.runs, place.axis, place.weight.blocks, bool(place.weight.refusal)) for place in group
+    )
+
+
+def cut(model: Model, grid: Grid) -> dict[str, Sharding]:
+    """Return how each weight of a model is cut, by its name.
+
+    Raises `ShardingError` where that cannot be.
+    """
+    ranges: dict[str, Shared] = {}
+    unlike: dict[object, Shared] = {}
+    for group in groups(model.places.values()):
+        kind = signature(group)
+        if kind not in unlike:
+            unlike[kind] = shared(group, model.heads, grid.tp)
+        ranges[group[0].group] = unlike[kind]
+    owners = shares(model.experts or 0, grid.ep)
+    nothing: Shared = {}
+    found: dict[str, Sharding] = {}
+    made: dict[object, Sharding] = {}
+    for name, place in model.places.items():
+        own = ranges.get(place.group, nothing)
+        experts = _of_experts(place, owners)
+        length = place.weight.shape[place.axis] if place.runs else 0
+        alike = (id(own), place.strategy, place.axis, place.runs, length, experts, place.layers)
+        if alike not in made:
+            made[alike] = _sharding(place, own, experts, model, grid)
+        found[name] = made[alike]
+    return found
+
+
+def _sharding(
+    place: Placed, ranges: Shared, experts: Sequence[Part | None], model: Model, grid: Grid
+) -> Sharding:
+    alike = [_of_runs(place, ranges, number) for number in range(grid.tp)]
+    parts: list[Part | None] = []
+    for rank in range(grid.ranks):
+        number, group, _ = grid.place(rank)
+        first = experts[group]
+        parts.append(None if first is None else (*first, *alike[number]))
+    told = [_EXPERTS] if grid.ep > 1 and place.experts else []
+    told += [place.strategy] if any(alike) else []
+    sharding = Sharding(", ".join(told) or "replicate", tuple(parts))
+    return staged(sharding, place.layers, model.layers, grid)
+
+
+def _of_experts(place: Placed, owners: Sequence[Range]) -> tuple[Part | None, ...]:
+    """Return what each group of ranks has of the experts of a weight, None where none of them."""
+    if place.experts is None:
+        return ((),) * len(owners)
+    if place.is_stacked:
+        count = place.weight.shape[0]
+        return tuple(part_along(0, count, [owned]) for owned in owners)
+    return tuple(() if first <= place.experts[0] < last else None for first, last in owners)
+
+
+def _of_runs(place: Placed, ranges: Shared, number: int) -> Part:
+    if not place.runs:
+        return ()
+    own = [
+        (run.start + start, run.start + stop)
+        for run in place.runs
+        for start, stop in (ranges[run.extent][number],)
+    ]
+    return part_along(place.axis, place.weight.shape[place.axis], own)
+
+
+def staged(sharding: Sharding, layers: Sequence[int] | None, count: int, grid: Grid) -> Sharding:
+    """Return what is left where only stages that have one of `layers` need it, all without any.
+
+    Of `count` layers each stage has a run.
+    """
+    if layers is None or grid.pp == 1:
+        return sharding
+    stages = {
+        stage
+        for stage, (first, last) in enumerate(shares(count, grid.pp))
+        if any(first <= layer < last for layer in layers)
+    }
+    parts = (
+        part if grid.place(rank)[2] in stages else None for rank, part in enumerate(sharding.parts)
+    )
+    return sharding._replace(parts=tuple(parts))
+
+
+def stored_shardings(weight: Stored, sharding: Sharding) -> dict[str, Sharding]:
+    """Return how the tensors of a weight are cut, by their names, where it is cut so.
+
+    Raises `ShardingError` where they cannot be.
+    """
+    if weight.refusal and any(sharding.parts):
+        raise ShardingError(
+            f"`{weight.name}` of shape {list(weight.shape)} cannot be cut: {weight.refusal}",
+            hint="--plan FILE can replicate it",
+        )
+    return {
+        footprint.info.name: _of_tensor(footprint.along, footprint.info.shape, sharding)
+        for footprint in weight.footprints
+    }
+
+
+@lru_cache(maxsize=256)  # a model has few kinds of tensors, each in many layers
+def _of_tensor(
+    along: tuple[Along | None, ...], shape: tuple[int, ...], sharding: Sharding
+) -> Sharding:
+    """Return how a tensor is cut that belongs to a weight that is cut so."""
+    own = {part: own_part(along, shape, part) for part in sharding.parts if part is not None}
+    parts = tuple(None if part is None else own[part] for part in sharding.parts)
+    strategy = sharding.strategy
+    if any(sharding.parts) and not any(parts):
+        strategy = _EXPERTS if strategy.startswith(_EXPERTS) else "replicate"
+    return Sharding(strategy, parts)

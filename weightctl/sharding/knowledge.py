@@ -1,0 +1,95 @@
+"""What is known of a checkpoint that is to be cut: its weights, and the model that they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ArchitectureError
+from weightctl.families.names import numbered
+from weightctl.families.recognition import recognize
+from weightctl.sharding.cutting import Model
+from weightctl.sharding.placing import Placed, placed
+from weightctl.sharding.sharing import Heads
+from weightctl.sharding.stored import as_meant, stored_weights
+from weightctl.text.wording import counted
+from weightctl.weights.tree import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.sharding.footprints import Stored
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["Known", "known"]
+
+
+class Known(NamedTuple):
+    """A checkpoint's weights by name, and the model; `checkpoint` is None where no family is known.
+
+    `notes` are what a person should know of it.
+    """
+
+    weights: Mapping[str, Stored]
+    model: Model
+    checkpoint: RecognizedModel | None
+    notes: tuple[str, ...]
+
+
+def known(weights: Checkpoint, *, is_ruled: bool) -> Known:
+    """Return what is known of a checkpoint; small tensors that say shapes are all that is read.
+
+    Raises `ArchitectureError` where it is of no known family, unless the cuts are ruled.
+    """
+    stored = stored_weights(source_of(weights))
+    notes = tuple(dict.fromkeys(each.note for each in stored.values() if each.note))
+    try:
+        checkpoint = _recognized(as_meant(weights, stored))
+    except ArchitectureError as error:
+        if is_ruled:
+            why = f"only the plan says how tensors are cut: {error.message}"
+            return Known(stored, _unknown(stored), None, (*notes, why))
+        hint = "; ".join(filter(None, (error.hint, "--plan FILE says how its tensors are cut")))
+        raise type(error)(error.message, hint=hint) from error
+    places = placed(checkpoint, stored)
+    fields = checkpoint.fields
+    heads = Heads(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
+    experts = fields.get("experts", 0)
+    model = Model(places, heads, checkpoint.config.layers, experts)
+    return Known(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
+
+
+def _recognized(weights: Checkpoint) -> RecognizedModel:
+    """Return a checkpoint as a model; one with hardly any of its tensors is none."""
+    checkpoint = recognize(weights)
+    missing = checkpoint.missing
+    if len(missing) > len(checkpoint.tensors):
+        more = f", and so are {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise ArchitectureError(
+            f"`{missing[0]}` of {checkpoint.arch.name} is missing{more}",
+            hint="is the config that of this checkpoint?",
+        )
+    return checkpoint
+
+
+def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
+    """Say which tensors are not there, and which every rank has as they are of no part."""
+    arch, missing = checkpoint.arch.name, checkpoint.missing
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        yield f"{counted(len(missing), 'tensor')} of {arch} {are} missing, as `{missing[0]}`"
+    rest = [*checkpoint.beside, *checkpoint.unexpected]
+    if rest:
+        are = "is" if len(rest) == 1 else "are"
+        yield (f"{counted(len(rest), 'tensor')} of no part of {arch} {are} not cut, as `{rest[0]}`")
+
+
+def _unknown(stored: Mapping[str, Stored]) -> Model:
+    """Return a model of which names alone tell the layers: all is whole on those."""
+    numbers = {name: numbered(name)[0] for name in stored}
+    layers = 1 + max((number for number in numbers.values() if number is not None), default=-1)
+    places = {
+        name: Placed(each, layers=None if (number := numbers[name]) is None else (number,))
+        for name, each in stored.items()
+    }
+    return Model(places, Heads(1, 1, 1), layers, experts=None)

@@ -1,0 +1,221 @@
+"""Where the weights of a model of a known family belong: in which layer, and cut along what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ShardingError
+from weightctl.families.changes import TRANSPOSED
+from weightctl.families.names import numbered
+from weightctl.families.sharding import role
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.families.arch import TensorNames
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.families.sharding import Extent, Role
+    from weightctl.sharding.footprints import Stored
+    from weightctl.split import Range
+
+__all__ = ["Placed", "Run", "placed"]
+
+_LAYER, _EXPERT = "{}", "{expert}"
+
+
+class Run(NamedTuple):
+    """Elements of an axis that are shared out together, and what they are."""
+
+    extent: Extent
+    start: int
+    stop: int
+
+
+class Placed(NamedTuple):
+    """A weight of a model: which elements of which axis are shared out, and where it is needed.
+
+    `strategy` is what people call that. `layers` are those that need it; None where all do.
+    `experts` are those of which it is, where it is of some, and lie along its first axis where
+    `is_stacked`. Weights with the same `group` are computed with together. `misfit` says what is in
+    the way of cutting one as the model would have it.
+    """
+
+    weight: Stored
+    strategy: str = "replicate"
+    axis: int = 0
+    runs: tuple[Run, ...] = ()
+    layers: tuple[int, ...] | None = None
+    experts: Range | None = None
+    is_stacked: bool = False
+    group: str = ""
+    misfit: ShardingError | None = None
+
+
+def placed(checkpoint: RecognizedModel, weights: Mapping[str, Stored]) -> dict[str, Placed]:
+    """Return the place of each weight; what is of no part of the model is not cut."""
+    aliases = header_of(checkpoint.tree).aliases
+    members: dict[str, list[TensorNames]] = {}
+    for names in _names(checkpoint):
+        if (stored := checkpoint.stored.get(names.module)) is not None:
+            members.setdefault(stored, []).append(names)
+    found: dict[str, Placed] = {}
+    for stored, each in members.items():
+        name = aliases.get(stored, stored)
+        place = _placed(checkpoint, weights[name], each)
+        found[name] = _joined(found[name], place) if name in found else place
+    count = checkpoint.config.layers
+    stems = {_plain(checkpoint, each).partition(_LAYER)[0] for each in _templates(checkpoint)}
+    return {
+        name: found.get(name) or Placed(weight, layers=_layer_of(checkpoint, name, stems, count))
+        for name, weight in weights.items()
+    }
+
+
+def _layer_of(
+    checkpoint: RecognizedModel, name: str, stems: set[str], count: int
+) -> tuple[int, ...] | None:
+    """Return the layer of what is of no part of the model, but called as if it were in a layer.
+
+    `stems` are what names of layers begin with. Other parts of a checkpoint, those that see
+    pictures for one, have layers of their own.
+    """
+    plain = _plain(checkpoint, name)
+    number, rest = numbered(plain)
+    stem = plain.removesuffix(f"{number}.{rest}")
+    return (number,) if number is not None and number < count and stem in stems else None
+
+
+def _templates(checkpoint: RecognizedModel) -> Iterator[str]:
+    """Yield what the checkpoint's dialect calls the parts of each layer."""
+    for line in checkpoint.arch.names:
+        name = line.gguf if checkpoint.dialect == "gguf" else line.hugging_face
+        if name is not None and _LAYER in name:
+            yield name
+
+
+def _plain(checkpoint: RecognizedModel, name: str) -> str:
+    return checkpoint.arch.plain(name) if checkpoint.dialect == "hugging_face" else name
+
+
+def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
+    """Yield the tensors of the model, and those that are copies of others."""
+    yield from checkpoint.arch.tensors(checkpoint.config)
+    yield from checkpoint.arch.copies(checkpoint.config)
+
+
+def _placed(checkpoint: RecognizedModel, weight: Stored, members: Sequence[TensorNames]) -> Placed:
+    """Return the place of a weight that holds these parts of the model."""
+    first = members[0]
+    roles = _roles(members)
+    is_stacked = _EXPERT in first.line.module and len(weight.shape) == 3
+    experts = None
+    if _EXPERT in first.line.module:
+        experts = first.expert, max(each.expert for each in members) + 1
+    axis = roles[0].axis
+    if first.kind == "weight" and checkpoint.dialect == "hugging_face":
+        axis ^= first.change is TRANSPOSED
+    extents: list[Extent] = [extent for each in roles for extent in each.extents]
+    runs = _runs(checkpoint, weight, extents, axis + is_stacked)
+    misfit = None
+    if isinstance(runs, ShardingError):
+        misfit, runs = runs, ()
+    return Placed(
+        weight=weight,
+        strategy=_strategy(roles, axis),
+        axis=axis + is_stacked,
+        runs=runs,
+        layers=_layers(checkpoint, first, roles[0]),
+        experts=experts,
+        is_stacked=is_stacked,
+        group=_group(first, experts if is_stacked else None),
+        misfit=misfit,
+    )
+
+
+def _roles(members: Sequence[TensorNames]) -> list[Role]:
+    """Return the roles of what a weight holds, one after the other; of experts those of one."""
+    lines = {each.line.module: role(each.line, each.kind) for each in members}
+    return list(lines.values())
+
+
+def _strategy(roles: Sequence[Role], axis: int) -> str:
+    """Return what people call the way that what has these roles is cut."""
+    if len(roles) == 3:
+        return "stacked_qkv"
+    if len(roles) == 2:
+        return "gate_up"
+    found = roles[0]
+    if axis != found.axis and len(found.extents) == 1:
+        return "columnwise" if axis else "rowwise"
+    return found.strategy
+
+
+def _group(names: TensorNames, experts: Range | None) -> str:
+    """Return what all have in common that is computed with together."""
+    stem = names.module.removesuffix(f".{names.kind}")
+    if _LAYER not in names.line.module:
+        return stem
+    return stem.rpartition(".")[0] if experts is None else f"layers.{names.layer}.mlp.experts"
+
+
+def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tuple[int, ...] | None:
+    """Return the layers that something is needed with: of what is in none, the nearest."""
+    if found.all_layers:
+        return None
+    if _LAYER in names.line.module:
+        return (names.layer,)
+    lines = checkpoint.arch.names
+    last = checkpoint.config.layers - 1
+    inside = next(place for place, line in enumerate(lines) if _LAYER in line.module)
+    if lines.index(names.line) > inside:
+        return (last,)
+    is_output = names.line.module == "embedding" and checkpoint.fields.get("tied", False)
+    return (0, last) if is_output else (0,)
+
+
+def _runs(
+    checkpoint: RecognizedModel, weight: Stored, extents: Sequence[Extent], axis: int
+) -> tuple[Run, ...] | ShardingError:
+    """Return what lies along an axis of a weight, by the sizes of the config, or what does not."""
+    if not extents:
+        return ()
+    if axis >= len(weight.shape):
+        return _unexpected(weight, axis, "something belongs")
+    size, fields = weight.shape[axis], checkpoint.fields
+    heads, head_dim = fields["heads"], fields["head_dim"]
+    sizes = {
+        "queries": heads * head_dim,
+        "keys": fields.get("kv_heads", heads) * head_dim,
+        "inner": size // max(extents.count("inner"), 1),
+        "vocabulary": size,
+    }
+    runs: list[Run] = []
+    start = 0
+    for extent in extents:
+        runs.append(Run(extent, start, start + sizes[extent]))
+        start += sizes[extent]
+    if start != size:
+        return _unexpected(weight, axis, f"{start} elements belong")
+    return tuple(runs)
+
+
+def _unexpected(weight: Stored, axis: int, expected: str) -> ShardingError:
+    return ShardingError(
+        f"`{weight.name}` is of shape {list(weight.shape)}, and {expected} along axis {axis}",
+        hint="is the config that of this checkpoint?",
+    )
+
+
+def _joined(one: Placed, other: Placed) -> Placed:
+    """Return the place of a tensor that is two parts of a model, by two names."""
+    misfit = one.misfit or other.misfit
+    if one.runs != other.runs or one.axis != other.axis:
+        misfit = misfit or ShardingError(
+            f"`{one.weight.name}` is two parts of the model, which are not cut alike",
+            hint="--plan FILE says how it is cut",
+        )
+    layers = None
+    if one.layers is not None and other.layers is not None:
+        layers = tuple(dict.fromkeys((*one.layers, *other.layers)))
+    return one._replace(layers=layers, misfit=misfit)

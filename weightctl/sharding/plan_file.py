@@ -1,0 +1,213 @@
+"""How people say that tensors are cut, as TOML: patterns of names, and strategies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import ConversionError, ShardingError
+from weightctl.plan.toml_file import read_toml
+from weightctl.split import (
+    Sharding,
+    axiswise,
+    columnwise,
+    expert_parallel,
+    gate_up,
+    head_aware_columnwise,
+    replicate,
+    rowwise,
+    segmented,
+    stacked_qkv,
+)
+from weightctl.text.patterns import regular_expression
+from weightctl.text.untyped import is_list, is_object
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from weightctl.split import Grid, Whole
+
+__all__ = ["STRATEGIES", "Rule", "Rules", "Strategy", "read_rules"]
+
+_FORM = (
+    "[tensors], then lines like 'o_proj' = 'columnwise' or 'qkv' = { strategy = 'stacked_qkv', "
+    "heads = 32, kv_heads = 8, head_dim = 128 }"
+)
+
+
+class Strategy(NamedTuple):
+    """A way to cut tensors; `cut` takes one and the number of ranks, and what it is told by name.
+
+    `needed` must be told, `allowed` may be.
+    """
+
+    cut: Callable[..., Sharding]
+    needed: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "replicate": Strategy(replicate),
+    "rowwise": Strategy(rowwise),
+    "columnwise": Strategy(columnwise),
+    "axiswise": Strategy(axiswise, ("axis",)),
+    "segmented": Strategy(segmented, ("sizes",), ("axis",)),
+    "gate_up": Strategy(gate_up, (), ("axis",)),
+    "stacked_qkv": Strategy(stacked_qkv, ("heads", "kv_heads", "head_dim"), ("axis",)),
+    "head_aware_columnwise": Strategy(
+        head_aware_columnwise, ("heads", "head_dim"), ("kv_heads", "axis")
+    ),
+    "expert_parallel": Strategy(expert_parallel),
+}
+_EXPERTS = "expert_parallel"
+
+
+class Rule(NamedTuple):
+    """A line of the file: how the tensors are cut in whose names a pattern is found."""
+
+    pattern: re.Pattern[str]
+    strategy: str
+    told: Mapping[str, Any]
+
+    def sharding(self, whole: Whole, grid: Grid) -> Sharding:
+        """Return how a tensor is cut for all ranks of a grid, as if each stage had it.
+
+        Experts that are stacked are shared out over all ranks of a stage; all else is cut by `tp`,
+        and alike in each group of experts.
+        """
+        cut = STRATEGIES[self.strategy].cut
+        places = [grid.place(rank) for rank in range(grid.ranks)]
+        if self.strategy == _EXPERTS:
+            made = cut(whole, grid.tp * grid.ep)
+            own = [group * grid.tp + number for number, group, _ in places]
+        else:
+            made = cut(whole, grid.tp, **self.told)
+            own = [number for number, _, _ in places]
+        return Sharding(made.strategy, tuple(made.parts[number] for number in own))
+
+
+class Rules(NamedTuple):
+    """What a person says of how tensors are cut; `path` is the file that says it."""
+
+    path: str
+    rules: tuple[Rule, ...]
+
+    def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
+        """Return how the first rule that fits a tensor has it cut; None where none does.
+
+        Raises `ShardingError` where it cannot be cut so.
+        """
+        rule = self._rule(whole.name)
+        if rule is None:
+            return None
+        try:
+            return rule.sharding(whole, grid)
+        except ShardingError as error:
+            where = f"{self.path}: `{rule.pattern.pattern}`"
+            raise ShardingError(f"{where}: {error.message}", hint=error.hint) from error
+
+    def notes(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return what should be told of rules that decide on no tensor of these names."""
+        names = list(names)
+        used = {id(self._rule(name)) for name in names}
+        return tuple(
+            f"{self.path}: every tensor whose name matches `{rule.pattern.pattern}` is of a rule "
+            "above it"
+            if any(map(rule.pattern.search, names))
+            else f"{self.path}: no tensor's name matches `{rule.pattern.pattern}`"
+            for rule in self.rules
+            if id(rule) not in used
+        )
+
+    def _rule(self, name: str) -> Rule | None:
+        return next((rule for rule in self.rules if rule.pattern.search(name)), None)
+
+
+def read_rules(path: str) -> Rules:
+    """Read a plan of one's own: `[tensors]` of patterns of names and strategies.
+
+    The first pattern that is found in a name decides. A strategy is a name, or a table of it and of
+    what it is told. Raises `ConversionError` for a file that is none.
+    """
+    content = read_toml(path, "plan", form=_FORM, otherwise="check the path")
+    unknown = content.keys() - {"tensors"}
+    if unknown or not content:
+        what = f"`{min(unknown)}` means nothing in a plan" if unknown else "the plan is empty"
+        raise ConversionError(f"{path}: {what}", hint=_FORM)
+    tensors = content["tensors"]
+    if not is_object(tensors):
+        raise ConversionError(f"{path}: `tensors` is no table", hint=_FORM)
+    if not tensors:
+        raise ConversionError(f"{path}: `tensors` has no lines", hint=_FORM)
+    return Rules(path, tuple(_rules(path, tensors)))
+
+
+def _rules(path: str, tensors: Mapping[str, Any]) -> Iterator[Rule]:
+    for pattern, said in tensors.items():
+        try:
+            expression = regular_expression(pattern)
+        except ConversionError as error:
+            raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
+        yield _rule(f"{path}: `{pattern}`", expression, said)
+
+
+def _rule(where: str, pattern: re.Pattern[str], said: object) -> Rule:
+    if isinstance(said, str):
+        told: dict[str, Any] = {}
+        name: object = said
+    elif is_object(said):
+        told = dict(said)
+        if "strategy" not in told:
+            raise ConversionError(
+                f"{where} is a table without a `strategy`",
+                hint="a pattern with dots is written in quotes: 'mlp.up' = 'rowwise'; "
+                f"strategies are {', '.join(STRATEGIES)}",
+            )
+        name = told.pop("strategy")
+    else:
+        raise ConversionError(f"{where} is {said!r}, no strategy", hint=_FORM)
+    if not isinstance(name, str) or name not in STRATEGIES:
+        raise ConversionError(
+            f"{where}: {name!r} is no strategy that weightctl knows",
+            hint=f"they are {', '.join(STRATEGIES)}",
+        )
+    _check(f"{where}: {name}", STRATEGIES[name], told)
+    return Rule(pattern, name, told)
+
+
+def _check(where: str, strategy: Strategy, told: Mapping[str, Any]) -> None:
+    """Raise `ConversionError` where a strategy is told something else than what it has to be."""
+    takes = _taken(strategy)
+    for key in told:
+        if key not in (*strategy.needed, *strategy.allowed):
+            raise ConversionError(f"{where} knows no `{key}`", hint=takes)
+    for key in strategy.needed:
+        if key not in told:
+            raise ConversionError(f"{where} needs `{key}`", hint=takes)
+    for key, value in told.items():
+        least = 0 if key == "axis" else 1
+        if key == "sizes":
+            fits = is_list(value) and bool(value) and all(_is_number(each, 1) for each in value)
+            wanted = "a list of numbers from 1 on"
+        else:
+            fits, wanted = _is_number(value, least), f"a number from {least} on"
+        if not fits:
+            raise ConversionError(f"{where}: `{key}` is {value!r}, and not {wanted}", hint=takes)
+    heads, kv_heads = told.get("heads"), told.get("kv_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise ConversionError(
+            f"{where}: {heads} `heads` are no whole number for each of {kv_heads} `kv_heads`",
+            hint="as many queries look at each head of keys and values",
+        )
+
+
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _taken(strategy: Strategy) -> str:
+    needed, allowed = ", ".join(strategy.needed), ", ".join(strategy.allowed)
+    if not needed and not allowed:
+        return "it is told nothing else: its name is enough"
+    told = (needed and f"it needs {needed}", allowed and f"it may have {allowed}")
+    return "; ".join(filter(None, told))

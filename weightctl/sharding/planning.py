@@ -1,0 +1,163 @@
+"""Which rank has what of a checkpoint: by rules, and by the table of the model's family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from weightctl.errors import ShardingError
+from weightctl.formats import format_module
+from weightctl.sharding.cutting import cut, refuse, staged, stored_shardings
+from weightctl.sharding.footprints import plain
+from weightctl.sharding.knowledge import known
+from weightctl.sharding.plan import ShardPlan, ranks_of
+from weightctl.split import Sharding, Whole
+from weightctl.text.wording import counted
+from weightctl.weights.tree import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from weightctl.sharding.footprints import Stored
+    from weightctl.sharding.knowledge import Known
+    from weightctl.split import Grid
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["LAYOUTS", "Rules", "shard_plan", "shardings"]
+
+RANKS, VLLM = LAYOUTS = ("ranks", "vllm")
+
+
+class Rules(Protocol):
+    """What a person says of how tensors are cut."""
+
+    def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
+        """Return how a tensor is cut, for all ranks; None where nothing is said of it."""
+        ...
+
+    def notes(self, names: Iterable[str]) -> Sequence[str]:
+        """Return what a person should know of how they fit a checkpoint with these tensors."""
+        ...
+
+
+def shard_plan(
+    weights: Checkpoint,
+    grid: Grid,
+    *,
+    rules: Rules | None = None,
+    layout: str = RANKS,
+    format_name: str | None = None,
+) -> ShardPlan:
+    """Return which rank of a grid has what of a checkpoint.
+
+    A weight that is stored in several tensors is cut as one, by a rule of its own name, or else by
+    those of its tensors. Small tensors that say the shapes of others are read, and nothing else.
+    The format is GGUF where the checkpoint is one, safetensors otherwise, unless it is named.
+
+    Raises `ShardingError` where a tensor cannot be cut, `ArchitectureError` where there are no
+    rules and the model is of no known family, and `ConversionError` for a format there is not.
+    """
+    if layout not in LAYOUTS:
+        raise ShardingError(f"there is no layout `{layout}`", hint=f"{' or '.join(LAYOUTS)}")
+    if format_name is not None:
+        format_module(format_name)
+    if layout == VLLM and rules is not None:
+        raise ShardingError(
+            "vLLM cuts tensors its own way, whatever a plan says",
+            hint="leave --plan out, or pass --layout ranks",
+        )
+    found = known(weights, is_ruled=rules is not None)
+    refuse(found.model, grid)
+    source = source_of(weights)
+    header = source.header
+    plan = ShardPlan(
+        source=source,
+        format=format_name or ("gguf" if header.format == "gguf" else "safetensors"),
+        layout=layout,
+        grid=grid,
+        shardings={},
+        ranks=(),
+        metadata=header.metadata,
+        tied=header.aliases,
+        notes=found.notes,
+    )
+    if layout == VLLM and found.checkpoint is not None:
+        from weightctl.sharding.vllm import vllm_plan
+
+        return vllm_plan(plan, found.checkpoint)
+    made, notes = shardings(found, grid, rules)
+    # In the order of the source.
+    in_order = {name: made[name] for name in header.tensors}
+    return replace(
+        plan,
+        shardings=in_order,
+        ranks=ranks_of(source, in_order, grid),
+        notes=(*plan.notes, *notes),
+    )
+
+
+def shardings(
+    found: Known, grid: Grid, rules: Rules | None
+) -> tuple[dict[str, Sharding], list[str]]:
+    """Return how each tensor is cut, by its name, and what a person should know of that."""
+    ruled = {} if rules is None else _ruled(found, grid, rules)
+    model = found.model
+    rest = {name: place for name, place in model.places.items() if name not in ruled}
+    made = dict(ruled)
+    if rest:
+        for name, sharding in cut(model._replace(places=rest), grid).items():
+            made[name] = stored_shardings(found.weights[name], sharding)
+    notes: list[str] = []
+    if rules is not None:
+        notes += rules.notes(_asked(found))
+    if rules is not None and rest:
+        count = counted(len(rest), "weight")
+        are = "is" if len(rest) == 1 else "are"
+        how = (
+            "not cut"
+            if found.checkpoint is None
+            else f"cut as those of {found.checkpoint.arch.name}"
+        )
+        notes.append(f"{count} that the plan does not name {are} {how}")
+    return {name: each for tensors in made.values() for name, each in tensors.items()}, notes
+
+
+def _ruled(found: Known, grid: Grid, rules: Rules) -> dict[str, dict[str, Sharding]]:
+    """Return how the tensors of each weight are cut that rules say something of."""
+    made: dict[str, dict[str, Sharding]] = {}
+    for name, weight in found.weights.items():
+        sharding = rules.sharding(Whole(name, weight.shape, weight.blocks), grid)
+        if sharding is not None:
+            made[name] = stored_shardings(weight, sharding)
+        elif (own := _of_tensors(weight, grid, rules)) is not None:
+            made[name] = own
+    model = found.model
+    return {
+        name: {
+            stored: staged(sharding, model.places[name].layers, model.layers, grid)
+            for stored, sharding in tensors.items()
+        }
+        for name, tensors in made.items()
+    }
+
+
+def _asked(found: Known) -> Iterator[str]:
+    """Yield all names by which rules may know something: weights, and what they are stored as."""
+    for name, weight in found.weights.items():
+        yield name
+        yield from (each.info.name for each in weight.footprints if each.info.name != name)
+
+
+def _of_tensors(weight: Stored, grid: Grid, rules: Rules) -> dict[str, Sharding] | None:
+    """Return how rules cut the tensors of a weight one by one; the rest of them is whole."""
+    found: dict[str, Sharding | None] = {}
+    for footprint in weight.footprints:
+        info = footprint.info
+        own = plain(info)
+        found[info.name] = None
+        if info.name != weight.name:
+            found[info.name] = rules.sharding(Whole(info.name, info.shape, own.blocks), grid)
+    if not any(found.values()):
+        return None
+    whole = Sharding("replicate", ((),) * grid.ranks)
+    return {name: sharding or whole for name, sharding in found.items()}

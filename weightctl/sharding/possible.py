@@ -1,0 +1,65 @@
+"""For how many ranks the layers of a checkpoint can be cut, and what is in the way of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ShardingError
+from weightctl.sharding.cutting import groups, refuse, signature
+from weightctl.sharding.knowledge import known
+from weightctl.sharding.planning import shardings
+from weightctl.sharding.sharing import shared
+from weightctl.split import Grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from weightctl.sharding.knowledge import Known
+    from weightctl.sharding.placing import Placed
+    from weightctl.sharding.planning import Rules
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["Possible", "possible"]
+
+
+class Possible(NamedTuple):
+    """Whether so many ranks work: why not, None where they do."""
+
+    ranks: int
+    refusal: ShardingError | None
+
+
+def possible(
+    weights: Checkpoint, counts: Iterable[int], *, rules: Rules | None = None
+) -> list[Possible]:
+    """Return for each number of ranks whether the layers of a checkpoint can be cut for it.
+
+    Small tensors that say the shapes of others are read, and nothing else. Raises
+    `ArchitectureError` where there are no rules and the model is of no known family, and
+    `ShardingError` where its config is of another model.
+    """
+    found = known(weights, is_ruled=rules is not None)
+    refuse_unfit = _by_rules(found, rules) if rules is not None else _by_family(found)
+    made: list[Possible] = []
+    for ranks in counts:
+        refusal: ShardingError | None = None
+        try:
+            refuse(found.model, Grid(ranks))
+            refuse_unfit(ranks)
+        except ShardingError as error:
+            refusal = error
+        made.append(Possible(ranks, refusal))
+    return made
+
+
+def _by_rules(found: Known, rules: Rules) -> Callable[[int], object]:
+    return lambda ranks: shardings(found, Grid(ranks), rules)
+
+
+def _by_family(found: Known) -> Callable[[int], object]:
+    model = found.model
+    # Layers are mostly alike.
+    unlike: dict[object, list[Placed]] = {}
+    for group in groups(model.places.values()):
+        unlike.setdefault(signature(group), group)
+    return lambda ranks: [shared(group, model.heads, ranks) for group in unlike.values()]

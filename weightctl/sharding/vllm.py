@@ -1,0 +1,196 @@
+"""The plan of a checkpoint as vLLM's sharded-state loader reads it: each rank's own tensors.
+
+Follows `model_loader/sharded_state_loader.py` of vLLM 0.33.0, which takes exactly the tensors of
+its model, by its names and with its shapes: no more, and no fewer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ShardingError
+from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.formats.sharded.record import Piece, Shard
+from weightctl.sharding.footprints import plain
+from weightctl.sharding.placing import Run, placed
+from weightctl.sharding.sharing import Heads
+from weightctl.sharding.vllm_family import family_of
+from weightctl.sharding.vllm_names import POSITION_IDS, SCALES, in_vllm
+from weightctl.sharding.vllm_shares import Shares
+from weightctl.split import Sharding
+from weightctl.text.wording import counted, listed
+from weightctl.weights.info import TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.sharding.placing import Placed
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.sharding.vllm_names import Family
+
+__all__ = ["vllm_plan"]
+
+_PROJECTED = ".qkv_proj.weight"
+_STRATEGIES = {2: "gate_up", 3: "stacked_qkv"}
+_FEW = 3
+
+
+class _Parameter(NamedTuple):
+    """A tensor of vLLM's model: what of the checkpoint is in it, and how people call its cut.
+
+    What is of experts that stand alone becomes `experts` entries of a new first axis.
+    """
+
+    name: str
+    places: tuple[Placed, ...]
+    strategy: str
+    experts: int = 0
+
+
+def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
+    """Return a plan whose ranks have the state of vLLM's model; how `plan` cuts does not matter.
+
+    Tensors that vLLM has no place for are in no file, and are told of. Raises `ShardingError` for
+    what vLLM does not cut, or would have to pack anew, and `ArchitectureError` where the checkpoint
+    is no whole model of its config.
+    """
+    family = family_of(plan, checkpoint)
+    fields = checkpoint.fields
+    heads = Heads(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
+    most = fields["experts"] if family.shares_experts else 0
+    shares = Shares(heads, plan.grid.tp, most)
+    parameters = list(_parameters(plan, checkpoint, family))
+    places = [place for each in parameters for place in each.places]
+    shares.refuse(places)
+    _refuse_twice(places)
+    for each in parameters:
+        _refuse_mixed(each)
+    found = {place.weight.name: _sharding(place, shares) for place in places}
+    header = plan.source.header
+    buffers = list(_buffers(plan, checkpoint, family, parameters))
+    for shard in buffers:
+        for piece in shard.pieces:
+            found[piece.source] = Sharding("replicate", ((),) * shares.ranks)
+    left = [name for name in header.tensors if name not in found]
+    return replace(
+        plan,
+        shardings={name: found[name] for name in header.tensors if name in found},
+        ranks=tuple(
+            (*(_shard(each, found, shares, rank) for each in parameters), *buffers)
+            for rank in range(shares.ranks)
+        ),
+        tied={alias: name for alias, name in plan.tied.items() if name in found},
+        notes=tuple(_left_out(left)),
+    )
+
+
+def _parameters(
+    plan: ShardPlan, checkpoint: RecognizedModel, family: Family
+) -> Iterator[_Parameter]:
+    """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
+    tensors = plan.source.header.tensors
+    places = placed(checkpoint, {name: plain(info) for name, info in tensors.items()})
+    together: dict[str, list[tuple[int, str, Placed]]] = {}
+    for names in checkpoint.arch.tensors(checkpoint.config):
+        stored = checkpoint.stored[names.module]
+        place = places[plan.tied.get(stored, stored)]
+        if names.line.module in family.padded:
+            rows = Run("vocabulary", 0, place.weight.shape[0])
+            place = place._replace(strategy="rowwise", axis=0, runs=(rows,))
+        name = in_vllm(family, names)
+        if names.module == EMBEDDING_WEIGHT and checkpoint.fields.get("tied", False):
+            name = family.head or name
+        together.setdefault(name, []).append((names.expert, names.line.module, place))
+    for name, members in together.items():
+        members.sort(key=lambda member: member[0])
+        lines = len({line for _, line, _ in members})
+        own = tuple({place.weight.name: place for _, _, place in members}.values())
+        is_apart = own[0].experts is not None and not own[0].is_stacked
+        yield _Parameter(
+            name,
+            own,
+            _STRATEGIES.get(lines, own[0].strategy),
+            len({expert for expert, _, _ in members}) if is_apart else 0,
+        )
+
+
+def _refuse_twice(places: list[Placed]) -> None:
+    """Refuse a tensor that is two of vLLM's, though the config says nothing of that."""
+    seen: set[str] = set()
+    for name in (place.weight.name for place in places):
+        if name in seen:
+            raise ShardingError(
+                f"`{name}` is two parts of the model, which the config says are two tensors",
+                hint="a tied output is said by `tie_word_embeddings` in config.json",
+            )
+        seen.add(name)
+
+
+def _sharding(place: Placed, shares: Shares) -> Sharding:
+    parts = tuple(shares.part(place, rank) for rank in range(shares.ranks))
+    return Sharding(place.strategy if shares.ranks > 1 else "replicate", parts)
+
+
+def _refuse_mixed(parameter: _Parameter) -> None:
+    """Refuse tensors of several encodings that would have to be one."""
+    first, *others = (place.weight.footprints[0].info for place in parameter.places)
+    for other in others:
+        if other.encoding != first.encoding:
+            raise ShardingError(
+                f"`{first.name}` is {first.encoding} and `{other.name}` {other.encoding}, which "
+                f"vLLM has in one tensor, `{parameter.name}`",
+                hint="`weightctl convert IN OUT --dtype bf16` makes them alike",
+            )
+
+
+def _shard(
+    parameter: _Parameter, shardings: Mapping[str, Sharding], shares: Shares, rank: int
+) -> Shard:
+    """Return a rank's tensor: its pieces follow one another, and zeros stand behind them."""
+    rows = 0
+    inner: list[int] = []
+    pieces: list[Piece] = []
+    for place in parameter.places:
+        part = shardings[place.weight.name].parts[rank]
+        first, *inner = shares.shape(place, part)
+        rows += first
+        if part is not None:
+            pieces.append(Piece(place.weight.name, part))
+    count = parameter.experts
+    shape = (count, rows // count, *inner) if count else (rows, *inner)
+    info = parameter.places[0].weight.footprints[0].info
+    strategy = parameter.strategy if shares.ranks > 1 else "replicate"
+    return Shard(TensorInfo(parameter.name, shape, info.encoding), tuple(pieces), strategy)
+
+
+def _buffers(
+    plan: ShardPlan, checkpoint: RecognizedModel, family: Family, parameters: list[_Parameter]
+) -> Iterator[Shard]:
+    """Yield what vLLM's loader wants besides, though its model does not go by it: zeros."""
+    for name in (each.name for each in parameters if each.name.endswith(_PROJECTED)):
+        attention = name.removesuffix(_PROJECTED)
+        for scale in SCALES:
+            info = TensorInfo(f"{attention}.attn.{scale}", (), ENCODINGS["F32"])
+            yield Shard(info, (), "replicate")
+    if family.has_position_ids:
+        shape = (1, checkpoint.fields["context"])
+        info = TensorInfo(f"model.{POSITION_IDS}", shape, ENCODINGS["I64"])
+        own = tuple(
+            Piece(name, ())
+            for name, stored in plan.source.header.tensors.items()
+            if checkpoint.arch.plain(name) == POSITION_IDS and stored == info._replace(name=name)
+        )
+        yield Shard(info, own[:1], "replicate")
+
+
+def _left_out(names: list[str]) -> Iterator[str]:
+    if names:
+        count = counted(len(names), "tensor")
+        are = "is" if len(names) == 1 else "are"
+        yield (
+            f"{count} {are} in no file, as vLLM's model has no place for "
+            f"{'it' if len(names) == 1 else 'them'}: {listed(names, _FEW)}"
+        )

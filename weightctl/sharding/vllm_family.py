@@ -1,0 +1,117 @@
+"""Which of vLLM's models a checkpoint is, whose state its bytes are as they stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ShardingError
+from weightctl.families.changes import TRANSPOSED
+from weightctl.families.matching import OF_TOKENS
+from weightctl.schemes.logical import parts
+from weightctl.sharding.vllm_names import FAMILIES, RELEASE
+from weightctl.text.untyped import is_list
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.sharding.vllm_names import Family
+
+__all__ = ["family_of"]
+
+_ENCODINGS = ("F32", "F16", "BF16")
+_RANKS = "--layout ranks is for all of it"
+_REPACKED = "vLLM packs quantized weights anew when it loads them, and bytes are only copied"
+_PLAIN = "`weightctl convert IN OUT --dtype bf16` makes a checkpoint of it that vLLM's layout takes"
+
+
+def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> Family:
+    """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
+
+    Raises `ShardingError` where it cannot, and `ArchitectureError` where it is no whole model.
+    """
+    _refuse_grid(plan)
+    if checkpoint.dialect == "gguf":
+        raise ShardingError(
+            f"{checkpoint.where} is of a GGUF, whose rows and names are not vLLM's",
+            hint=_PLAIN,
+        )
+    if plan.format != "safetensors":
+        raise ShardingError(
+            f"vLLM reads the state of ranks from safetensors, and not from {plan.format}",
+            hint="pass --to safetensors, or leave --to out",
+        )
+    _refuse_quantized(plan, checkpoint)
+    family = _family(checkpoint)
+    checkpoint.check()
+    _refuse_odd(checkpoint, family)
+    return family
+
+
+def _refuse_grid(plan: ShardPlan) -> None:
+    for name, size, what in (
+        ("ep", plan.grid.ep, "experts that vLLM shares out among ranks"),
+        ("pp", plan.grid.pp, "stages of layers"),
+    ):
+        if size > 1:
+            raise ShardingError(
+                f"the layout of vLLM is not built for {what}",
+                hint=f"leave --{name} out, or pass --layout ranks",
+            )
+
+
+def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
+    header = plan.source.header
+    packed = parts(header)
+    if packed:
+        told = f"`{next(iter(packed))}` is a part of a quantized weight"
+        raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)
+    if checkpoint.document.get("quantization_config"):
+        told = f"{checkpoint.where} has a `quantization_config`"
+        raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)
+    for name in checkpoint.stored.values():
+        info = header.tensors.get(name)
+        if info is not None and info.encoding.name not in _ENCODINGS:
+            raise ShardingError(
+                f"`{name}` is {info.encoding}, and vLLM computes in {', '.join(_ENCODINGS)}",
+                hint=_PLAIN,
+            )
+
+
+def _family(checkpoint: RecognizedModel) -> Family:
+    """Return vLLM's class by what config.json calls the model; another has other tensors."""
+    arch = checkpoint.arch
+    if any(each.change is TRANSPOSED for each in arch.tensors(checkpoint.config)):
+        raise ShardingError(
+            f"the matrices of {arch.name} lie the other way in vLLM, and bytes are only copied",
+            hint=_RANKS,
+        )
+    family = FAMILIES.get(arch.name)
+    if family is None:
+        raise ShardingError(f"the layout of vLLM is not built for {arch.name}", hint=_RANKS)
+    classes = checkpoint.document.get("architectures")
+    if not is_list(classes) or classes[:1] not in [[each] for each in family.classes]:
+        raise ShardingError(
+            f"{checkpoint.where} says that `architectures` is {classes!r}, and vLLM's layout of "
+            f"{arch.name} is that of {' or '.join(family.classes)}",
+            hint=_RANKS,
+        )
+    return family
+
+
+def _refuse_odd(checkpoint: RecognizedModel, family: Family) -> None:
+    """Refuse what vLLM's own loader would not take either."""
+    header, tokens = header_of(checkpoint.tree), checkpoint.fields["vocabulary"]
+    for names in checkpoint.arch.tensors(checkpoint.config):
+        stored = checkpoint.stored[names.module]
+        if family.plain_output and names.line.module.endswith(".o") and names.kind == "bias":
+            raise ShardingError(
+                f"vLLM {RELEASE} has no `{stored}`, and would compute without it", hint=_RANKS
+            )
+        rows, *_ = header.tensors[header.aliases.get(stored, stored)].shape
+        if names.module in OF_TOKENS and rows != tokens:
+            raise ShardingError(
+                f"`{stored}` has {rows} rows, and vLLM wants as many as the vocabulary of "
+                f"{checkpoint.where}, {tokens}",
+                hint=_RANKS,
+            )

@@ -1,0 +1,107 @@
+"""What of a weight vLLM gives each rank: equal shares, for which the vocabulary has zeros behind.
+
+Facts of vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
+`model_executor/`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ShardingError
+from weightctl.sharding.vllm_names import PADDED_TO
+from weightctl.split import counts_that_work, part_along, part_shape, ranks_that_work
+from weightctl.text.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from weightctl.families.sharding import Extent
+    from weightctl.sharding.placing import Placed, Run
+    from weightctl.sharding.sharing import Heads
+    from weightctl.split import Part, Range
+
+__all__ = ["Shares"]
+
+# Nobody has more GPUs in one model.
+_MOST = 1024
+
+
+class Shares(NamedTuple):
+    """How `ranks` share a model with these heads; there may be up to `most` ranks, 0 for any."""
+
+    heads: Heads
+    ranks: int
+    most: int = 0
+
+    def part(self, place: Placed, rank: int) -> Part | None:
+        """Return what of a weight a rank has, None where that is nothing but padding."""
+        if not place.runs:
+            return ()
+        ranges = [self._range(run, rank) for run in place.runs]
+        if all(start == stop for start, stop in ranges):
+            return None
+        return part_along(place.axis, place.weight.shape[place.axis], ranges)
+
+    def shape(self, place: Placed, part: Part | None) -> tuple[int, ...]:
+        """Return the shape of what a rank with a part of a weight has of it, with padding."""
+        shape = list(part_shape(place.weight.shape, part or ()))
+        if any(run.extent == "vocabulary" for run in place.runs):
+            shape[place.axis] = _padded(place.weight.shape[place.axis]) // self.ranks
+        return tuple(shape)
+
+    def refuse(self, places: Iterable[Placed]) -> None:
+        """Raise `ShardingError` that names a weight of which vLLM could not give all as much."""
+        places = list(places)
+        sizes: dict[tuple[Extent, int], Placed] = {}
+        for place in places:
+            for run in place.runs:
+                sizes.setdefault((run.extent, run.stop - run.start), place)
+
+        def problems(ranks: int) -> Iterator[tuple[Placed, str]]:
+            for (extent, size), place in sizes.items():
+                if told := self._uneven(extent, size, ranks):
+                    yield place, told
+            if 0 < self.most < ranks:
+                place = next(each for each in places if each.experts)
+                yield place, f"there are only {self.most} experts"
+
+        found = next(problems(self.ranks), None)
+        if found is None:
+            return
+        place, told = found
+        works = counts_that_work(
+            lambda ranks: None if any(problems(ranks)) else ranks, min(self.heads.queries, _MOST)
+        )
+        raise ShardingError(
+            f"vLLM cannot share out `{place.weight.name}` of shape {list(place.weight.shape)} "
+            f"among {counted(self.ranks, 'rank')}: {told}",
+            hint=f"{ranks_that_work(works)}; --layout ranks takes more",
+        )
+
+    def _range(self, run: Run, rank: int) -> Range:
+        size, ranks = run.stop - run.start, self.ranks
+        if run.extent == "keys" and self.heads.keys < ranks:
+            # Several ranks have the same ones.
+            rank //= ranks // self.heads.keys
+            ranks = self.heads.keys
+        each = (_padded(size) if run.extent == "vocabulary" else size) // ranks
+        return run.start + min(rank * each, size), run.start + min((rank + 1) * each, size)
+
+    def _uneven(self, extent: Extent, size: int, ranks: int) -> str:
+        """Say why something cannot be shared out evenly; nothing where it can."""
+        queries, keys, _ = self.heads
+        if extent == "queries":
+            return f"{counted(queries, 'head')} do not divide" if queries % ranks else ""
+        if extent == "keys":
+            told = f"{counted(keys, 'head')} of keys and values do not divide, nor into the ranks"
+            return told if keys % ranks and ranks % keys else ""
+        if extent == "vocabulary":
+            rows = _padded(size)
+            told = f"{size} rows, padded to {rows}, a multiple of {PADDED_TO}, do not divide"
+            return told if rows % ranks else ""
+        return f"{size} elements do not divide" if size % ranks else ""
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // PADDED_TO) * PADDED_TO

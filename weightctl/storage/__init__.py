@@ -1,0 +1,1 @@
+"""Files that are mapped and read by ranges."""

@@ -1,0 +1,76 @@
+"""Ranges of bytes, in a file or in memory, that are read when they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from weightctl.storage.mapping import MappedFile
+
+__all__ = ["ByteRange", "FileRange", "HeldRange"]
+
+
+class ByteRange(Protocol):
+    """Bytes that follow one another; offsets count from the first of them."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return the bytes at `start`: `nbytes`, or fewer where the range ends before.
+
+        Raises `FormatError` if a file cannot be read or has become shorter.
+        """
+        ...
+
+    def part(self, start: int, stop: int) -> ByteRange:
+        """Return the range from `start` to `stop`, or to the end where that comes before."""
+        ...
+
+
+class FileRange:
+    """A range of a file."""
+
+    __slots__ = ("_file", "_size", "_start")
+
+    def __init__(self, file: MappedFile, start: int, size: int) -> None:
+        self._file = file
+        self._start = start
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Read bytes of the file."""
+        return self._file.read(self._start + start, min(nbytes, self._size - start))
+
+    def part(self, start: int, stop: int) -> FileRange:
+        """Return a part of the range; nothing is read."""
+        start, stop = _clipped(start, stop, self._size)
+        return FileRange(self._file, self._start + start, stop - start)
+
+
+class HeldRange:
+    """Bytes in memory."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Copy bytes."""
+        return bytes(self._memory[start : start + max(nbytes, 0)])
+
+    def part(self, start: int, stop: int) -> HeldRange:
+        """Return a part of the memory; nothing is copied."""
+        start, stop = _clipped(start, stop, len(self._memory))
+        return HeldRange(self._memory[start:stop])
+
+
+def _clipped(start: int, stop: int, size: int) -> tuple[int, int]:
+    start = min(start, size)
+    return start, max(start, min(stop, size))

@@ -1,0 +1,172 @@
+"""Files that are opened for reading.
+
+Whatever a command reads of a file it reads into memory. Another program may make the file shorter
+at any time: a read then is an error, where an access to a mapping would end the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError, MissingFileError
+from weightctl.storage.byte_range import FileRange
+from weightctl.system.disk import copy_range, read_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MappedFile"]
+
+
+# Writable pages are promised memory unless told otherwise, and a tensor may be larger than that.
+_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+_WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+_HINTS = {
+    errno.EACCES: "may you read it?",
+    errno.ENOMEM: "no more memory may be mapped; `ulimit -v` tells and sets how much",
+    errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
+}
+_AGAIN = "try again when nothing writes to it any more"
+
+
+_CLOSED = "take what is needed inside of `with open_weights(path) as weights:`"
+
+
+class MappedFile:
+    """A file opened for reading; only `private` maps it, for arrays that a library user asks for.
+
+    `size` is the number of its bytes, and `written` the time of the last write in nanoseconds, both
+    when it was opened. Raises `FormatError` if the path cannot be opened or is not a regular file.
+    """
+
+    # Of the class too, for an object that an interrupt leaves half made.
+    _descriptor = -1
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._descriptor)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            hint = _HINTS.get(getattr(error, "errno", None) or 0, "check the path")
+            kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
+            raise kind(path, None, reason, hint=hint) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
+        self.size = status.st_size
+        self.written = status.st_mtime_ns
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; reading it is an error from then on. What is mapped stays mapped."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __reduce__(self) -> tuple[Callable[[str], MappedFile], tuple[str]]:
+        return (MappedFile, (self.path,))
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes at `offset`: `nbytes`, or fewer where the file had fewer when opened.
+
+        Raises `FormatError` if the file cannot be read or has become shorter.
+        """
+        wanted = min(nbytes, self.size - offset)
+        if wanted <= 0:
+            return b""
+        try:
+            found = os.pread(self._descriptor, wanted, offset)
+        except OSError as error:
+            raise self._unread(offset, error) from error
+        if len(found) == wanted:
+            return found
+        # A read may return less than was asked for, above all for more than 2 GiB.
+        made = bytearray(wanted)
+        made[: len(found)] = found
+        self.read_into(offset + len(found), memoryview(made)[len(found) :])
+        return bytes(made)
+
+    def read_end(self, nbytes: int) -> bytes:
+        """Return the last `nbytes` of the file, or all of a smaller one; errors as for `read`."""
+        return self.read(max(self.size - nbytes, 0), nbytes)
+
+    def range(self, start: int = 0, stop: int | None = None) -> FileRange:
+        """Return a range of the file's bytes, which are read when they are asked for."""
+        return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
+
+    def private(self, offset: int, nbytes: int) -> memoryview:
+        """Return a writable view of a range; what is written into it never reaches the file.
+
+        Each call maps only the range, so that a file larger than memory can be used piecewise.
+        Access to the view ends the process if the file has become shorter since: commands use
+        `read` and `read_into`. Raises `FormatError` if the file is shorter than that already.
+        """
+        if nbytes == 0:
+            return memoryview(bytearray())
+        if self._descriptor < 0:
+            # A mapping of no file would be memory of zeros.
+            raise FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapped = mmap.mmap(
+                self._descriptor, before + nbytes, _PRIVATE, _WRITABLE, offset=offset - before
+            )
+        except (OSError, ValueError) as error:
+            raise self._unmapped(offset, nbytes, error) from error
+        return memoryview(mapped)[before:]
+
+    def _unmapped(self, offset: int, nbytes: int, error: OSError | ValueError) -> FormatError:
+        hint = _HINTS.get(getattr(error, "errno", None) or 0, "did the file change meanwhile?")
+        text = f"{nbytes} bytes cannot be mapped: {error}"
+        return FormatError(self.path, offset, text, hint=hint)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes at `offset`.
+
+        Raises `FormatError` if the file cannot be read or has become shorter.
+        """
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise self._unread(offset + done, error) from error
+            if count == 0:
+                raise FormatError(
+                    self.path, offset + done, "the file ends here: it changed while it was read",
+                    hint=_AGAIN,
+                )  # fmt: skip
+            done += count
+
+    def _unread(self, offset: int, error: OSError) -> FormatError:
+        if self._descriptor < 0:
+            return FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
+        return FormatError(self.path, offset, f"cannot be read: {error.strerror}")
+
+    def copy_into(self, offset: int, nbytes: int, descriptor: int) -> int:
+        """Let the kernel append bytes at `offset` to another file; return how many it did.
+
+        It may do none, and does none where the file has become shorter.
+        """
+        return copy_range(self._descriptor, descriptor, offset, nbytes)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` where the file has been written to since it was opened."""
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
+            raise FormatError(self.path, None, "changed while it was read", hint=_AGAIN)
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Have the system read bytes ahead, as far as the file has them."""
+        nbytes = min(nbytes, self.size - offset)
+        if nbytes > 0:
+            read_ahead(self._descriptor, offset, nbytes)

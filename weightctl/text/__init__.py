@@ -1,0 +1,1 @@
+"""Sizes, patterns of names, and wording: what people type and read."""

@@ -1,1 +1,0 @@
-"""Functions from plan to plan; they read no tensor."""

@@ -1,0 +1,26 @@
+"""A model in the other dialect: llama.cpp's GGUF, or Hugging Face's directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.system.registry import loaded_on_use
+
+if TYPE_CHECKING:
+    from weightctl.translate.models import Translation, translate
+    from weightctl.translate.plans import Names, plan_of
+
+__all__ = ["Names", "Translation", "plan_of", "translate"]
+
+_NAMES = {
+    "Names": "weightctl.translate.plans:Names",
+    "Translation": "weightctl.translate.models:Translation",
+    "plan_of": "weightctl.translate.plans:plan_of",
+    "translate": "weightctl.translate.models:translate",
+}
+
+__getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,11 @@
+"""What a model's card says of it: the `general.*` keys of GGUF, and a README's front matter.
+
+What is read, and what is called what, is as in llama.cpp's `gguf/metadata.py`.
+"""
+
+from __future__ import annotations
+
+from weightctl.translate.card.facts import from_directory, size_label
+from weightctl.translate.card.readme import to_readme
+
+__all__ = ["from_directory", "size_label", "to_readme"]

@@ -1,0 +1,144 @@
+"""The `general.*` keys of a model, from what stands in its directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import FormatError
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.card.front_matter import read_front_matter
+from weightctl.translate.card.keys import LISTS, NAMES, SOURCES, TEXTS
+from weightctl.translate.card.model_id import parse_model_id, title
+from weightctl.translate.card.origins import origin
+from weightctl.weights.json_file import read_json
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from weightctl.translate.card.model_id import ModelId
+
+__all__ = ["from_directory", "size_label"]
+
+_README, _CONFIG = "README.md", "config.json"
+_MOST_CONFIG = 20_000_000
+_MOST_LISTED = 1000
+# A model's directory in the cache of huggingface_hub is named for a commit.
+_CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/[^/]+")
+_NAMED = ("finetune", "basename", "version", "size_label")
+
+
+def from_directory(
+    directory: str,
+    parameters: int = 0,
+    tell: Callable[[str], object] | None = None,
+    *,
+    experts: int = 0,
+    of_experts: int = 0,
+) -> dict[str, Value]:
+    """Return what a model's README, config.json and the name of its directory say of it.
+
+    What stands first in that order wins. `parameters` is how many numbers the model has, 0 where
+    that is not known, and with `experts` and `of_experts` as in `size_label`. Where a file cannot
+    be read, `tell` gets a sentence, and the rest is read.
+    """
+    directory = os.path.abspath(directory)
+    readme = os.path.join(directory, _README)
+    card: Mapping[str, Any] = {}
+    try:
+        card = read_front_matter(readme, NAMES)
+    except ValueError as error:
+        if tell is not None:
+            tell(f"{readme} {error}; nothing of it goes into the metadata")
+    texts = {key: text for key, names in TEXTS.items() if (text := _text(card, names))}
+    for text in (_stated_name(os.path.join(directory, _CONFIG)), _directory_name(directory)):
+        if text:
+            _complete(texts, parse_model_id(_whole(text), parameters))
+    if parameters and "size_label" not in texts:
+        texts["size_label"] = size_label(parameters, experts, of_experts)
+    metadata = {f"general.{key}": Value("string", texts[key]) for key in TEXTS if key in texts}
+    for kind, names in SOURCES.items():
+        metadata |= _origins(kind, card, names, parameters)
+    for key, called in LISTS.items():
+        listed = [text for name in called for text in _texts(card.get(name))]
+        if listed:
+            metadata[f"general.{key}"] = Value("array[string]", list(dict.fromkeys(listed)))
+    return metadata
+
+
+def size_label(parameters: int, experts: int = 0, of_experts: int = 0) -> str:
+    """Return `135M` for a model of so many numbers, `8x7B` for one with experts.
+
+    `of_experts` is how many of the numbers are all the experts' together. One expert's and all that
+    is shared are what is counted then.
+    """
+    if experts:
+        parameters += of_experts // experts - of_experts
+    scaled, unit = float(parameters), "K"
+    for exponent, letter in ((12, "T"), (9, "B"), (6, "M"), (3, "K")):
+        scaled, unit = parameters / 10**exponent, letter
+        if scaled > 1:
+            break
+    digits = max(2 - len(str(round(scaled)).lstrip("0")), 0)
+    text = f"{scaled:.{digits}f}{unit}"
+    return f"{experts}x{text}" if experts else text
+
+
+def _complete(texts: dict[str, str], found: ModelId) -> None:
+    """Add what a model's name says and nothing before it did."""
+    names = {"name": found.name, "organization": found.organization}
+    stated = {key: title(text) for key, text in names.items() if text}
+    stated |= {key: text for key in _NAMED if (text := getattr(found, key))}
+    for key, text in stated.items():
+        texts.setdefault(key, text)
+
+
+def _stated_name(path: str) -> str:
+    """Return the name that a config.json says the model had where it was loaded; "" for a path."""
+    try:
+        document = read_json(MappedFile(path), _MOST_CONFIG)
+    except FormatError:
+        return ""  # who reads the config itself says what is wrong with it
+    name = document.get("_name_or_path") if is_object(document) else None
+    return name if isinstance(name, str) and name.count("/") <= 1 else ""
+
+
+def _directory_name(directory: str) -> str:
+    cached = _CACHED.search(directory.replace(os.sep, "/"))
+    return "/".join(cached.groups()) if cached else os.path.basename(directory)
+
+
+def _text(card: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """Return what a card says under the first of some names; "" where that is no text."""
+    content = next((card[name] for name in names if name in card), "")
+    return ",".join(_texts(content))
+
+
+def _texts(content: object) -> list[str]:
+    """Return a text, or the texts of a list."""
+    found = content if is_list(content) else [content]
+    return [_whole(each) for each in found[:_MOST_LISTED] if isinstance(each, str) and each]
+
+
+def _whole(text: str) -> str:
+    """Return a text in which `?` stands for halves of characters, which no file can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _origins(
+    kind: str, card: Mapping[str, Any], names: tuple[str, ...], parameters: int
+) -> dict[str, Value]:
+    """Return what a card says of the models, or the data, that this one was made from."""
+    content = next((card[name] for name in names if name in card), None)
+    listed = content[:_MOST_LISTED] if is_list(content) else [content]
+    entries = [entry for each in listed if (entry := origin(each, parameters))]
+    if not entries:
+        return {}
+    metadata = {f"general.{kind}.count": Value("u32", len(entries))}
+    for place, entry in enumerate(entries):
+        for key, text in entry.items():
+            metadata[f"general.{kind}.{place}.{key}"] = Value("string", _whole(text))
+    return metadata

@@ -1,0 +1,63 @@
+"""Whether what a config calls a copy of the embedding is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ArchitectureError
+from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.steps.numbers import AsFloat32
+from weightctl.weights.tree import header_of, source_of
+
+if TYPE_CHECKING:
+    from weightctl.families import RecognizedModel
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["check_copies", "is_same"]
+
+# So many blocks of both are read at a time.
+_RUN = 1 << 18
+
+
+def check_copies(checkpoint: RecognizedModel) -> None:
+    """Raise `ArchitectureError` for an output that is stored beside the embedding and differs.
+
+    Where the config ties them, some programs take the one and some the other. Both are read as far
+    as they are the same.
+    """
+    arch, original = checkpoint.arch, checkpoint.tensors[EMBEDDING_WEIGHT]
+    copies = {
+        arch.plain(name)
+        for tensor in arch.copies(checkpoint.config)
+        if (name := tensor.name(checkpoint.dialect)) is not None
+    }
+    for name in header_of(checkpoint.tree).tensors:
+        if arch.plain(name) in copies:
+            copy = tensor_of(source_of(checkpoint.tree), name)
+            if not is_same(copy, original):
+                raise ArchitectureError(
+                    f"`{name}` is stored and differs from the embedding, which {checkpoint.where} "
+                    "says to be the output too: programs do not agree on which of them is",
+                    hint="where it is the output, set `tie_word_embeddings` to false there; else "
+                    "write the checkpoint without it first: --names keep --exclude",
+                )
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers; both are read as far as they do."""
+    if one.info.shape != other.info.shape:
+        return False
+    span = one.span()
+    if span is not None and span == other.span():
+        return True
+    if one.info.encoding != other.info.encoding:
+        one, other = (Made(each.info.name, AsFloat32(), [each]) for each in (one, other))
+    run = _RUN * one.info.encoding.size
+    for start in range(0, one.info.nbytes, run):
+        pieces = [bytearray(min(run, one.info.nbytes - start)) for _ in range(2)]
+        for tensor, piece in zip((one, other), pieces, strict=True):
+            tensor.read_into(start, memoryview(piece))
+        if pieces[0] != pieces[1]:
+            return False
+    return True

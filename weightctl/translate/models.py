@@ -1,0 +1,205 @@
+"""A model in the other dialect: its tree, and the documents that go with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ArchitectureError
+from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.families.model import ARCHITECTURE
+from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
+from weightctl.formats.huggingface import CONFIG, json_document
+from weightctl.plan.file_types import file_type
+from weightctl.plan.plan import Plan
+from weightctl.translate import card, tokenizer
+from weightctl.translate.copies import check_copies
+from weightctl.translate.pooling import pooling_keys
+from weightctl.translate.tensors import translated
+from weightctl.weights.derived import Derived
+from weightctl.weights.metadata import Value, text
+from weightctl.weights.steps.numbers import numbers_of
+from weightctl.weights.tree import Checkpoint, header_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.families import RecognizedModel
+    from weightctl.families.keys import Dialect, Fields
+    from weightctl.weights.derived import Tensor
+
+__all__ = ["Translation", "translate"]
+
+_NO_TOKENIZER = "none"
+_MOST_NAMED = 4
+_YARN_BETAS = (32.0, 1.0)
+_SAID: dict[Dialect, str] = {"gguf": "GGUF", "hugging_face": "Hugging Face"}
+
+
+class Translation(NamedTuple):
+    """A model in a dialect.
+
+    `documents` are the files that are made to stand beside its tensors, by name. `notes` are what a
+    person should know, and `text` tells people of the change; empty where there is none.
+    """
+
+    weights: Checkpoint
+    documents: Mapping[str, bytes]
+    notes: tuple[str, ...] = ()
+    text: str = ""
+
+    def plan(self, format_name: str) -> Plan:
+        """Plan to store it in a container format, with its documents."""
+        plan = Plan.copy(self.weights, format_name)
+        notes = (*plan.notes, *self.notes)
+        return replace(plan, documents=self.documents, translation=self.text, notes=notes)
+
+
+def translate(checkpoint: RecognizedModel, dialect: Dialect) -> Translation:
+    """Return a whole model in a dialect; one that has it already stays as it is.
+
+    No tensor is read but small ones that say what a config does elsewhere, and what is stored as a
+    copy of the embedding. Raises `ArchitectureError` that names all that is missing, unexpected or
+    of another shape than its config says, and where the dialect cannot say what the config does;
+    `TokenizerError` where it cannot say what the tokenizer does.
+    """
+    if dialect not in _SAID:
+        raise ArchitectureError(
+            f"`{dialect}` is no dialect of checkpoints", hint=f"known are {', '.join(_SAID)}"
+        )
+    checkpoint.check()
+    if dialect == checkpoint.dialect:
+        return Translation(checkpoint.tree, {})
+    check_copies(checkpoint)
+    tensors = translated(checkpoint, dialect)
+    made = (_to_gguf if dialect == "gguf" else _to_hugging_face)(checkpoint, tensors)
+    said = f"{checkpoint.arch.name}, {_SAID[checkpoint.dialect]} -> {_SAID[dialect]}"
+    notes = (*made.notes, *_left_out(checkpoint, dialect))
+    return made._replace(text=said, notes=notes)
+
+
+def _left_out(checkpoint: RecognizedModel, dialect: Dialect) -> Iterator[str]:
+    if beside := checkpoint.beside:
+        shown = ", ".join(beside[:_MOST_NAMED])
+        more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
+        yield f"left out, for want of a place in {_SAID[dialect]}'s model: {shown}{more}"
+    embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
+    padding = embedding.shape[0] - checkpoint.config.vocabulary
+    if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:
+        yield (
+            f"left out: the last {padding} rows of {embedding.name}, which are of no token of the "
+            f"{checkpoint.config.vocabulary} that the config has"
+        )
+
+
+def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Translation:
+    arch, directory = checkpoint.arch, _directory(checkpoint)
+    metadata = {ARCHITECTURE: Value("string", arch.gguf_name), "general.type": _string("model")}
+    notes: list[str] = []
+    metadata |= _said_of(checkpoint, directory, notes)
+    metadata |= to_gguf(arch, checkpoint.fields)
+    metadata |= pooling_keys(directory, arch.gguf_name, notes.append)
+    kind = str(checkpoint.document.get("model_type", arch.name))
+    name = metadata.get("general.name", _string("")).content
+    words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind, str(name))
+    ids = tokenizer.read_token_ids(directory, checkpoint.document)
+    notes += _caveats(checkpoint)
+    if words is None:
+        metadata["tokenizer.ggml.model"] = _string(_NO_TOKENIZER)
+        notes.append(
+            "no tokenizer stands beside the checkpoint: the GGUF takes token ids alone, and "
+            "llama.cpp stops at none of them"
+        )
+    else:
+        words = tokenizer.with_ends(words, directory)
+        metadata |= tokenizer.to_metadata(words)
+        notes += words.notes
+        notes += filter(None, [tokenizer.assumed_end(words)])
+    metadata |= ids.to_metadata(metadata)
+    metadata["general.file_type"] = Value("u32", file_type(each.info for each in tensors.values()))
+    return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
+
+
+def _said_of(checkpoint: RecognizedModel, directory: str, notes: list[str]) -> dict[str, Value]:
+    """Return what the model's card says of it, and how large it is."""
+    sizes = {name: tensor.info.size for name, tensor in checkpoint.tensors.items()}
+    of_experts = sum(
+        sizes[names.module]
+        for names in checkpoint.arch.tensors(checkpoint.config)
+        if names.is_stacked("gguf")
+    )
+    experts = getattr(checkpoint.config, "experts", 0)
+    return card.from_directory(
+        directory, sum(sizes.values()), notes.append, experts=experts, of_experts=of_experts
+    )
+
+
+def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
+    """Say where llama.cpp computes something else than the config asks for."""
+    window = getattr(checkpoint.config, "sliding_window", None)
+    if window and window < checkpoint.config.context and not checkpoint.arch.keeps_window:
+        yield (
+            f"llama.cpp has no sliding window for {checkpoint.arch.name}: texts longer than its "
+            f"{window} tokens come out otherwise than in transformers"
+        )
+    scaling = getattr(checkpoint.config, "rope_scaling", None)
+    if scaling is not None and scaling.kind == "yarn":
+        fast, slow = scaling.beta_fast, scaling.beta_slow
+        if (fast, slow) != _YARN_BETAS:
+            yield (
+                f"llama.cpp does not read `beta_fast` and `beta_slow` of YaRN, {fast:g} and "
+                f"{slow:g}, from a GGUF, and takes 32 and 1: give it `--yarn-beta-fast {fast:g} "
+                f"--yarn-beta-slow {slow:g}`, or all texts come out otherwise than in transformers"
+            )
+
+
+def _to_hugging_face(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Translation:
+    arch, metadata = checkpoint.arch, header_of(checkpoint.tree).metadata
+    fields = _with_told(checkpoint)
+    kind = model_type_of(arch, fields)
+    # The true one is stated when it is known what the tensors become.
+    config = {**to_hugging_face(arch, fields, kind), "torch_dtype": "float32"}
+    words = tokenizer.from_metadata(metadata, checkpoint.where)
+    ids = tokenizer.ids_of(metadata, words)
+    config |= ids.config
+    documents: dict[str, bytes] = {}
+    notes: tuple[str, ...] = ()
+    if f"{arch.gguf_name}.pooling_type" in metadata:
+        notes += ("how a sentence's vectors are pooled is not written: add it as `1_Pooling`",)
+    if words is None:
+        notes += ("the GGUF has no tokenizer, and so there will be none beside the weights",)
+    else:
+        documents |= tokenizer.to_documents(words, kind, config)
+    if ids.generation is not None:
+        documents["generation_config.json"] = json_document(ids.generation)
+    documents[CONFIG] = json_document(config)
+    about = card.to_readme(metadata)
+    if about is not None:
+        documents["README.md"] = about
+    return Translation(_tree(checkpoint, tensors, {"format": text("pt")}), documents, notes)
+
+
+def _with_told(checkpoint: RecognizedModel) -> Fields:
+    """Return the fields with what small tensors say, which config.json says in words."""
+    fields: Fields = checkpoint.fields
+    for names in checkpoint.arch.tensors(checkpoint.config):
+        tensor = checkpoint.tensors.get(names.module)
+        if names.line.told is not None and tensor is not None:
+            fields = names.line.told(fields, numbers_of(tensor))
+    return fields
+
+
+def _tree(
+    checkpoint: RecognizedModel, tensors: Mapping[str, Tensor], metadata: Mapping[str, Value]
+) -> Checkpoint:
+    return Checkpoint(Derived(source_of(checkpoint.tree), tensors, metadata))
+
+
+def _directory(checkpoint: RecognizedModel) -> str:
+    files = header_of(checkpoint.tree).files
+    return os.path.dirname(files[0]) if files else ""
+
+
+def _string(content: str) -> Value:
+    return Value("string", content)

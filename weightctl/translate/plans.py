@@ -1,0 +1,271 @@
+"""The plan for a checkpoint in the dialect that its output speaks."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.families.config_file import read_config
+from weightctl.families.model import ARCHITECTURE
+from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.plan.plan import Described, Plan
+from weightctl.plan.select import select
+from weightctl.schemes.logical import parts
+from weightctl.text.patterns import chosen
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.families import RecognizedModel
+    from weightctl.families.keys import Dialect
+    from weightctl.plan.plan import Item
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["Names", "plan_of"]
+
+# What config.json calls them, and what they are to us; nothing trains in others.
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_IN_ONE_FILE = (
+    "names and metadata stay GGUF's in a single file; a directory (OUT/) gets those that "
+    "transformers loads"
+)
+
+
+class Names(Enum):
+    """Whose names the tensors of an output have: the target's own where the family is known."""
+
+    AUTO = "auto"
+    KEEP = "keep"
+    HF = "hf"
+    GGUF = "gguf"
+
+
+def plan_of(
+    weights: Checkpoint,
+    format_name: str,
+    *,
+    names: Names = Names.AUTO,
+    is_model: bool = False,
+    is_cast: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Plan:
+    """Plan to store a checkpoint in a container format, and in the dialect that goes with it.
+
+    `is_model` says that the output is a model's directory, where documents can stand beside the
+    tensors: only there are names Hugging Face's unless that is asked for. `is_cast` says that the
+    tensors are to get other encodings, before which those that are stored in parts are put
+    together. `include` and `exclude` are patterns as in `select`, for the names in the output, and
+    `exclude` also for the input's tensors that are of no part of the model.
+
+    Raises as `select` does, and as `recognize` and `translate` do where the dialect is to change.
+    """
+    native = _native(weights)
+    wanted = _wanted(names, native, format_name, is_model=is_model)
+    crosses = wanted is not None and wanted != native
+    stored, apart = weights, False
+    if crosses or is_cast or format_name == "gguf":
+        from weightctl.schemes.dequantize import dequantized
+
+        weights = dequantized(weights, in_blocks=format_name == "gguf")
+        apart = weights is not stored
+        _refuse_without_scales(weights)
+    if crosses and wanted is not None:
+        plan, exclude = _translated(weights, format_name, wanted, exclude, is_model=is_model)
+    else:
+        plan = Plan.copy(weights, format_name)
+        plan = replace(plan, described=_described(weights, native) if is_cast else None)
+        if names is Names.AUTO and native == "gguf" and format_name != "gguf":
+            plan = replace(plan, notes=(*plan.notes, _IN_ONE_FILE))
+        if apart and is_model:
+            plan = replace(plan, documents=_unquantized(stored))
+    if not is_cast:
+        plan = _in_one_dtype(plan, parts(header_of(stored)) if apart else set(), stored)
+    return select(plan, include, exclude)
+
+
+def _refuse_without_scales(weights: Checkpoint) -> None:
+    """Raise `ConversionError` for numbers that mean nothing without the scales that are missing."""
+    if "quantization_config" not in config(header_of(weights).files):
+        return
+    for name, info in header_of(weights).tensors.items():
+        dtype = info.encoding.dtype
+        if len(info.shape) > 1 and dtype is not None and dtype.value.startswith("float8"):
+            raise ConversionError(
+                f"`{name}` is {info.encoding} of a model that config.json says is quantized, and "
+                "its scales are missing",
+                hint="is the checkpoint complete? `weightctl ls` lists what is there",
+            )
+
+
+def _native(weights: Checkpoint) -> Dialect | None:
+    """Return the dialect of a model; None for what is no model, or not known as one."""
+    if ARCHITECTURE in header_of(weights).metadata:
+        return "gguf"
+    files = header_of(weights).files
+    if not files or not os.path.lexists(os.path.join(os.path.dirname(files[0]), CONFIG)):
+        return None
+    try:
+        document = read_config(header_of(weights))[1]
+    except ArchitectureError:
+        return "hugging_face"  # who asks it which family it is of says what is wrong
+    return "hugging_face" if "model_type" in document else None
+
+
+def _wanted(
+    names: Names, native: Dialect | None, format_name: str, *, is_model: bool
+) -> Dialect | None:
+    if names is Names.KEEP:
+        return None
+    if names is not Names.AUTO:
+        return "gguf" if names is Names.GGUF else "hugging_face"
+    if native is None:
+        return None
+    if format_name == "gguf":
+        return "gguf"
+    return "hugging_face" if is_model else None
+
+
+def _translated(
+    weights: Checkpoint,
+    format_name: str,
+    dialect: Dialect,
+    exclude: Sequence[str],
+    *,
+    is_model: bool,
+) -> tuple[Plan, list[str]]:
+    from weightctl.translate.models import translate
+
+    checkpoint = _recognized(weights)
+    left_out = [name for name in checkpoint.unexpected if not chosen([name], (), exclude)]
+    of_no_use = set(left_out)
+    unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]
+    checkpoint = replace(checkpoint, unexpected=unexpected)
+    with _another_way_told(has_more=bool(unexpected)):
+        made = translate(checkpoint, dialect)
+    plan = made.plan(format_name)
+    if made.documents and not is_model:
+        note = (
+            f"{', '.join(made.documents)} are for a directory: without them transformers does not "
+            "load the output"
+        )
+        plan = replace(plan, notes=(*plan.notes, note))
+    present = [item.info.name for item in plan.items]
+    return plan, [
+        pattern
+        for pattern in exclude
+        if chosen(present, [pattern]) or not chosen(left_out, [pattern])
+    ]
+
+
+def _recognized(weights: Checkpoint) -> RecognizedModel:
+    from weightctl.families import recognize
+
+    with _another_way_told():
+        return recognize(weights)
+
+
+@contextmanager
+def _another_way_told(*, has_more: bool = False) -> Generator[None, None, None]:
+    """Say of a model that cannot be translated how its tensors are converted all the same."""
+    keep = "`--names keep` converts the tensors as they are called, into no model that would load"
+    if has_more:
+        keep = f"--exclude leaves out what is of no part of the model; {keep}"
+    try:
+        yield
+    except ArchitectureError as error:
+        if "--names keep" in error.hint:
+            raise
+        hint = "; ".join(filter(None, (error.hint, keep)))
+        raise type(error)(error.message, hint=hint) from error
+
+
+def _described(weights: Checkpoint, native: Dialect | None) -> Described | None:
+    """Return what llama.cpp would call the tensors that keep their names, where that is known."""
+    if native != "hugging_face":
+        return None
+    from weightctl.families import recognize
+    from weightctl.families.written import to_gguf
+    from weightctl.weights.metadata import Value
+
+    with suppress(ArchitectureError):
+        checkpoint = recognize(weights)
+        arch = checkpoint.arch
+        metadata = to_gguf(arch, checkpoint.fields)
+        return Described(
+            _names(checkpoint), {ARCHITECTURE: Value("string", arch.gguf_name), **metadata}
+        )
+    return None
+
+
+def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:
+    return {
+        source.name: tensor.gguf
+        for tensor in checkpoint.arch.tensors(checkpoint.config)
+        if tensor.gguf is not None and tensor.module in checkpoint.tensors
+        for source in checkpoint.tensors[tensor.module].origin.sources
+    }
+
+
+def _unquantized(stored: Checkpoint) -> dict[str, bytes]:
+    """Return the config of a model whose weights are quantized no longer."""
+    document: dict[str, Any] = dict(config(header_of(stored).files))
+    if not document:
+        return {}
+    for key in ("quantization_config", "quantization"):
+        document.pop(key, None)
+    try:
+        return {CONFIG: json_document(document)}
+    except RecursionError as error:
+        raise ConversionError(
+            f"{CONFIG} is nested too deeply to be written again without the quantization",
+            hint="is it the config of this checkpoint?",
+        ) from error
+
+
+def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint) -> Plan:
+    """Store in the model's own dtype what would else be float32 only because it was made so.
+
+    That is what was put together of parts, and what GGUF keeps in float32 for llama.cpp.
+    """
+    own = _own_dtype(plan, stored) if apart else None
+    vectors = _most(plan) if plan.translation and plan.format != "gguf" else None
+
+    def settled(item: Item) -> Item:
+        was_apart = any(source.name in apart for source in item.sources)
+        encoding = own if was_apart and len(item.info.shape) > 1 else vectors
+        if encoding is None or item.info.encoding.name != "F32":
+            return item
+        return replace(item, info=item.info._replace(encoding=encoding))
+
+    return plan.with_items(tuple(map(settled, plan.items)))
+
+
+def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
+    document = config(header_of(stored).files)
+    named = str(document.get("dtype") or document.get("torch_dtype"))
+    found = ENCODINGS[_DTYPES[named]] if named in _DTYPES else _of_rest(plan)
+    return found if getattr(found, plan.format, None) is not None else ENCODINGS["F32"]
+
+
+def _of_rest(plan: Plan) -> Encoding:
+    """Return the 16-bit encoding that most of the tensors are in which were not made."""
+    kept = Counter(item.info.encoding.name for item in plan.items)
+    return ENCODINGS[max(("BF16", "F16"), key=lambda name: kept[name])]
+
+
+def _most(plan: Plan) -> Encoding | None:
+    """Return the 16-bit encoding that most numbers are in, None where that is another."""
+    sizes: Counter[str] = Counter()
+    for item in plan.items:
+        sizes[item.info.encoding.name] += item.info.size
+    name = sizes.most_common(1)[0][0] if sizes else ""
+    return ENCODINGS[name] if name in {"BF16", "F16"} else None

@@ -1,0 +1,86 @@
+"""How a sentence encoder makes one vector of those of all tokens, as sentence-transformers says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import ArchitectureError, FormatError
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_list, is_object
+from weightctl.weights.json_file import read_json
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["pooling_keys"]
+
+# llama.cpp's `llama_pooling_type`, by the keys of a `Pooling` module's config.
+_KINDS = {
+    "pooling_mode_mean_tokens": 1,
+    "pooling_mode_cls_token": 2,
+    "pooling_mode_lasttoken": 3,
+}
+_MAX_SIZE = 1_000_000
+_HINT = "move modules.json away to convert the model without its pooling"
+
+
+def pooling_keys(
+    directory: str, architecture: str, tell: Callable[[str], object]
+) -> dict[str, Value]:
+    """Return the key of GGUF's metadata for the pooling that a directory describes; none without.
+
+    Where the description is missing, `tell` gets a sentence. Raises `ArchitectureError` where it
+    cannot be read, or is of a kind that llama.cpp has not.
+    """
+    modules = _content(os.path.join(directory, "modules.json"))
+    if not is_list(modules):
+        return {}
+    for module in modules:
+        if not is_object(module) or not str(module.get("type")).endswith(".Pooling"):
+            continue
+        path = os.path.join(directory, _below(module.get("path"), directory), "config.json")
+        config = _content(path)
+        key = f"{architecture}.pooling_type"
+        if is_object(config):
+            return {key: Value("u32", _kind(config, path))}
+        tell(
+            f"{path} is missing, and so the GGUF does not say how a sentence's vectors are pooled: "
+            f"fetch it, or --set {key}:u32=1 for their mean"
+        )
+    return {}
+
+
+def _below(path: object, directory: str) -> str:
+    """Return the path of a module, which may be no other place than one in the directory."""
+    if (
+        not isinstance(path, str)
+        or os.path.isabs(path)
+        or ".." in path.replace("\\", "/").split("/")
+    ):
+        raise ArchitectureError(
+            f"{os.path.join(directory, 'modules.json')}: the pooling's path {path!r:.200} is none "
+            "in the directory",
+            hint=_HINT,
+        )
+    return path
+
+
+def _kind(config: Mapping[str, Any], path: str) -> int:
+    chosen = [kind for key, kind in _KINDS.items() if config.get(key) is True]
+    if len(chosen) != 1:
+        raise ArchitectureError(
+            f"{path}: llama.cpp pools by the mean, the first or the last token, and this does not",
+            hint=_HINT,
+        )
+    return chosen[0]
+
+
+def _content(path: str) -> object:
+    if not os.path.lexists(path):
+        return None
+    try:
+        return read_json(MappedFile(path), _MAX_SIZE)
+    except FormatError as error:
+        raise ArchitectureError(f"{path}: {error.reason}", hint=_HINT) from error

@@ -1,0 +1,67 @@
+"""Tokenizers, read from and written to both dialects: Hugging Face's files and GGUF's metadata."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.system.registry import loaded_on_use
+
+if TYPE_CHECKING:
+    from weightctl.translate.tokenizer.directory import from_directory
+    from weightctl.translate.tokenizer.documents import to_documents
+    from weightctl.translate.tokenizer.ends import assumed_end, with_ends
+    from weightctl.translate.tokenizer.metadata import from_metadata, to_metadata
+    from weightctl.translate.tokenizer.record import Tokenizer, TokenType
+    from weightctl.translate.tokenizer.token_ids import TokenIds, ids_of, read_token_ids
+
+__all__ = [
+    "READERS",
+    "WRITERS",
+    "TokenIds",
+    "TokenType",
+    "Tokenizer",
+    "assumed_end",
+    "from_directory",
+    "from_metadata",
+    "ids_of",
+    "read_token_ids",
+    "to_documents",
+    "to_metadata",
+    "with_ends",
+]
+
+# What reads the files of each kind of model: `(files: Files, model_type: str) -> Tokenizer`. Ids of
+# special tokens, flags, templates and padding that the files beside say are added to its answer.
+READERS: dict[str, str] = {
+    "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
+    "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
+    "SentencePiece": "weightctl.translate.tokenizer.sentencepiece:from_files",
+}
+# What writes each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the document
+# of tokenizer.json`. The padding at the end of `tokens` is gone from what it is given.
+WRITERS: dict[str, str] = {
+    "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
+    "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
+    "llama": "weightctl.translate.tokenizer.sentencepiece_json:to_tokenizer_json",
+    "t5": "weightctl.translate.tokenizer.unigram:to_tokenizer_json",
+}
+
+_NAMES = {
+    "TokenIds": "weightctl.translate.tokenizer.token_ids:TokenIds",
+    "TokenType": "weightctl.translate.tokenizer.record:TokenType",
+    "Tokenizer": "weightctl.translate.tokenizer.record:Tokenizer",
+    "assumed_end": "weightctl.translate.tokenizer.ends:assumed_end",
+    "from_directory": "weightctl.translate.tokenizer.directory:from_directory",
+    "from_metadata": "weightctl.translate.tokenizer.metadata:from_metadata",
+    "ids_of": "weightctl.translate.tokenizer.token_ids:ids_of",
+    "read_token_ids": "weightctl.translate.tokenizer.token_ids:read_token_ids",
+    "to_documents": "weightctl.translate.tokenizer.documents:to_documents",
+    "to_metadata": "weightctl.translate.tokenizer.metadata:to_metadata",
+    "with_ends": "weightctl.translate.tokenizer.ends:with_ends",
+}
+
+__getattr__ = loaded_on_use(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,159 @@
+"""Tokens that stand outside a model's own rules: special ones, and those that users added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.record import TokenType
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from weightctl.translate.tokenizer.record import Tokenizer
+
+__all__ = [
+    "ADDED",
+    "MAX_TOKENS",
+    "id_count",
+    "is_padding",
+    "numbered",
+    "padding",
+    "read_added",
+    "to_added_tokens",
+    "type_of_added",
+]
+
+# The types of tokens that are found in a text before all else.
+ADDED = frozenset(map(int, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)))
+# Older tools of llama.cpp gave padding the type of tokens that users added.
+_UNUSED = frozenset({int(TokenType.UNUSED), int(TokenType.USER_DEFINED)})
+# More tokens than any vocabulary has: ids beyond it are damage, not data.
+MAX_TOKENS = 1 << 22
+# So many ids may be without a token, beside as many as have one.
+_MAX_HOLES = 4096
+# Added tokens that llama.cpp's tools take for special, whatever their files say
+# (`does_token_look_special` of its converter).
+_LOOK_SPECIAL = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
+_BRACKETS = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
+
+
+def read_added(document: Mapping[str, Any], where: str) -> dict[int, Mapping[str, Any]]:
+    """Return the entries of `added_tokens`, by id.
+
+    Raises `TokenizerError` where one has no id or text.
+    """
+    entries = document.get("added_tokens")
+    made: dict[int, Mapping[str, Any]] = {}
+    for entry in entries if is_list(entries) else []:
+        token = entry.get("id") if is_object(entry) else None
+        if not is_object(entry) or not _is_id(token) or not isinstance(entry.get("content"), str):
+            raise TokenizerError(
+                f"{where}: `added_tokens` holds {str(entry)[:200]}, which has no id and content",
+                hint=KEEP_HINT,
+            )
+        made[token] = entry
+    return made
+
+
+def type_of_added(entry: Mapping[str, Any]) -> TokenType:
+    """Return the type of an added token: special, or the users' own."""
+    if entry.get("special") or _looks_special(entry["content"], _BRACKETS):
+        return TokenType.CONTROL
+    return TokenType.USER_DEFINED
+
+
+def numbered(
+    vocabulary: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], where: str
+) -> tuple[list[str], list[int]]:
+    """Return tokens and their types in the order of their ids; what has no token is padding.
+
+    Raises `TokenizerError` for an id that is none, or that two tokens have.
+    """
+    texts: dict[int, str] = {}
+    for text, token in vocabulary.items():
+        if not _is_id(token) or texts.setdefault(token, text) != text:
+            raise TokenizerError(
+                f"{where}: the token {text!r:.200} has the id {token!r:.200}, which is no number "
+                "of its own",
+                hint=KEEP_HINT,
+            )
+    count = id_count({*texts, *added}, where)
+    tokens = [texts.get(token) or padding(token) for token in range(count)]
+    types = [
+        int(TokenType.NORMAL if token in texts else TokenType.UNUSED) for token in range(count)
+    ]
+    for token, entry in added.items():
+        tokens[token] = entry["content"]
+        types[token] = int(type_of_added(entry))
+    return tokens, types
+
+
+def id_count(ids: Collection[int], where: str) -> int:
+    """Return how many ids a vocabulary has, those without a token included.
+
+    Raises `TokenizerError` where there are no tokens, or where the largest id is far beyond their
+    number. Known vocabularies leave out a few thousand ids at most.
+    """
+    largest = max(ids, default=-1)
+    if not ids:
+        raise TokenizerError(f"{where}: the vocabulary has no tokens", hint=KEEP_HINT)
+    if largest > 2 * len(ids) + _MAX_HOLES:
+        raise TokenizerError(
+            f"{where}: the id {largest} is far beyond a vocabulary of {len(ids)} "
+            f"token{'' if len(ids) == 1 else 's'}",
+            hint=f"the file is damaged: fetch it again from where the checkpoint is from; "
+            f"{KEEP_HINT}",
+        )
+    return largest + 1
+
+
+def padding(token: int) -> str:
+    """Return what llama.cpp's tools call an id that has no token."""
+    return f"[PAD{token}]"
+
+
+def is_padding(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether an id has no token, and only fills the vocabulary."""
+    return tokenizer.types[token] in _UNUSED and tokenizer.tokens[token] == padding(token)
+
+
+def to_added_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Return the `added_tokens` of tokenizer.json."""
+    return [_entry(tokenizer, token) for token in _added(tokenizer)]
+
+
+def _added(tokenizer: Tokenizer) -> Iterator[int]:
+    special = {*tokenizer.special.values()}
+    for token, kind in enumerate(tokenizer.types):
+        # Old files give no types, and a word may well be the id that a faulty one calls special.
+        is_named = token in special and _looks_special(
+            tokenizer.tokens[token], (*_BRACKETS, ("<", ">"), ("[", "]"))
+        )
+        is_added = kind in ADDED or is_named
+        if is_added and not is_padding(tokenizer, token):
+            yield token
+
+
+def _entry(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    return {
+        "id": token,
+        "content": tokenizer.tokens[token],
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": tokenizer.types[token] != TokenType.USER_DEFINED,
+    }
+
+
+def _looks_special(text: str, brackets: Iterable[tuple[str, str]]) -> bool:
+    return text in _LOOK_SPECIAL or any(
+        text.startswith(start) and text.endswith(end) for start, end in brackets
+    )
+
+
+def _is_id(token: Any) -> TypeGuard[int]:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < MAX_TOKENS

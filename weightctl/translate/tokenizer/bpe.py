@@ -1,0 +1,168 @@
+"""Byte-level BPE, `tokenizer.ggml.model` "gpt2": tokenizer.json, or vocab.json and merges.txt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_object
+from weightctl.translate.tokenizer.added import is_padding, numbered, read_added, to_added_tokens
+from weightctl.translate.tokenizer.byte_level import merged, read_merges, slow_document
+from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, names_of
+from weightctl.translate.tokenizer.record import Tokenizer
+from weightctl.translate.tokenizer.rules import (
+    Rule,
+    byte_level,
+    parse,
+    shown,
+    to_normalizer,
+    to_pre_tokenizer,
+)
+from weightctl.translate.tokenizer.surroundings import to_template
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.translate.tokenizer.files import Files
+
+__all__ = ["from_files", "pre_of", "to_tokenizer_json"]
+
+
+def from_files(files: Files, model_type: str) -> Tokenizer:
+    """Return the tokenizer that a directory's tokenizer.json, or vocab.json and merges.txt, say.
+
+    Raises `TokenizerError` for a rule that GGUF has no name for, showing it.
+    """
+    del model_type
+    document = files.tokenizer
+    where = files.path("tokenizer.json")
+    if document is None:
+        where = files.path("vocab.json")
+        document = slow_document(files)
+    model = document.get("model")
+    vocabulary = model.get("vocab") if is_object(model) else None
+    if not is_object(model) or not is_object(vocabulary):
+        raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
+    _check_model(model, where)
+    tokens, types = numbered(vocabulary, read_added(document, where), where)
+    merges = read_merges(model.get("merges"), where)
+    return Tokenizer(
+        model="gpt2",
+        pre=_name(document, model, merges, where),
+        tokens=tuple(tokens),
+        types=tuple(types),
+        merges=merges,
+    )
+
+
+def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
+    """Return the document of tokenizer.json.
+
+    Raises `TokenizerError` where the name of the rule is unknown, or the tokens contradict it.
+    """
+    del model_type
+    pre = pre_of(tokenizer)
+    vocabulary = {
+        text: token
+        for token, text in enumerate(tokenizer.tokens)
+        if not is_padding(tokenizer, token)
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": to_added_tokens(tokenizer),
+        "normalizer": to_normalizer(pre.rule),
+        "pre_tokenizer": to_pre_tokenizer(pre.rule),
+        "post_processor": _post_processor(tokenizer, pre),
+        "decoder": byte_level(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre.ignores_merges,
+            "vocab": vocabulary,
+            "merges": merged(tokenizer.merges or (), vocabulary),
+        },
+    }
+
+
+def pre_of(tokenizer: Tokenizer) -> Pre:
+    """Return what a tokenizer's `pre` stands for; raises `TokenizerError` for an unknown name."""
+    name = tokenizer.pre or DEFAULT
+    if name not in PRES:
+        raise TokenizerError(
+            f"`tokenizer.ggml.pre` is `{name}`, a rule for cutting text that is not known",
+            hint=f"its line is missing in weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
+        )
+    return PRES[name]
+
+
+def _name(
+    document: Mapping[str, Any], model: Mapping[str, Any], merges: tuple[str, ...], where: str
+) -> str:
+    rule: Rule = parse(document, where)
+    names = list(names_of(rule))
+    if not names:
+        raise TokenizerError(
+            f"{where}: GGUF has no name for this way of cutting text: {shown(document)}",
+            hint="llama.cpp would have to know it, and "
+            f"weightctl/translate/tokenizer/pre_names.py to have a line for it; {KEEP_HINT}",
+        )
+    ignores = bool(model.get("ignore_merges"))
+    for name in names:
+        if PRES[name].ignores_merges == ignores:
+            return name
+    if _all_reachable(document, model["vocab"], merges):
+        return names[0]  # a piece that is a token is merged to it all the same
+    raise TokenizerError(
+        f"{where}: `ignore_merges` is {str(ignores).lower()}, and in GGUF a tokenizer that cuts "
+        f"text like this (`{names[0]}`) has it otherwise",
+        hint=KEEP_HINT,
+    )
+
+
+def _all_reachable(
+    document: Mapping[str, Any], vocabulary: Mapping[str, int], merges: tuple[str, ...]
+) -> bool:
+    made = {merge.replace(" ", "", 1) for merge in merges}
+    added = {entry["content"] for entry in read_added(document, "").values()}
+    return all(len(text) == 1 or text in made or text in added for text in vocabulary)
+
+
+def _check_model(model: Mapping[str, Any], where: str) -> None:
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback"):
+        if model.get(key):
+            raise TokenizerError(
+                f"{where}: `{key}` is {model[key]!r:.200}, which GGUF's byte-level BPE has not",
+                hint=KEEP_HINT,
+            )
+
+
+def _post_processor(tokenizer: Tokenizer, pre: Pre) -> dict[str, Any]:
+    flags = tokenizer.flags
+    first = _token(tokenizer, "bos") if flags.get("add_bos_token", pre.adds_bos) else None
+    last = _token(tokenizer, "eos") if flags.get("add_eos_token") else None
+    if flags.get("add_sep_token", pre.adds_separator) and first and last:
+        return {
+            "type": "RobertaProcessing",
+            "sep": list(last),
+            "cls": list(first),
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        }
+    template = to_template(first, last)
+    bytes_kept = {**byte_level(use_regex=True), "trim_offsets": False}
+    if template is None:
+        return bytes_kept
+    return {"type": "Sequence", "processors": [bytes_kept, template]}
+
+
+def _token(tokenizer: Tokenizer, word: str) -> tuple[str, int] | None:
+    token = tokenizer.special.get(word)
+    return None if token is None else (tokenizer.tokens[token], token)

@@ -1,0 +1,198 @@
+"""Where llama.cpp treats text otherwise than a tokenizer's files say, in sentences for people.
+
+GGUF has no place for these: a normalizer of byte-level BPE, which spaces an added token takes with
+it, a post_processor of more than a first and a last token, a decoder. Their files' own words are
+kept for the way back (see `remainder.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.added import ADDED
+from weightctl.translate.tokenizer.surroundings import read_surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.record import Tokenizer
+
+__all__ = ["added_entries_of", "differences"]
+
+_MOST_NAMED = 4
+_DIGITS = 10
+# Tokenizers of which llama.cpp strips the spaces before one token, by `tokenizer.ggml.pre`; and of
+# which it strips those behind all added tokens but some, by `general.name`.
+_STRIPS_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+_PHI_3 = ("phi-3", "phi3")
+_PHI_3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
+_PHI_3_TOKENS = {*_PHI_3_PLAIN, "</s>"}
+_MODERN_BERT = "modern-bert"
+# The decoders that do what llama.cpp does with the tokens of each `tokenizer.ggml.model`; with None
+# of one that may have any options.
+_MARKS_DECODERS: dict[str, dict[str, Any] | None] = {
+    "Replace": {"pattern": {"String": "\u2581"}, "content": " "},
+    "ByteFallback": None,
+    "Fuse": None,
+    "Strip": {"content": " ", "start": 1, "stop": 0},
+    "Metaspace": None,
+}
+_DECODERS: dict[str, dict[str, dict[str, Any] | None]] = {
+    "gpt2": {"ByteLevel": None},
+    "bert": {"WordPiece": None},
+    "llama": _MARKS_DECODERS,
+    "t5": _MARKS_DECODERS,
+}
+_COMPOSES = (
+    "llama.cpp does not compose characters (the normalizer NFC): text with accents of their own, "
+    "as `e\N{COMBINING ACUTE ACCENT}`, becomes other tokens than in transformers"
+)
+
+
+def differences(tokenizer: Tokenizer, files: Files, name: str) -> Iterator[str]:
+    """Yield where llama.cpp treats text otherwise than the files of a directory say.
+
+    `name` is what GGUF calls the model, `general.name`: llama.cpp goes by it.
+    """
+    document = files.tokenizer or {}
+    if tokenizer.model == "gpt2" and _steps(document.get("normalizer"), "normalizers"):
+        yield _COMPOSES  # other normalizers of byte-level BPE are refused
+    yield from _of_flags(tokenizer, added_entries_of(files), document, name)
+    if files.tokenizer is not None:
+        yield from _of_surroundings(tokenizer, files)
+    usual = _DECODERS.get(tokenizer.model, {})
+    steps = _steps(document.get("decoder"), "decoders")
+    if others := [str(step.get("type")) for step in steps if not _is_listed(step, usual)]:
+        yield (
+            "llama.cpp makes text of tokens in its own way, not by the decoder of tokenizer.json "
+            f"({', '.join(others)}): generated text may come out otherwise"
+        )
+
+
+def _is_listed(step: Mapping[str, Any], usual: Mapping[str, dict[str, Any] | None]) -> bool:
+    kind = str(step.get("type"))
+    options = usual.get(kind) or {}
+    return kind in usual and options.items() <= step.items()
+
+
+def added_entries_of(files: Files) -> dict[int, Mapping[str, Any]]:
+    """Return the added tokens of a directory by id, as tokenizer.json has their entries."""
+    listed = (files.tokenizer or {}).get("added_tokens")
+    if is_list(listed):
+        entries = [(entry.get("id"), entry) for entry in listed if is_object(entry)]
+    else:
+        decoder = files.config.get("added_tokens_decoder")
+        entries = [
+            (int(key), entry)
+            for key, entry in (decoder if is_object(decoder) else {}).items()
+            if key.isascii() and key.isdigit() and len(key) < _DIGITS and is_object(entry)
+        ]
+    return {token: entry for token, entry in entries if isinstance(token, int)}
+
+
+def _of_flags(
+    tokenizer: Tokenizer,
+    entries: Mapping[int, Mapping[str, Any]],
+    document: Mapping[str, Any],
+    name: str,
+) -> Iterator[str]:
+    count = len(tokenizer.tokens)
+    own = {token: entry for token, entry in entries.items() if 0 <= token < count}
+
+    def having(flag: str) -> set[str]:
+        return {tokenizer.tokens[token] for token, entry in own.items() if entry.get(flag) is True}
+
+    left, right = _stripped(tokenizer, name)
+    # Of such a model it needs to have these tokens.
+    is_phi_3 = {*tokenizer.tokens} >= _PHI_3_TOKENS
+    as_phi_3 = is_phi_3 and having("rstrip") <= _stripped(tokenizer, _PHI_3[0])[1]
+    for flag, where, found, here in (
+        ("lstrip", "before", having("lstrip"), left),
+        ("rstrip", "behind", having("rstrip"), right),
+    ):
+        if lost := found - here:
+            hint = " (it drops them where `general.name` has `phi-3` in it)" if as_phi_3 else ""
+            yield (
+                f"transformers drops white space {where} {_named(lost)} (`{flag}`), and llama.cpp "
+                f"keeps it{hint if flag == 'rstrip' else ''}"
+            )
+        if gained := here - found:
+            yield (
+                f"llama.cpp drops white space {where} {_named(gained)}, because of the model's "
+                f"name, and transformers keeps it"
+            )
+    if words := having("single_word"):
+        yield (
+            f"transformers finds {_named(words)} only as a word of its own (`single_word`), and "
+            "llama.cpp inside of words too"
+        )
+    if _rewrites(document) and (normalized := having("normalized")):
+        yield (
+            f"transformers looks for {_named(normalized)} in normalized text (`normalized`), and "
+            "llama.cpp in the text as it is"
+        )
+
+
+def _stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]:
+    """Return before and behind which tokens llama.cpp drops white space, by their texts."""
+    name, pre = name.lower(), tokenizer.pre or ""
+    added = {
+        text for text, kind in zip(tokenizer.tokens, tokenizer.types, strict=True) if kind in ADDED
+    }
+    if any(each in pre for each in _STRIPS_MASK):
+        return added & {"<mask>"}, set()
+    if any(each in name for each in _PHI_3):
+        return set(), added - _PHI_3_PLAIN
+    return (added & {"[MASK]"} if _MODERN_BERT in name else set()), set()
+
+
+def _rewrites(document: Mapping[str, Any]) -> bool:
+    """Whether a normalizer does more than to mark the spaces of a text."""
+    steps = _steps(document.get("normalizer"), "normalizers")
+    return any(step.get("type") != "Replace" for step in steps)
+
+
+def _of_surroundings(tokenizer: Tokenizer, files: Files) -> Iterator[str]:
+    document = files.tokenizer or {}
+    around = read_surroundings(document)
+    is_bert = tokenizer.model == "bert"
+    for flag, where, says, words in (
+        ("add_bos_token", "before", around and around.before, ("bos", "cls")),
+        ("add_eos_token", "behind", around and around.behind, ("eos", "seperator")),
+    ):
+        if isinstance(files.config.get(flag), bool) and not (around and around.is_separated):
+            continue  # which is what transformers goes by
+        puts = is_bert or tokenizer.flags.get(flag, False)
+        token = tokenizer.special.get(words[is_bert])
+        here = [tokenizer.tokens[token]] if puts and token is not None else []
+        if list(says or ()) != here:
+            yield (
+                f"tokenizer.json puts {_listed(says or ())} {where} a text (post_processor), and "
+                f"llama.cpp {_listed(here)}"
+            )
+
+
+def _steps(part: Any, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a part, those within sequences one by one."""
+    waiting: list[Any] = [part]
+    made: list[Mapping[str, Any]] = []
+    while waiting:
+        step = waiting.pop(0)
+        within = step.get(key) if is_object(step) else None
+        if is_list(within):
+            waiting = [*within, *waiting]
+        elif is_object(step):
+            made.append(step)
+    return made
+
+
+def _listed(texts: Collection[str]) -> str:
+    return " ".join(f"`{text}`" for text in texts) or "nothing"
+
+
+def _named(texts: Collection[str]) -> str:
+    shown = sorted(texts)[:_MOST_NAMED]
+    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(f"`{text}`" for text in shown) + more

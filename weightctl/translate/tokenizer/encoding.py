@@ -1,0 +1,121 @@
+"""Text cut into tokens, by the library that transformers itself leaves that to."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_object
+from weightctl.translate.tokenizer.directory import from_directory
+from weightctl.translate.tokenizer.documents import to_documents
+from weightctl.translate.tokenizer.files import open_files
+from weightctl.translate.tokenizer.metadata import from_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.weights.metadata import Value
+
+__all__ = ["Encoder", "encoder_of"]
+
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_HINT = "give token ids instead, which need no tokenizer"
+_PROBE = "a"
+
+
+class Encoder:
+    """What a tokenizer.json does to text.
+
+    `first` and `last` are the tokens that it puts around every text, of which either may be none.
+    Raises `TokenizerError` where there is no `tokenizers` library, or it refuses the document;
+    `where` names that in errors.
+    """
+
+    def __init__(self, document: bytes, config: Mapping[str, Any], where: str) -> None:
+        if find_spec("tokenizers") is None:
+            raise TokenizerError(
+                "text is cut into tokens by `tokenizers`, which is not installed",
+                hint="pip install 'weightctl[verify]', or give token ids",
+            )
+        from tokenizers import Tokenizer
+
+        self._where = where
+        self._tokenizer: Any = self._asked(Tokenizer.from_buffer, document)
+        # What the model was last trained or served with is nothing to a text of any length.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        first, last = self._around()
+        self.first = self._as_told(config, "bos", first)
+        self.last = self._as_told(config, "eos", last)
+
+    @property
+    def count(self) -> int:
+        """How many tokens it knows."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text, without those around it."""
+        return self._encoded(text, is_whole=False)
+
+    def text(self, token: int) -> str:
+        """Return what a token stands for, empty where that is nothing."""
+        found = self._asked(self._tokenizer.decode, [token], skip_special_tokens=False)
+        return str(found)
+
+    def _encoded(self, text: str, *, is_whole: bool) -> list[int]:
+        return list(self._asked(self._tokenizer.encode, text, add_special_tokens=is_whole).ids)
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Return what comes before and after a text that is whole."""
+        plain = self._encoded(_PROBE, is_whole=False)
+        whole = self._encoded(_PROBE, is_whole=True)
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
+        return [], []
+
+    def _as_told(self, config: Mapping[str, Any], word: str, found: Sequence[int]) -> list[int]:
+        """Return what tokenizer_config.json makes of the tokens at one side, as transformers."""
+        told, named = config.get(f"add_{word}_token"), config.get(f"{word}_token")
+        content = named.get("content") if is_object(named) else named
+        is_text = isinstance(content, str)
+        token = self._asked(self._tokenizer.token_to_id, content) if is_text else None
+        if token is None or not isinstance(told, bool):
+            return [*found]
+        if told:
+            return [*found] or [token]
+        return [] if [*found] == [token] else [*found]
+
+    def _asked(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:  # a panic of the library's is no `Exception`
+            panicked = type(error).__name__ == "PanicException"
+            if not panicked and not isinstance(error, Exception):
+                raise
+            raise TokenizerError(
+                f"{self._where}: `tokenizers` refuses the tokenizer: {error!s:.300}", hint=_HINT
+            ) from error
+
+
+def encoder_of(
+    metadata: Mapping[str, Value], directory: str | None, model_type: str, where: str
+) -> Encoder | None:
+    """Return the tokenizer of a GGUF's metadata, else of a model's directory; None without one.
+
+    Raises `TokenizerError` where it is damaged, of a kind that no tokenizer.json can say, or there
+    is no `tokenizers` library.
+    """
+    made = from_metadata(metadata, where)
+    if made is None and directory is not None:
+        files = open_files(directory)
+        written = files.data(_TOKENIZER)
+        if written is not None:
+            return Encoder(written, files.config, files.path(_TOKENIZER))
+        made, where = from_directory(directory, 0, model_type), directory
+    if made is None:
+        return None
+    documents = to_documents(made, model_type, {})
+    return Encoder(documents[_TOKENIZER], json.loads(documents[_CONFIG]), where)

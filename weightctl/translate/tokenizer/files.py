@@ -1,0 +1,123 @@
+"""The files of a model's directory that say what its tokenizer is."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import FormatError, TokenizerError
+from weightctl.storage.mapping import MappedFile
+from weightctl.text.untyped import is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["KEEP_HINT", "Files", "open_files", "read_document"]
+
+KEEP_HINT = (
+    "without its files the model becomes a GGUF that takes token ids; `--names keep` converts the "
+    "tensors alone"
+)
+# The longest known are tokenizer.json files of 260,000 tokens, 35 MB.
+_MAX_SIZE = 300_000_000
+_UNREADABLE = "fetch the file again from where the checkpoint is from"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A directory's tokenizer.json (None where there is none) and tokenizer_config.json."""
+
+    directory: str
+    tokenizer: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+
+    def path(self, name: str) -> str:
+        """Return the path of a file of the directory, for messages."""
+        return os.path.join(self.directory, name)
+
+    def has(self, name: str) -> bool:
+        """Whether the directory holds a file of this name."""
+        return os.path.isfile(self.path(name))
+
+    def data(self, name: str) -> bytes | None:
+        """Return the bytes of a file, None where there is none.
+
+        Raises `TokenizerError` where it cannot be read or is larger than such a file can be.
+        """
+        return _data(self.path(name))
+
+    def text(self, name: str) -> str | None:
+        """Return the text of a file, None where there is none; raises `TokenizerError`."""
+        return _text(self.path(name))
+
+    def special_tokens(self) -> dict[str, str]:
+        """Return the texts of special tokens by their keys, `bos_token` ...
+
+        tokenizer_config.json comes before special_tokens_map.json. Raises `TokenizerError`.
+        """
+        told = (self.document("special_tokens_map.json") or {}, self.config)
+        made: dict[str, str] = {}
+        for document in told:
+            for key, value in document.items():
+                content = value.get("content") if is_object(value) else value
+                if key.endswith("_token") and isinstance(content, str):
+                    made[key] = content
+                elif key.endswith("_token") and key in document and value is None:
+                    made.pop(key, None)
+        return made
+
+    def document(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object of a file, None where there is none; raises `TokenizerError`."""
+        return read_document(self.directory, name)
+
+
+def open_files(directory: str) -> Files:
+    """Return a directory's files of a tokenizer; raises `TokenizerError` where one is damaged."""
+    return Files(
+        directory,
+        read_document(directory, "tokenizer.json"),
+        read_document(directory, "tokenizer_config.json") or {},
+    )
+
+
+def read_document(directory: str, name: str) -> dict[str, Any] | None:
+    """Return the JSON object of a directory's file, None where there is none.
+
+    Raises `TokenizerError` where it is damaged.
+    """
+    return _document(os.path.join(directory, name))
+
+
+def _data(path: str) -> bytes | None:
+    if not os.path.lexists(path):
+        return None
+    try:
+        file = MappedFile(path)
+        if file.size > _MAX_SIZE:
+            raise TokenizerError(f"{path}: {file.size} bytes are no tokenizer's", hint=_UNREADABLE)
+        return file.read(0, file.size)
+    except FormatError as error:
+        raise TokenizerError(f"{path}: {error.reason}", hint=_UNREADABLE) from error
+
+
+def _text(path: str) -> str | None:
+    data = _data(path)
+    try:
+        return None if data is None else str(data, "utf-8")
+    except ValueError as error:
+        raise TokenizerError(f"{path}: it is no UTF-8: {error}", hint=_UNREADABLE) from error
+
+
+def _document(path: str) -> dict[str, Any] | None:
+    written = _text(path)
+    if written is None:
+        return None
+    try:
+        document = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: it is no JSON: {error}", hint=_UNREADABLE) from error
+    if not is_object(document):
+        raise TokenizerError(f"{path}: it is no JSON object", hint=_UNREADABLE)
+    return document

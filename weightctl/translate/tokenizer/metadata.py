@@ -1,0 +1,210 @@
+"""A tokenizer as GGUF's metadata says it: `tokenizer.ggml.*` and `tokenizer.chat_template`.
+
+Names and types are those of the GGUF specification and of what llama.cpp reads (`llama-vocab.cpp`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_sequence
+from weightctl.translate.tokenizer.record import Tokenizer, TokenType
+from weightctl.weights.metadata import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["from_metadata", "to_metadata"]
+
+_T = TypeVar("_T", str, int)
+
+_PREFIX = "tokenizer.ggml."
+_ENDS = "eos_token_ids"
+_REMAINDER = "tokenizer.weightctl.hugging_face"
+_TEMPLATE = "tokenizer.chat_template"
+_TEMPLATE_NAMES = "tokenizer.chat_templates"
+# An absent id is written as -1, in whatever type the writer had.
+_NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
+# 0 is what some tools write where they know nothing.
+_TYPES = frozenset({0, *map(int, TokenType)})
+# Keys that older files use for what has another name today.
+_OLD_WORDS = {"separator": "seperator"}
+_HINT = "the file was written by a faulty tool: `--names keep` converts its tensors all the same"
+
+
+def from_metadata(metadata: Mapping[str, Value], where: str) -> Tokenizer | None:
+    """Return the tokenizer that a GGUF file's metadata says, None where it says none.
+
+    `where` names the file in errors. Raises `TokenizerError` for values that contradict each other.
+    """
+    model = metadata.get(f"{_PREFIX}model")
+    if model is None or f"{_PREFIX}tokens" not in metadata:
+        return None
+    tokens = _strings(metadata, "tokens", where)
+    if not tokens:
+        raise TokenizerError(f"{where}: `{_PREFIX}tokens` is empty", hint=_HINT)
+    return Tokenizer(
+        model=_one(model, str, "model", where),
+        pre=_optional(metadata, "pre", str, where),
+        tokens=tokens,
+        types=_types(metadata, len(tokens), where),
+        scores=_scores(metadata, len(tokens), where),
+        merges=_strings(metadata, "merges", where) if f"{_PREFIX}merges" in metadata else None,
+        special=_special(metadata, len(tokens), where),
+        ends=_ends(metadata, len(tokens), where),
+        flags={
+            key.removeprefix(_PREFIX): value.content
+            for key, value in metadata.items()
+            if key.startswith(_PREFIX) and isinstance(value.content, bool)
+        },
+        chat_templates=_templates(metadata),
+        token_type_count=_optional(metadata, "token_type_count", int, where),
+        charsmap=_charsmap(metadata, where),
+        remainder=_remainder(metadata),
+    )
+
+
+def to_metadata(tokenizer: Tokenizer) -> dict[str, Value]:
+    """Return what a GGUF file's metadata says of a tokenizer, in the order of llama.cpp's tools."""
+    made = {"model": Value("string", tokenizer.model)}
+    if tokenizer.pre is not None:
+        made["pre"] = Value("string", tokenizer.pre)
+    if tokenizer.token_type_count is not None:
+        made["token_type_count"] = Value("u32", tokenizer.token_type_count)
+    made["tokens"] = Value("array[string]", list(tokenizer.tokens))
+    if tokenizer.scores is not None:
+        made["scores"] = Value("array[f32]", list(tokenizer.scores))
+    made["token_type"] = Value("array[i32]", list(map(int, tokenizer.types)))
+    if tokenizer.merges is not None:
+        made["merges"] = Value("array[string]", list(tokenizer.merges))
+    if tokenizer.charsmap is not None:
+        made["precompiled_charsmap"] = Value("array[u8]", list(tokenizer.charsmap))
+    for word, token in tokenizer.special.items():
+        made[f"{word}_token_id"] = Value("u32", token)
+    if tokenizer.ends:  # llama.cpp does not read it, other programs do
+        made[_ENDS] = Value("array[i32]", list(tokenizer.ends))
+    for flag, value in tokenizer.flags.items():
+        made[flag] = Value("bool", value)
+    values = {f"{_PREFIX}{key}": value for key, value in made.items()}
+    values |= _as_values(tokenizer.chat_templates)
+    if tokenizer.remainder is not None:
+        values[_REMAINDER] = Value("string", tokenizer.remainder)
+    return values
+
+
+def _as_values(templates: Mapping[str, str]) -> dict[str, Value]:
+    named = {name: template for name, template in templates.items() if name}
+    made = {f"{_TEMPLATE}.{name}": Value("string", text) for name, text in named.items()}
+    if named:
+        made[_TEMPLATE_NAMES] = Value("array[string]", list(named))
+    if "" in templates:
+        made[_TEMPLATE] = Value("string", templates[""])
+    return made
+
+
+def _templates(metadata: Mapping[str, Value]) -> dict[str, str]:
+    return {
+        key.removeprefix(_TEMPLATE).removeprefix("."): value.content
+        for key, value in metadata.items()
+        if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(value.content, str)
+    }
+
+
+def _remainder(metadata: Mapping[str, Value]) -> str | None:
+    value = metadata.get(_REMAINDER)
+    return value.content if value is not None and isinstance(value.content, str) else None
+
+
+def _special(metadata: Mapping[str, Value], count: int, where: str) -> dict[str, int]:
+    made: dict[str, int] = {}
+    for key, value in metadata.items():
+        if not (key.startswith(_PREFIX) and key.endswith("_token_id")):
+            continue
+        token = _one(value, int, key.removeprefix(_PREFIX), where)
+        if token in _NONE:
+            continue
+        if not 0 <= token < count:
+            raise TokenizerError(
+                f"{where}: `{key}` is {token}, and there are {count} tokens", hint=_HINT
+            )
+        word = key.removeprefix(_PREFIX).removesuffix("_token_id")
+        made.setdefault(_OLD_WORDS.get(word, word), token)
+    return made
+
+
+def _ends(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:
+    key = f"{_PREFIX}{_ENDS}"
+    if key not in metadata:
+        return ()
+    ends = _array(metadata[key], key, where)
+    if not {*map(type, ends)} <= {int}:  # before they are compared: a list has no hash
+        raise TokenizerError(f"{where}: `{key}` holds a value that is not a token id", hint=_HINT)
+    return tuple(token for token in dict.fromkeys(ends) if 0 <= token < count)
+
+
+def _types(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:
+    key = f"{_PREFIX}token_type"
+    if key not in metadata:
+        return (int(TokenType.NORMAL),) * count
+    types = tuple(_array(metadata[key], key, where))
+    _check_count(types, count, key, where)
+    if not set(map(type, types)) <= {int} or not {*types} <= _TYPES:
+        strange = next(each for each in types if type(each) is not int or each not in _TYPES)
+        raise TokenizerError(f"{where}: `{key}` holds {strange!r:.200}, which is none", hint=_HINT)
+    return types
+
+
+def _scores(metadata: Mapping[str, Value], count: int, where: str) -> tuple[float, ...] | None:
+    key = f"{_PREFIX}scores"
+    if key not in metadata:
+        return None
+    scores = tuple(_array(metadata[key], key, where))
+    _check_count(scores, count, key, where)
+    if not all(isinstance(score, float) for score in scores):
+        raise TokenizerError(f"{where}: `{key}` holds what is no float", hint=_HINT)
+    return scores
+
+
+def _charsmap(metadata: Mapping[str, Value], where: str) -> bytes | None:
+    key = f"{_PREFIX}precompiled_charsmap"
+    if key not in metadata:
+        return None
+    content = list(_array(metadata[key], key, where))
+    if not all(isinstance(each, int) for each in content):
+        raise TokenizerError(f"{where}: `{key}` holds what is no byte", hint=_HINT)
+    return bytes(each & 0xFF for each in content)  # some tools write it as i8
+
+
+def _strings(metadata: Mapping[str, Value], name: str, where: str) -> tuple[str, ...]:
+    key = f"{_PREFIX}{name}"
+    strings = tuple(_array(metadata[key], key, where))
+    if not all(isinstance(each, str) for each in strings):
+        raise TokenizerError(f"{where}: `{key}` holds what is no string", hint=_HINT)
+    return strings
+
+
+def _array(value: Value, key: str, where: str) -> Sequence[Any]:
+    if not is_sequence(value.content):
+        raise TokenizerError(f"{where}: `{key}` is a {value.type}, no array", hint=_HINT)
+    return value.content[:]  # of a file's array the whole is had at once
+
+
+def _check_count(found: Sequence[Any], count: int, key: str, where: str) -> None:
+    if len(found) != count:
+        raise TokenizerError(
+            f"{where}: `{key}` has {len(found)} elements for {count} tokens", hint=_HINT
+        )
+
+
+def _optional(metadata: Mapping[str, Value], name: str, kind: type[_T], where: str) -> _T | None:
+    value = metadata.get(f"{_PREFIX}{name}")
+    return None if value is None else _one(value, kind, name, where)
+
+
+def _one(value: Value, kind: type[_T], name: str, where: str) -> _T:
+    if not isinstance(value.content, kind) or isinstance(value.content, bool):
+        raise TokenizerError(
+            f"{where}: `{_PREFIX}{name}` is {value.content!r:.200}, a {value.type}", hint=_HINT
+        )
+    return value.content

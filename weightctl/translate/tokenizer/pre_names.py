@@ -1,0 +1,139 @@
+"""What GGUF calls the rules that text is cut by before BPE: `tokenizer.ggml.pre`.
+
+Names, regular expressions and what else a name decides are those of llama.cpp's `llama-vocab.cpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightctl.translate.tokenizer import regexes as r
+from weightctl.translate.tokenizer.rules import BYTES, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DEFAULT", "PRES", "Pre", "names_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pre:
+    """What a name stands for: the rule, and what llama.cpp does where no other key says.
+
+    `ignores_merges`: a piece that is a token is taken whole. `adds_bos` and `adds_separator` hold
+    where there is no `add_bos_token` or `add_sep_token`.
+    """
+
+    rule: Rule
+    ignores_merges: bool = False
+    adds_bos: bool = False
+    adds_separator: bool = False
+
+
+def _bytes(*steps: str) -> Rule:
+    return Rule((*steps, BYTES))
+
+
+def _composed(*steps: str) -> Rule:
+    return Rule((*steps, BYTES), is_composed=True)
+
+
+_LLAMA_3 = Pre(_bytes(r.LLAMA_3), ignores_merges=True, adds_bos=True)
+_GLM = Pre(_bytes(r.LLAMA_3), ignores_merges=True)
+_CL100K = Pre(_bytes(r.LLAMA_3))
+_GPT_2 = Pre(_bytes(r.GPT_2))
+_NEOX = Pre(_composed(r.GPT_2))
+_ROBERTA = Pre(_bytes(r.GPT_2), adds_separator=True)
+_STARCODER = Pre(_bytes(r.DIGIT, r.GPT_2))
+_COHERE = Pre(_composed(r.DIGIT, r.GPT_2))
+_QWEN_2 = Pre(_composed(r.QWEN_2))
+_CASELESS = Pre(_bytes(r.QWEN_2))
+_DEEPSEEK_3 = Pre(_bytes(r.UP_TO_THREE_DIGITS, r.CJK, r.DEEPSEEK_3))
+_BLOOM = Pre(_bytes(r.BLOOM))
+_GPT_4O = Pre(_bytes(r.GPT_4O))
+_BAILING = Pre(_bytes(r.BAILING))
+_COHERE_2 = Pre(_bytes(r.THOUSANDS, r.GPT_4O))
+
+# Of several names for one rule the first is written.
+PRES: dict[str, Pre] = {
+    "gpt-2": _GPT_2,
+    "llama-bpe": _LLAMA_3,
+    "qwen2": _QWEN_2,
+    "qwen35": Pre(_bytes(r.QWEN_35)),
+    "smollm": _STARCODER,
+    "deepseek-llm": Pre(
+        _bytes(
+            r.NEWLINE, r.DEEPSEEK_LATIN, r.DEEPSEEK_PUNCTUATION, r"\s+$", r.DEEPSEEK_CJK, r.DIGIT
+        )
+    ),
+    "deepseek-coder": Pre(_bytes(r.NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", r.DEEPSEEK_CJK, r.DIGIT)),
+    "deepseek-v3": _DEEPSEEK_3,
+    "deepseek-r1-qwen": _CASELESS,
+    "tekken": Pre(_bytes(r.TEKKEN), ignores_merges=True, adds_bos=True),
+    "gpt-4o": _GPT_4O,
+    "dbrx": _CL100K,
+    "glm4": _GLM,
+    "command-r": _COHERE,
+    "starcoder": _STARCODER,
+    "refact": _STARCODER,
+    "olmo": _NEOX,
+    "mpt": _NEOX,
+    "roberta-bpe": _ROBERTA,
+    "falcon": Pre(
+        Rule((r.PUNCTUATION_FALCON, r.GPT_2, BYTES, r.ANY_DIGITS, r.THREE_DIGITS)),
+    ),
+    "bloom": _BLOOM,
+    "viking": Pre(_bytes(r.BLOOM, r.DIGIT)),
+    "tiny_aya": _COHERE_2,
+    "bailingmoe": _BAILING,
+    "seed-coder": Pre(_bytes(r.SEED_CODER)),
+    "exaone-moe": Pre(_bytes(r.EXAONE)),
+    "minicpm5": Pre(_bytes(r.UP_TO_THREE_DIGITS, r.MINICPM_5), ignores_merges=True),
+    "jais-2": Pre(_bytes(r.JAIS_2)),
+    "youtu": Pre(_bytes(r.YOUTU_CJK, r.YOUTU), ignores_merges=True),
+    "laguna": Pre(_bytes(r.PARAGRAPHS, r.QWEN_2)),
+    "ufakzeka": Pre(_bytes(r.UFAKZEKA)),
+    "spark2_5": Pre(_bytes(r.UP_TO_THREE_DIGITS, r.CJK, r.SPARK, r.DIGIT)),
+    "granite-embed-multi-97m": Pre(_bytes(r.GPT_4O), ignores_merges=True),
+    **dict.fromkeys(
+        (
+            "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+            "jina-v5-nano",
+        ),
+        _LLAMA_3,
+    ),
+    **dict.fromkeys(
+        (
+            "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0",
+            "mellum", "modern-bert", "exaone4", "jais", "trillion", "granite-docling",
+        ),
+        _GPT_2,
+    ),
+    **dict.fromkeys(("jina-v1-en", "jina-v2-code"), _ROBERTA),
+    **dict.fromkeys(("codeshell", "exaone", "minerva-7b", "mellum2"), _STARCODER),
+    **dict.fromkeys(("kormo", "f2llmv2", "megrez"), _QWEN_2),
+    **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), _CASELESS),
+    **dict.fromkeys(("smaug-bpe", "chatglm-bpe"), _CL100K),
+    "glm5": _GLM,
+    **dict.fromkeys(("hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK_3),
+    **dict.fromkeys(("poro-chat", "gpt3-finnish"), _BLOOM),
+    **dict.fromkeys(("llama4", "kanana2", "talkie", "minimax-m2"), _GPT_4O),
+    **dict.fromkeys(("bailingmoe2", "llada-moe"), _BAILING),
+    "cohere2moe": _COHERE_2,
+    "default": Pre(_bytes(r.PUNCTUATION, r.GPT_2_SHORT, r.ANY_DIGITS, r.THREE_DIGITS)),
+}  # fmt: skip
+# What llama.cpp takes where a file names no rule.
+DEFAULT = "default"
+
+
+def names_of(rule: Rule) -> Iterator[str]:
+    """Yield what GGUF calls a rule, the names of just this one first.
+
+    llama.cpp normalizes no text of byte-level BPE, so that a rule that differs in this alone still
+    has the name.
+    """
+    yield from (name for name, pre in PRES.items() if pre.rule == rule)
+    yield from (
+        name for name, pre in PRES.items() if pre.rule.steps == rule.steps and pre.rule != rule
+    )

@@ -1,0 +1,188 @@
+"""What only Hugging Face's files say of a tokenizer, kept so that they can be made again.
+
+GGUF has no word for how text is truncated, which spaces an added token swallows, or which of two
+rules that llama.cpp takes for one a tokenizer was made with. It is one JSON string, under a key
+that llama.cpp does not look at, and it holds for the tokenizer that it was read with: where the
+other keys have changed since, they count alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.added import to_added_tokens, type_of_added
+from weightctl.translate.tokenizer.differences import added_entries_of
+from weightctl.translate.tokenizer.record import WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.record import Tokenizer
+
+__all__ = ["config_of", "remembered", "restored"]
+
+_PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+_NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+_FLAGS = (*_NO_FLAGS, "special")
+# What the other keys of GGUF say in full, or what names code that is not the tokenizer's.
+_TOLD = {"chat_template", "added_tokens_decoder", "auto_map", "name_or_path", "tokenizer_file"}
+_VOCABULARY = {"vocab", "merges"}
+_CHARSMAP = "precompiled_charsmap"  # which GGUF has a key for
+# Longer than any.
+_MAX_SIZE = 200_000
+
+
+def remembered(tokenizer: Tokenizer, files: Files) -> Tokenizer:
+    """Return a tokenizer that knows what its files say beyond GGUF's words."""
+    document = files.tokenizer
+    if document is None:
+        listed = added_entries_of(files)
+        flags = _unusual(({**listed[token], "id": token} for token in listed), tokenizer)
+        told: dict[str, Any] = {"parts": {}, "model": {}, "added": flags}
+        return _with(tokenizer, told) if listed else tokenizer
+    model = document.get("model")
+    vocabulary = model.get("vocab") if is_object(model) else None
+    added = document.get("added_tokens")
+    entries: list[Any] = added if is_list(added) else []
+    return _with(
+        tokenizer,
+        {
+            "parts": {part: _exchanged(document.get(part), _known(tokenizer)) for part in _PARTS},
+            "model": {
+                key: value
+                for key, value in (model if is_object(model) else {}).items()
+                if key not in _VOCABULARY
+            },
+            "added": _unusual(entries, tokenizer),
+            "outside": _runs(
+                entry["id"]
+                for entry in entries
+                if is_object(vocabulary) and entry["content"] not in vocabulary
+            ),
+            "config": {key: value for key, value in files.config.items() if key not in _TOLD},
+        },
+    )
+
+
+def _with(tokenizer: Tokenizer, told: Mapping[str, Any]) -> Tokenizer:
+    text = json.dumps({"of": _identity(tokenizer), **told}, separators=(",", ":"))
+    return tokenizer if len(text) > _MAX_SIZE else replace(tokenizer, remainder=text)
+
+
+def _known(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """Return the compiled normalizer, as tokenizer.json has it, with what stands in for it."""
+    return {base64.b64encode(tokenizer.charsmap or b"").decode("ascii"): None}
+
+
+def _exchanged(part: Any, texts: Mapping[Any, Any]) -> Any:
+    """Return a part of tokenizer.json with each compiled normalizer exchanged that is listed."""
+    if is_list(part):
+        return [_exchanged(each, texts) for each in part]
+    if not is_object(part):
+        return part
+    return {
+        key: texts.get(each, each)
+        if key == _CHARSMAP and (each is None or isinstance(each, str))
+        else _exchanged(each, texts)
+        for key, each in part.items()
+    }
+
+
+def restored(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of tokenizer.json with what was remembered of the one it was."""
+    told = _told(tokenizer)
+    parts = told.get("parts")
+    model = told.get("model")
+    if not is_object(parts) or not is_object(model):
+        return dict(document)
+    kind = document["model"]["type"]
+    if model.get("type", kind) != kind:  # old files leave it out
+        return dict(document)
+    stored = {own: written for written, own in _known(tokenizer).items()}
+    made = dict(document)
+    made |= {part: _exchanged(parts[part], stored) for part in _PARTS if part in parts}
+    told_of_model = {key: value for key, value in model.items() if key not in _VOCABULARY}
+    made["model"] = {**document["model"], **told_of_model}
+    made["added_tokens"] = _usual(document["added_tokens"], told.get("added"))
+    vocabulary = made["model"].get("vocab")
+    if is_object(vocabulary):
+        outside = _ids(told.get("outside"), len(tokenizer.tokens))
+        named = {entry["content"] for entry in made["added_tokens"] if entry["id"] in outside}
+        made["model"]["vocab"] = {
+            text: token for text, token in vocabulary.items() if text not in named
+        }
+    return made
+
+
+def config_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Return what was remembered of tokenizer_config.json, None where nothing was."""
+    config = _told(tokenizer).get("config")
+    if not is_object(config):
+        return None
+    return {key: value for key, value in config.items() if key not in _TOLD}
+
+
+def _told(tokenizer: Tokenizer) -> dict[str, Any]:
+    try:
+        told = json.loads(tokenizer.remainder or "null")
+    except (ValueError, RecursionError):
+        return {}
+    return told if is_object(told) and told.get("of") == _identity(tokenizer) else {}
+
+
+def _identity(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "model": tokenizer.model,
+        "pre": tokenizer.pre,
+        # The keys that only end generation say nothing of these files.
+        "special": {
+            word: token for word, token in tokenizer.special.items() if word in WORDS.values()
+        },
+        "flags": dict(tokenizer.flags),
+    }
+
+
+def _unusual(entries: Iterable[Mapping[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    usual = {entry["id"]: entry for entry in to_added_tokens(tokenizer)}
+    return [
+        {"id": entry["id"], **{flag: bool(entry.get(flag)) for flag in _FLAGS}}
+        for entry in entries
+        if any(bool(entry.get(flag)) != usual.get(entry["id"], {}).get(flag) for flag in _FLAGS)
+    ]
+
+
+def _usual(entries: Iterable[dict[str, Any]], told: Any) -> list[dict[str, Any]]:
+    flags = {
+        entry["id"]: {flag: entry[flag] for flag in _FLAGS if isinstance(entry.get(flag), bool)}
+        for entry in (told if is_list(told) else [])
+        if is_object(entry) and isinstance(entry.get("id"), int)
+    }
+    made: list[dict[str, Any]] = []
+    for entry in entries:
+        other = {**entry, **_NO_FLAGS, **flags.get(entry["id"], {})}
+        # Where the type is another by now, it counts.
+        made.append(other if type_of_added(other) == type_of_added(entry) else entry)
+    return made
+
+
+def _runs(ids: Iterable[int]) -> list[list[int]]:
+    made: list[list[int]] = []
+    for token in sorted(ids):
+        if made and made[-1][1] == token:
+            made[-1][1] = token + 1
+        else:
+            made.append([token, token + 1])
+    return made
+
+
+def _ids(runs: Any, count: int) -> set[int]:
+    made: set[int] = set()
+    for run in runs if is_list(runs) else []:
+        if is_list(run) and len(run) == 2 and all(isinstance(each, int) for each in run):
+            made.update(range(max(run[0], 0), min(run[1], count)))
+    return made

@@ -1,0 +1,116 @@
+"""The tokens that a directory's files add to a SentencePiece vocabulary, or give another kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.added import MAX_TOKENS, id_count, padding, type_of_added
+from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.record import TokenType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.translate.tokenizer.files import Files
+
+__all__ = ["ADDED_SCORE", "SPACE", "Entry", "Vocabulary", "added_tokens"]
+
+SPACE = "▁"
+# What llama.cpp's script gives to tokens that were added, and to the rows that no token is for.
+ADDED_SCORE = -1000.0
+_UNUSED_SCORE = -10000.0
+
+
+class Entry(NamedTuple):
+    """A token: its text as GGUF spells it, its score, its `TokenType`."""
+
+    text: str
+    score: float
+    type: int
+
+
+class Vocabulary:
+    """Tokens by id; ids may come in any order, and what none came for is unused."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._entries: dict[int, Entry] = {}
+
+    def __getitem__(self, index: int) -> Entry | None:
+        return self._entries.get(index)
+
+    def put(self, index: object, entry: Entry) -> None:
+        """Give an id its token; raises `TokenizerError` for an id that none can have."""
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_TOKENS:
+            raise TokenizerError(
+                f"{self._path}: the id of {entry.text!r:.200} is {index!r:.200}", hint=KEEP_HINT
+            )
+        self._entries[index] = entry
+
+    def add(self, index: object, text: str, *, special: bool) -> None:
+        """Give an id a token that was added, or make that token special or user defined."""
+        there = self._entries.get(index) if isinstance(index, int) else None
+        if there is not None and there.type in {TokenType.UNKNOWN, TokenType.BYTE}:
+            self.put(index, there._replace(text=text))
+        elif type_of_added({"content": text, "special": special}) == TokenType.CONTROL:
+            self.put(index, Entry(text, ADDED_SCORE, TokenType.CONTROL))
+        else:
+            # llama.cpp looks for these in the text as it was written.
+            plain = text.replace(SPACE, " ")
+            self.put(index, Entry(plain, ADDED_SCORE, TokenType.USER_DEFINED))
+
+    def entries(self) -> list[Entry]:
+        """Return all tokens.
+
+        Raises `TokenizerError` where two are the same, where there are none, or where an id is far
+        beyond their number.
+        """
+        made = [
+            self._entries.get(index) or Entry(padding(index), _UNUSED_SCORE, TokenType.UNUSED)
+            for index in range(id_count(self._entries, self._path))
+        ]
+        seen: dict[str, int] = {}
+        for index, entry in enumerate(made):
+            if seen.setdefault(entry.text, index) != index:
+                raise TokenizerError(
+                    f"{self._path}: tokens {seen[entry.text]} and {index} are both "
+                    f"{entry.text!r:.200}",
+                    hint=KEEP_HINT,
+                )
+        return made
+
+
+def added_tokens(files: Files) -> Iterator[tuple[object, str, bool]]:
+    """Yield the id and text of each added token and whether it is special.
+
+    A token that several files tell of comes once for each, what transformers heeds most at the
+    end. Raises `TokenizerError` for entries that are no tokens.
+    """
+    named = _named(files.config)
+    for text, index in (files.document("added_tokens.json") or {}).items():
+        yield index, text, text in named
+    decoder = files.config.get("added_tokens_decoder")
+    for key, token in decoder.items() if is_object(decoder) else ():
+        index = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else key
+        yield index, *_token(token, files.path("tokenizer_config.json"))
+    listed = (files.tokenizer or {}).get("added_tokens")
+    for token in listed if is_list(listed) else ():
+        text, special = _token(token, files.path("tokenizer.json"))
+        yield token.get("id"), text, special
+
+
+def _token(token: object, path: str) -> tuple[str, bool]:
+    if not is_object(token) or not isinstance(token.get("content"), str):
+        raise TokenizerError(f"{path}: an added token is {token!r:.200}", hint=KEEP_HINT)
+    return token["content"], token.get("special") is True
+
+
+def _named(config: Any) -> set[str]:
+    """Return the texts of tokens that tokenizer_config.json gives a role."""
+    values = [value for key, value in config.items() if key.endswith("_token")]
+    more = config.get("additional_special_tokens")
+    values += more if is_list(more) else []
+    texts = [value.get("content") if is_object(value) else value for value in values]
+    return {text for text in texts if isinstance(text, str)}

@@ -1,0 +1,216 @@
+"""The steps of a SentencePiece tokenizer's tokenizer.json, taken one after the other."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_object
+from weightctl.translate.tokenizer.charsmap import Charsmap
+from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.sentencepiece_added import SPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["AT_ENDS", "BEFORE_TEXT", "RUNS", "Steps"]
+
+# Regular expressions of a Replace: spaces of which one is left, spaces at the ends of a text, and
+# the start of a text that does not consist of spaces.
+RUNS = " {2,}"
+AT_ENDS = r"\A +| +\z"
+BEFORE_TEXT = r"\A(?= *[^ ])"
+_RUNS = {RUNS, " +"}
+# What Strip and WhitespaceSplit take for white space, besides the space.
+_WHITE = (
+    "\t\n\x0b\x0c\r\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
+    "\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+_COMMON = {"\t", "\n", "\r"}
+_MOST_LISTED = 6
+_MOST_SHOWN = 300
+
+_COUNTED = (
+    "transformers takes a space at the start of a text for the prefix, and llama.cpp puts the "
+    "prefix before it"
+)
+_FIRST = (
+    "llama.cpp puts the prefix, a space, before text that follows a special token too; "
+    "transformers puts it before the first text alone"
+)
+_SPACES_ALONE = "transformers puts the prefix before a text of spaces alone, and llama.cpp does not"
+_CLUSTERS = (
+    "transformers normalizes characters that are joined (Hangul in jamo, combining marks, CR LF) "
+    "otherwise than SentencePiece; llama.cpp normalizes them as SentencePiece does"
+)
+
+
+class Steps:
+    """What the steps that were taken do to text.
+
+    `is_marked`: spaces are `▁`. `prefix` says before which texts a mark comes: "each"; each "text"
+    that does not consist of spaces; "always", where there is none yet; the "first" where there is
+    none yet; empty for none. `removes_spaces`, `splits_words` and `charsmap` are as in `TextRule`.
+    """
+
+    def __init__(self, path: str, *, is_unigram: bool) -> None:
+        self._path = path
+        self._is_unigram = is_unigram
+        self._ends: set[str] = set()  # at which spaces are removed
+        self._is_cut = self._is_stripped = False  # at white space of any kind
+        self.charsmap = b""
+        self.is_marked = self.removes_spaces = self.splits_words = False
+        self.prefix = ""
+
+    def take(self, step: Any) -> None:
+        """Take a step; raises `TokenizerError` for one that llama.cpp does not do."""
+        take = self._TAKES.get(step.get("type")) if is_object(step) else None
+        if take is not None and take(self, step):
+            return
+        kind = "unigram model" if self._is_unigram else "SentencePiece BPE"
+        shown = json.dumps(step, ensure_ascii=False)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+        raise TokenizerError(
+            f"{self._path}: llama.cpp does not do this to the text of a {kind}, and without it "
+            f"text would become other tokens: {shown}",
+            hint=KEEP_HINT,
+        )
+
+    def notes(self) -> Iterator[str]:
+        """Yield where llama.cpp does otherwise."""
+        if self.charsmap:
+            yield _CLUSTERS
+        if not self._is_cut:
+            yield from self._notes_on_spaces()
+        if self.prefix == "first":
+            yield _FIRST
+        other = self._white_space() if self._is_cut or self._is_stripped else []
+        if other:
+            listed = ", ".join(f"U+{ord(each):04X}" for each in other[:_MOST_LISTED])
+            more = f" and {len(other) - _MOST_LISTED} more" if len(other) > _MOST_LISTED else ""
+            where = "between words" if self._is_cut else "at the ends of a text"
+            yield f"transformers removes {listed}{more} {where}, and llama.cpp keeps them"
+
+    def _takes_sequence(self, step: Mapping[str, Any]) -> bool:
+        return step.get("normalizers", step.get("pretokenizers")) is not None  # they come next
+
+    def _takes_prepend(self, step: Mapping[str, Any]) -> bool:
+        prefix = step.get("prepend")
+        fits = prefix == SPACE or (prefix == " " and not self.is_marked)
+        return fits and self._takes_prefix("each")
+
+    def _takes_words(self, step: Mapping[str, Any]) -> bool:
+        del step
+        is_early = self._is_early()
+        self._is_cut = self.removes_spaces = True
+        return is_early and not _COMMON & {*self._white_space()}
+
+    def _is_early(self) -> bool:
+        """Whether a step may come here that only unigram models have."""
+        return self._is_unigram and not self.is_marked and not self.prefix
+
+    def _takes_prefix(self, prefix: str) -> bool:
+        is_new = not self.prefix
+        self.prefix = prefix
+        return is_new
+
+    def _takes_replace(self, step: Mapping[str, Any]) -> bool:
+        pattern, content = step.get("pattern"), step.get("content")
+        text = _pattern(pattern)
+        regex = pattern.get("Regex") if is_object(pattern) else None
+        if text == " " and content == SPACE:
+            self.is_marked = True
+            return True
+        if regex == BEFORE_TEXT and content == SPACE and self._is_unigram:
+            return self._takes_prefix("text")
+        if regex in _RUNS and content in (" ", SPACE):
+            self.removes_spaces = True
+            return self._is_early()
+        if regex == AT_ENDS and content == "":
+            self._ends |= {"start", "end"}
+            return self._is_early()
+        return False
+
+    def _takes_metaspace(self, step: Mapping[str, Any]) -> bool:
+        # Before there were schemes there was a flag.
+        flag = "never" if step.get("add_prefix_space") is False else "always"
+        scheme = step.get("prepend_scheme") or flag
+        if not self.prefix and scheme != "never":
+            self.prefix = scheme
+        self.is_marked = True
+        self.splits_words = step.get("split") is not False or self._is_cut
+        return step.get("replacement", SPACE) == SPACE and scheme in ("always", "first", "never")
+
+    def _takes_split(self, step: Mapping[str, Any]) -> bool:
+        if not self.is_marked or step.get("invert"):
+            return False
+        text = _pattern(step.get("pattern"))
+        if text == SPACE and step.get("behavior") == "MergedWithNext":
+            self.splits_words = True
+            return True
+        return text == " "  # there are none behind the marks
+
+    def _takes_charsmap(self, step: Mapping[str, Any]) -> bool:
+        is_first = not (self.charsmap or self._ends or self._is_stripped or self.removes_spaces)
+        if not is_first or not self._is_early():
+            return False
+        written = step.get("precompiled_charsmap")
+        try:
+            self.charsmap = base64.b64decode(
+                written if isinstance(written, str) else "?", validate=True
+            )
+        except (binascii.Error, ValueError) as error:
+            raise TokenizerError(
+                f"{self._path}: `precompiled_charsmap` is not base64: {error}", hint=KEEP_HINT
+            ) from error
+        Charsmap(self.charsmap, self._path)
+        return True
+
+    def _takes_strip(self, step: Mapping[str, Any]) -> bool:
+        sides = {"start": "strip_left", "end": "strip_right"}
+        ends = {end for end, key in sides.items() if step.get(key)}
+        self._ends |= ends
+        self._is_stripped |= bool(ends)
+        return self._is_early() or not ends
+
+    def _notes_on_spaces(self) -> Iterator[str]:
+        starts_marked = self.prefix in {"always", "first"}
+        if self.removes_spaces:
+            # Of spaces at the start one is left, which then is the prefix.
+            for end in sorted({"start", "end"} - self._ends - {"start" if starts_marked else ""}):
+                yield f"transformers keeps a space at the {end} of a text, and llama.cpp does not"
+            return
+        for end in sorted(self._ends):
+            yield f"transformers removes spaces at the {end} of a text, and llama.cpp keeps them"
+        if starts_marked and "start" not in self._ends:
+            yield _COUNTED
+        if self.prefix == "each" and self._is_unigram:
+            yield _SPACES_ALONE
+
+    def _white_space(self) -> list[str]:
+        """Return the white space that the normalizer does not make spaces of."""
+        if not self.charsmap:
+            return list(_WHITE)
+        table = Charsmap(self.charsmap, self._path)
+        made = {each: table.replacement(each) for each in _WHITE}
+        return [each for each, text in made.items() if text is None or text.strip(" ")]
+
+    # How each type of step is taken; steps of other types are refused.
+    _TAKES: ClassVar[dict[Any, Callable[[Steps, Mapping[str, Any]], bool]]] = {
+        "Metaspace": _takes_metaspace,
+        "Precompiled": _takes_charsmap,
+        "Prepend": _takes_prepend,
+        "Replace": _takes_replace,
+        "Sequence": _takes_sequence,
+        "Split": _takes_split,
+        "Strip": _takes_strip,
+        "WhitespaceSplit": _takes_words,
+    }
+
+
+def _pattern(pattern: object) -> object:
+    """Return the text, or the regular expression, of a pattern."""
+    return next(iter(pattern.values()), None) if is_object(pattern) else pattern

@@ -1,0 +1,124 @@
+"""The vocabulary in a SentencePiece tokenizer's tokenizer.json, as tokens with scores and types."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import TokenizerError
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.record import TokenType
+from weightctl.translate.tokenizer.sentencepiece_added import SPACE, Entry
+from weightctl.translate.tokenizer.sentencepiece_merges import ranked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.translate.tokenizer.sentencepiece_added import Vocabulary
+
+__all__ = ["check_bytes", "check_words", "put_bpe", "put_unigram"]
+
+_MAX_SCORE = 3.4e38  # of float32, in which GGUF keeps them
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+_BYTES = 256
+# Options of a BPE that llama.cpp does not have for SentencePiece's.
+_OPTIONS = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "ignore_merges")
+
+
+def put_unigram(vocabulary: Vocabulary, model: Mapping[str, Any], path: str) -> None:
+    """Put the tokens of a unigram model into a vocabulary; raises `TokenizerError`."""
+    unknown = model.get("unk_id")
+    for index, entry in enumerate(model["vocab"]):
+        match entry:
+            case [str(text), int() | float() as score] if abs(score) < _MAX_SCORE:
+                is_unknown = index == unknown
+                vocabulary.put(index, _entry(text, float(score), model, is_unknown=is_unknown))
+            case _:
+                raise TokenizerError(
+                    f"{path}: the vocabulary holds {entry!r:.200}, no token and score",
+                    hint=KEEP_HINT,
+                )
+
+
+def put_bpe(vocabulary: Vocabulary, model: Mapping[str, Any], path: str, added: set[str]) -> None:
+    """Put the tokens of a BPE into a vocabulary, with scores in the order of its merges.
+
+    Tokens that merges make come first, in their order, then the others in the order of their ids,
+    each with a score less by one than the one before, as in SentencePiece's own files. The tokens
+    that are `added` take no place. Raises `TokenizerError`.
+    """
+    for option in _OPTIONS:
+        if model.get(option):
+            raise TokenizerError(
+                f"{path}: `{option}` is {model[option]!r:.200}, and llama.cpp does not do this in "
+                "a SentencePiece BPE: text would become other tokens",
+                hint=KEEP_HINT,
+            )
+    tokens = model.get("vocab")
+    if not is_object(tokens) or not all(isinstance(index, int) for index in tokens.values()):
+        raise TokenizerError(f"{path}: its vocabulary is no object of ids", hint=KEEP_HINT)
+    if len({*tokens.values()}) != len(tokens):
+        raise TokenizerError(f"{path}: two tokens have the same id", hint=KEEP_HINT)
+    places = ranked(_pairs(model.get("merges"), path))
+    unknown = model.get("unk_token")
+    score = 0.0
+    for text in sorted(tokens, key=lambda text: (places.get(text, len(places)), tokens[text])):
+        entry = _entry(text, score, model, is_unknown=text == unknown)
+        vocabulary.put(tokens[text], entry)
+        if entry.type == TokenType.NORMAL and text not in added:
+            score -= 1.0
+
+
+def check_bytes(entries: Sequence[Entry], where: str, *, is_unigram: bool) -> None:
+    """Check what becomes of characters that the vocabulary does not have.
+
+    A BPE makes bytes of them in llama.cpp, and a unigram model the unknown token. Raises
+    `TokenizerError` for a BPE without a token for every byte, and a unigram model that has them.
+    """
+    count = len({entry.text for entry in entries if entry.type == TokenType.BYTE})
+    if is_unigram and count:
+        raise TokenizerError(
+            f"{where}: the tokenizer is a unigram model that makes bytes of characters it does not "
+            "know (`byte_fallback`), and llama.cpp makes the unknown token of them: text would "
+            "become other tokens",
+            hint=KEEP_HINT,
+        )
+    if not is_unigram and count != _BYTES:
+        raise TokenizerError(
+            f"{where}: the tokenizer is a SentencePiece BPE with tokens for {count} of the "
+            f"{_BYTES} bytes (`byte_fallback`); llama.cpp makes bytes of characters it does not "
+            "know, and ends where it has none",
+            hint=KEEP_HINT,
+        )
+
+
+def check_words(entries: Sequence[Entry], where: str) -> None:
+    """Check that no token reaches over words, where text is split into them first.
+
+    llama.cpp does not split it. Raises `TokenizerError` that names such a token.
+    """
+    for entry in entries:
+        if entry.type == TokenType.NORMAL and SPACE in entry.text[1:]:
+            raise TokenizerError(
+                f"{where}: tokenizer.json splits text into words, and the token {entry.text!r:.200}"
+                " is of more than one: llama.cpp would find it in text, and transformers never",
+                hint=KEEP_HINT,
+            )
+
+
+def _entry(text: str, score: float, model: Mapping[str, Any], *, is_unknown: bool) -> Entry:
+    if is_unknown:
+        return Entry(text, 0.0, TokenType.UNKNOWN)
+    if model.get("byte_fallback") is True and _BYTE.fullmatch(text):
+        return Entry(text, 0.0, TokenType.BYTE)
+    return Entry(text, score, TokenType.NORMAL)
+
+
+def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
+    for merge in written if is_list(written) else ():
+        match merge.split(" ") if isinstance(merge, str) else merge:
+            case [str(left), str(right)]:
+                yield left, right
+            case _:
+                raise TokenizerError(f"{path}: a merge is {merge!r:.200}", hint=KEEP_HINT)

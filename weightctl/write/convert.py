@@ -1,0 +1,340 @@
+"""Convert a checkpoint: everything between the path of a source and the files of the output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from weightctl.errors import ConversionError
+from weightctl.formats.imatrix import read_importance
+from weightctl.plan.align import align as aligned
+from weightctl.plan.cast import Rule, cast
+from weightctl.plan.metadata import Setting, change_metadata
+from weightctl.plan.plan import Plan
+from weightctl.plan.rename import Renaming, read_renamings
+from weightctl.plan.rename import rename as renamed
+from weightctl.plan.split import split
+from weightctl.plan.types import type_of
+from weightctl.plan.weigh import weigh
+from weightctl.system.threads import thread_count
+from weightctl.text.patterns import regular_expression
+from weightctl.text.sizes import parse_size
+from weightctl.translate.plans import Names, plan_of
+from weightctl.weights.from_arrays import loaded_checkpoint
+from weightctl.weights.tree import Checkpoint, source_of, stored_name
+from weightctl.write.advice import notes_on
+from weightctl.write.execute import memory_budget
+from weightctl.write.outcome import describe
+from weightctl.write.shards.digests import refuse_altered
+from weightctl.write.store import open_weights, save
+from weightctl.write.targets import Target, target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightctl.codecs.loss import Loss
+    from weightctl.dtype import DTypeLike, Encoding
+    from weightctl.plan.recipes import Recipe
+    from weightctl.plan.types import TypeLike
+    from weightctl.weights.protocol import Weights
+    from weightctl.weights.source import Source
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.store import Saved
+
+__all__ = ["Conversion", "NonFinite", "convert"]
+
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+class NonFinite(Enum):
+    """What becomes of numbers that are not finite where a block type cannot hold them."""
+
+    ERROR = "error"
+    ZERO = "zero"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion:
+    """A conversion that is planned, or done: `saved` is None before.
+
+    `opened` is the source as it was opened; that of the plan may rename or join its tensors.
+    """
+
+    plan: Plan
+    target: Target
+    opened: Source
+    saved: Saved | None = None
+
+    def __repr__(self) -> str:
+        state = "planned" if self.saved is None else "done"
+        return f"<Conversion to {self.target.path} by {self.plan!r}, {state}>"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of it: what is not kept, and what does not load the output."""
+        return notes_on(self.plan, self.target)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The files of the output, their names and sizes known before one is written.
+
+        Raises `ConversionError` where the format cannot hold the plan.
+        """
+        return describe(self.plan, self.target) if self.saved is None else self.saved.outcome
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the output's files, that which leads to the others first."""
+        return self.outcome.files
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What rounding cost each tensor that was converted, by name; empty before it is done."""
+        return {} if self.saved is None else self.saved.losses
+
+    def save(
+        self,
+        *,
+        force: bool = False,
+        threads: int | None = None,
+        memory: int | str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Conversion:
+        """Write the output; the arguments and errors are those of `save`.
+
+        Files of a sharded checkpoint that were altered since they were written are a `FormatError`.
+        """
+        refuse_altered(self.opened, threads=threads)
+        saved = save(
+            self.plan, self.target, force=force, threads=threads, memory=memory, progress=progress
+        )
+        return replace(self, saved=saved)
+
+
+def convert(
+    source: str | os.PathLike[str] | Plan | Weights | Mapping[str, Any],
+    out: str | os.PathLike[str] | Target,
+    *,
+    dtype: DTypeLike | Encoding | None = None,
+    quant: TypeLike | Recipe | os.PathLike[str] | None = None,
+    tensor_types: Mapping[str, TypeLike | None] | Sequence[Rule] = (),
+    imatrix: str | os.PathLike[str] | None = None,
+    nonfinite: NonFinite | str = NonFinite.ERROR,
+    allow_requantize: bool = False,
+    fallback: bool = True,
+    names: Names | str = Names.AUTO,
+    rename: str | os.PathLike[str] | Mapping[str, str] | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    metadata: Mapping[str, object] | Sequence[Setting] = (),
+    unset: str | Sequence[str] = (),
+    max_shard_size: int | str | None = None,
+    align: int | str | None = None,
+    to: str | None = None,
+    source_format: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    threads: int | None = None,
+    memory: int | str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Conversion:
+    """Convert a checkpoint to another format, dtype or quantization, as `weightctl convert` does.
+
+    `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan, which
+    has its names and tensors already: `names`, `rename`, `include` and `exclude` are not for it. A
+    node below the root of a tree is stored with its full names, which are kept. `out` is a path
+    whose suffix is the format unless `to` says it; without a suffix it is a model's directory.
+
+    `dtype` stores plain numbers, `quant` quantizes matrices by a recipe or to a type, and
+    `tensor_types` gives types by pattern of names, `"keep"` or None to keep what is stored.
+    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys.
+    Sizes are bytes, or text such as "5GB".
+
+    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
+    returned say what would be, `notes` what to know of it, and its `save` carries it out. Raises
+    `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint;
+    the target is the complete new one or what it was before.
+    """
+    # What a dry run is given is checked too.
+    budget, count = memory_budget(memory), thread_count(threads)
+    is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
+    include, exclude, unset = map(_as_list, (include, exclude, unset))
+    where = out if isinstance(out, Target) else target(os.fspath(out), to)
+    is_cast = dtype is not None or quant is not None or bool(tensor_types)
+    if isinstance(source, Plan):
+        _refuse_for_plan(source, where, names=names, rename=rename, patterns=(*include, *exclude))
+        plan, opened = source, source.source
+    else:
+        weights = _weights_of(source, source_format)
+        opened = source_of(weights)
+        plan = _planned(
+            weights,
+            where,
+            names=_names(names),
+            rename=rename,
+            is_cast=is_cast,
+            include=include,
+            exclude=exclude,
+        )
+    settings = _settings(metadata)
+    # What is said of the model decides on types, and what types say of themselves gives way.
+    plan = change_metadata(plan, settings, unset)
+    chosen = type_of(dtype, quant)
+    importance = None if imatrix is None else read_importance(os.fspath(imatrix))
+    if isinstance(rename, str | os.PathLike):
+        consulted = {**plan.consulted, os.fspath(rename): "the rules of names"}
+        plan = replace(plan, consulted=consulted)
+    plan = cast(
+        plan,
+        chosen,
+        tensor_types,
+        fallback=fallback,
+        requantize=allow_requantize,
+        weighted=importance is not None,
+    )
+    if quant is not None:
+        plan = _note_where_nothing_is_quantized(plan)
+    if importance is not None:
+        plan = weigh(plan, importance)
+    plan = replace(plan, zero_nonfinite=is_zero)
+    plan = change_metadata(plan, settings)
+    if align is not None:
+        plan = aligned(plan, _nbytes(align, unit="B"))
+    if max_shard_size is not None:
+        plan = _split(plan, max_shard_size)
+    conversion = Conversion(plan, where, opened)
+    if dry_run:
+        return conversion
+    return conversion.save(force=force, threads=count, memory=budget, progress=progress)
+
+
+def _as_list(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Setting]:
+    if isinstance(metadata, Mapping):
+        return [Setting.of(key, value) for key, value in metadata.items()]
+    for each in metadata:
+        given: Any = each  # a caller's types are not checked
+        if not isinstance(given, Setting):
+            raise ConversionError(
+                f"metadata is values by key, not {given!r:.80}",
+                hint='for example `metadata={"general.name": "mine"}`',
+            )
+    return metadata
+
+
+def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
+    if not plan.items or any(item.info.encoding.quantization for item in plan.items):
+        return plan
+    note = (
+        "no tensor is quantized: only matrices whose names end in `.weight` are, and not norms or "
+        "routers; --tensor-type gives others a type"
+    )
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _weights_of(
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any], format_name: str | None
+) -> Checkpoint:
+    if isinstance(source, str | os.PathLike):
+        return open_weights(source, format_name)
+    if format_name is not None:
+        raise ConversionError(
+            "source_format is for a path, and the source is open already",
+            hint="leave source_format out",
+        )
+    return loaded_checkpoint(source)
+
+
+def _planned(
+    weights: Checkpoint,
+    where: Target,
+    *,
+    names: Names,
+    rename: str | os.PathLike[str] | Mapping[str, str] | None,
+    is_cast: bool,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> Plan:
+    """Plan to store a tree; a node of one is no model, and its tensors keep their names."""
+    prefix = weights.name
+    tree = Checkpoint(source_of(weights)) if prefix else weights
+    if rename is not None:
+        if prefix:
+            raise ConversionError(
+                f"rename is for a whole checkpoint, and `{prefix}` is a part of one",
+                hint="convert the root of the tree, with include",
+            )
+        tree = renamed(tree, _renamings(rename))
+    plan = plan_of(
+        tree,
+        where.format,
+        names=Names.KEEP if prefix else names,
+        is_model=where.file_name is not None,
+        is_cast=is_cast,
+        include=include,
+        exclude=exclude,
+    )
+    if not prefix:
+        return plan
+    if not weights:
+        stored_name(weights)  # raises MissingTensorError, with near names
+    stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
+    return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
+
+
+def _refuse_for_plan(
+    plan: Plan, where: Target, *, names: Names | str, rename: object, patterns: Sequence[str]
+) -> None:
+    """Refuse what a plan has decided already."""
+    if plan.format != where.format:
+        raise ConversionError(
+            f"the plan is for {plan.format}, and {where.path} for {where.format}",
+            hint=f"make the plan with `Plan.copy(weights, '{where.format}')`",
+        )
+    if _names(names) is not Names.AUTO or rename is not None or patterns:
+        raise ConversionError(
+            "names, rename, include and exclude are not for a plan, which has its names already",
+            hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
+        )
+
+
+def _renamings(given: str | os.PathLike[str] | Mapping[str, str]) -> Sequence[Renaming]:
+    if isinstance(given, Mapping):
+        return [Renaming(regular_expression(pattern), made) for pattern, made in given.items()]
+    return read_renamings(os.fspath(given))
+
+
+def _split(plan: Plan, most: int | str) -> Plan:
+    limit = _nbytes(most)
+    if limit <= 0:
+        raise ConversionError(f"a file of {most} holds nothing", hint="write it like 5GB")
+    plan = split(plan, limit)
+    layouts = plan.layouts()
+    larger = sum(layout.nbytes > limit for layout in layouts)
+    if not larger:
+        return plan
+    note = f"{larger} of {len(layouts)} files are larger than {most}: no tensor is split"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _nbytes(given: int | str, *, unit: str = "") -> int:
+    return parse_size(given, unit=unit) if isinstance(given, str) else given
+
+
+def _names(given: Names | str) -> Names:
+    return _choice(Names, given, "names")
+
+
+def _choice(kind: type[_Choice], given: _Choice | str, what: str) -> _Choice:
+    try:
+        return kind(given)
+    except ValueError as error:
+        known = ", ".join(str(each.value) for each in kind)
+        raise ConversionError(f"{what} cannot be {given!r}", hint=f"choices: {known}") from error

@@ -1,0 +1,259 @@
+"""Gives new files and directories their names, in the place of what is there.
+
+One name changes at one moment. Several change by a record, see `weightctl.formats.switch`: a run
+that is killed before the record is there has changed nothing, and after that the new set counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from weightctl.errors import OutputError
+from weightctl.formats import format_by_index
+from weightctl.formats.switch import Switch, is_same_file, read_switch, switch_bytes, switch_path
+from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
+from weightctl.write.output_file import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["complete", "exchange", "name_files", "rename", "sync_directory"]
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[str] = ()) -> None:
+    """Give whole temporary files their names: pairs of paths, that which leads to the others first.
+
+    With `force` they take the place of what is there, and the paths of `old` are gone afterwards.
+    Raises `OutputError`; then nothing has changed, or the record tells readers and the next run of
+    the new files.
+    """
+    paths = [path for _, path in files]
+    there = list(filter(os.path.lexists, [*paths, *old]))
+    if len(files) == 1 and not old:
+        _publish(*files[0], force=force)
+        return
+    if there and not force:
+        raise _appeared(there[0])
+    if len({switch_path(path) for path in paths}) != 1:
+        # Reports in several forms: each is whole by itself.
+        for temporary, path in reversed(files):
+            _publish(temporary, path, force=force)
+        return
+    switch = _decide(files, there)
+    try:
+        _name_all(switch, force=force)
+    except BaseException:
+        _undo(switch)
+        raise
+    _forget(switch)
+
+
+def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
+    """Write the record of a replacement, and before it all that it needs."""
+    new = {os.path.basename(path): os.path.basename(temporary) for temporary, path in files}
+    # What leads to other files comes first.
+    old = sorted(there, key=lambda path: (format_by_index(path) is None, path))
+    record = switch_path(files[0][1])
+    try:
+        _prepare_loadable(files)
+        # The set counts from here on: its data is on the disk, and so is what says where it is.
+        _write(record, switch_bytes(new, tuple(map(os.path.basename, old))))
+    except BaseException:
+        _remove(loadable_name(temporary) for temporary, _ in files)
+        raise
+    sync_directory(os.path.dirname(record))
+    return read_switch(record)
+
+
+def complete(path: str, *, force: bool) -> None:
+    """Carry a replacement at a path that was stopped to its end; do nothing where there is none.
+
+    Raises `OutputError` where its files were changed since, unless `force`.
+    """
+    record = switch_path(path)
+    if not os.path.lexists(record):
+        return
+    switch = read_switch(record)
+    missing = [name for name in switch.new if not os.path.lexists(switch.current(name))]
+    wrong = [*missing, *switch.changed()]
+    if wrong and not force:
+        raise OutputError(
+            f"{switch.path_of(wrong[0])} was changed or removed after a run that replaced its set "
+            "was stopped",
+            hint=f"pass --force to replace the set, or remove {record} and keep what is there",
+        )
+    if not missing:
+        _name_all(switch, force=True)
+    _forget(switch)
+
+
+def _prepare_loadable(files: Sequence[tuple[str, str]]) -> None:
+    """Give the parts that an index lists second names, and write an index of these.
+
+    By it other libraries find the new set, too, while its files get their names.
+    """
+    (index, path), *parts = files
+    if format_by_index(path) is None:
+        return
+    try:
+        for temporary, _ in parts:
+            if loadable_name(temporary) != temporary:
+                os.link(temporary, loadable_name(temporary))
+    except OSError:  # a file system without hard links
+        _remove(loadable_name(temporary) for temporary, _ in parts)
+        return
+    names = {
+        os.path.basename(path): os.path.basename(loadable_name(temporary))
+        for temporary, path in parts
+    }
+    with open(index, encoding="utf-8") as file:
+        document = json.load(file)
+    document["weight_map"] = {
+        tensor: names[name] for tensor, name in document["weight_map"].items()
+    }
+    _write(loadable_name(index), json.dumps(document, ensure_ascii=False).encode())
+
+
+def _name_all(switch: Switch, *, force: bool) -> None:
+    """Give the files of a decided replacement their names; it can be done again from anywhere."""
+    leading = switch.path_of(switch.leading)
+    interim = loadable_name(switch.path_of(switch.new[switch.leading]))
+    if format_by_index(leading) is not None and os.path.lexists(interim):
+        _publish(interim, leading, force=force or switch.leading in switch.old, keep=True)
+    elif switch.leading in switch.old and not _is_ours(switch, switch.leading):
+        # Nobody is to take old parts and new ones for one set.
+        _remove([leading])
+    for name, temporary in reversed(list(switch.new.items())):
+        if os.path.lexists(switch.path_of(temporary)):
+            path = switch.path_of(name)
+            replaces = force or name in switch.old or _is_ours(switch, name)
+            _publish(switch.path_of(temporary), path, force=replaces, keep=True)
+    _remove(switch.path_of(name) for name in switch.old if name not in switch.new)
+
+
+def _undo(switch: Switch) -> None:
+    """Take back a replacement that failed, where all that it would replace is still there."""
+    if all(_is_there(switch, name) for name in switch.old):
+        with suppress(OSError):
+            own = [name for name in switch.new if _is_ours(switch, name)]
+            _remove(map(switch.path_of, own))
+            _forget(switch)
+
+
+def _is_there(switch: Switch, name: str) -> bool:
+    return os.path.lexists(switch.path_of(name)) and not _is_ours(switch, name)
+
+
+def _is_ours(switch: Switch, name: str) -> bool:
+    """Whether a new file has its name, be it the interim index."""
+    if name not in switch.new:
+        return False
+    temporary = switch.path_of(switch.new[name])
+    path = switch.path_of(name)
+    if not os.path.lexists(temporary):  # a file system without hard links
+        return os.path.lexists(path)
+    return any(is_same_file(path, other) for other in (temporary, loadable_name(temporary)))
+
+
+def _forget(switch: Switch) -> None:
+    """Remove the record, and then the second names of the files."""
+    sync_directory(os.path.dirname(switch.path))
+    temporaries = list(map(switch.path_of, switch.new.values()))
+    _remove([switch.path, *map(loadable_name, temporaries), *temporaries])
+
+
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        except OSError as error:
+            raise refused(path, error) from error
+
+
+def _write(path: str, content: bytes) -> None:
+    """Write a small file that is whole, and on the disk, when it gets its name."""
+    temporary = temporary_name(without_temporary(path))
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        _remove([temporary])
+        raise refused(path, error) from error
+
+
+def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> None:
+    """Give a whole file its name; without `force` only where nothing has that name.
+
+    With `keep` it has the temporary name too afterwards, where the file system has hard links.
+    """
+    if force and not keep:
+        rename(temporary, path)
+        return
+    if force and os.path.lexists(path):
+        if is_same_file(path, temporary):
+            return
+        second = temporary_name(path)
+        with suppress(OSError):
+            os.link(temporary, second)
+            temporary = second
+        try:
+            rename(temporary, path)
+        except OutputError:
+            _remove([second])
+            raise
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise _appeared(path) from error
+    except OSError:  # a file system without hard links
+        rename(temporary, path)
+    else:
+        if not keep:
+            os.unlink(temporary)
+
+
+def _appeared(path: str) -> OutputError:
+    return OutputError(f"{path} has appeared meanwhile", hint="pass --force to replace it")
+
+
+def exchange(one: str, other: str) -> None:
+    """Swap two names at once (Linux `renameat2`); elsewhere one after the other."""
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap is not None and not swap(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    ):
+        return
+    aside = aside_name(other)
+    rename(other, aside)
+    rename(one, other)
+    rename(aside, one)
+
+
+def rename(temporary: str, path: str) -> None:
+    """Give a file or directory another name; `OutputError` where that is refused."""
+    try:
+        os.replace(temporary, path)
+    except OSError as error:
+        raise refused(path, error) from error
+
+
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk."""
+    with suppress(OSError):  # some file systems cannot, and keep the name anyway
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

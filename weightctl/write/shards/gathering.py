@@ -1,0 +1,116 @@
+"""Puts the parts of a sharded checkpoint back into one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from errno import ENOENT
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError, FormatError
+from weightctl.formats import FORMATS, format_by_suffix, format_module
+from weightctl.formats.sharded.opening import manifest_at, open_sharded
+from weightctl.plan.plan import Plan
+from weightctl.weights.tree import Checkpoint
+from weightctl.write.outcome import describe
+from weightctl.write.shards.digests import checked_bytes, refuse_altered
+from weightctl.write.store import save
+from weightctl.write.targets import target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.formats.sharded.gathered import Gathered
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.store import Saved
+
+__all__ = ["Gathering", "gather", "gathering", "put_together"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What putting a set together will do: the set, its tensors as they go, the files they make.
+
+    `nbytes` are those that are read to be checked, and those that are written.
+    """
+
+    gathered: Gathered
+    plan: Plan
+    outcome: Outcome
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that `progress` of `gather` is called with in all, but for headers."""
+        return checked_bytes(self.gathered) + sum(item.info.nbytes for item in self.plan.items)
+
+
+def gathering(
+    path: str | os.PathLike[str], out: str | os.PathLike[str], format_name: str | None = None
+) -> Gathering:
+    """Describe what `gather` will do; no tensor is read, and nothing is written.
+
+    Raises `ConversionError` where there is no sharded checkpoint at the path, where one is of
+    another format than is asked for, or none can be written there, and `FormatError` where one is
+    not whole.
+    """
+    if format_name is not None:
+        format_module(format_name)
+    listing = manifest_at(os.fspath(path))
+    if not os.path.exists(path):
+        raise FormatError(os.fspath(path), None, os.strerror(ENOENT), hint="check the path")
+    if listing is None:
+        raise ConversionError(
+            f"{os.fspath(path)} is no sharded checkpoint: it has no manifest of one",
+            hint="name the directory that `weightctl shard` wrote",
+        )
+    gathered = open_sharded(listing)
+    plan = Plan.copy(Checkpoint(gathered), gathered.header.format)
+    named = os.fspath(out)
+    suffix = format_by_suffix(named)
+    asked = format_name or suffix
+    if asked not in {None, plan.format}:
+        if format_name and format_name != suffix:
+            stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
+            named = stem + FORMATS[format_name].suffix
+        raise ConversionError(
+            f"the parts in {os.fspath(path)} are {plan.format}, and are put together as they are",
+            hint=f"`weightctl convert {os.fspath(path)} {named}` writes {asked}",
+        )
+    return Gathering(gathered, plan, describe(plan, target(os.fspath(out), plan.format)))
+
+
+def gather(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    threads: int | None = None,
+    memory: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Saved:
+    """Write the whole tensors of a sharded checkpoint, byte for byte what they were before.
+
+    All parts are checked first, so that nothing is written of a set in which one is altered.
+    `progress` is called with the bytes of each piece checked, and then with those written. Raises
+    as `gathering` and `save` do, and `FormatError` that names each altered part.
+    """
+    return put_together(
+        gathering(path, out), force=force, threads=threads, memory=memory, progress=progress
+    )
+
+
+def put_together(
+    described: Gathering,
+    *,
+    force: bool = False,
+    threads: int | None = None,
+    memory: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Saved:
+    """Carry out what `gathering` has described, as `gather` says."""
+    described.outcome.refuse(force=force)
+    refuse_altered(described.gathered, threads=threads, progress=progress)
+    where = described.outcome.where
+    return save(
+        described.plan, where, force=force, threads=threads, memory=memory, progress=progress
+    )

@@ -1,0 +1,226 @@
+"""What an output path means, and which targets are refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError, OutputError
+from weightctl.formats import (
+    FORMATS,
+    INDEX_SUFFIX,
+    format_by_index,
+    format_by_suffix,
+    format_module,
+)
+from weightctl.formats.open.parts import is_part, part_name
+from weightctl.formats.open.sets import split_suffix
+from weightctl.text.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = [
+    "STDOUT",
+    "Target",
+    "check_place",
+    "is_stream",
+    "refuse_inputs",
+    "refuse_what_is_there",
+    "stream_name",
+    "target",
+]
+
+STDOUT = "-"
+_STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+
+
+class Target(NamedTuple):
+    """Where an output goes: a file, a model's directory, or a pipe; and in which format.
+
+    `file_name` is that of the file inside the directory, None where `path` itself is the file. A
+    stream is a pipe or device, written front to back; the path `-` is stdout.
+    """
+
+    path: str
+    format: str
+    file_name: str | None = None
+    is_stream: bool = False
+
+    @property
+    def file(self) -> str:
+        """The path of the one file that a whole checkpoint goes into."""
+        return self.path if self.file_name is None else os.path.join(self.path, self.file_name)
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """Return the names of the files, in their directory, for a checkpoint of `count` parts."""
+        base = self.file_name or os.path.basename(self.path)
+        if count == 1:
+            return (base,)
+        return tuple(part_name(base, number, count) for number in range(count))
+
+    def pattern(self) -> re.Pattern[str]:
+        """Return what the names of the files match, however many parts there are."""
+        stem, suffix = map(re.escape, split_suffix(os.path.basename(self.file)))
+        index = re.escape(self.index_name or "")
+        return re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?{suffix}|{index}")
+
+    @property
+    def index_name(self) -> str | None:
+        """The name of the file that lists the parts, None where the format has none."""
+        if not FORMATS[self.format].has_index:
+            return None
+        return os.path.basename(self.file) + INDEX_SUFFIX
+
+
+def target(path: str, format_name: str | None = None) -> Target:
+    """Decide what an output path means.
+
+    A known suffix is a file of that format, as any suffix is with `format_name`. A path without a
+    suffix, with a slash at its end, or of a directory is a model's directory, in the format that
+    has such. `-` is stdout. Raises `ConversionError` where that leaves no answer.
+    """
+    if format_name is not None:
+        format_module(format_name)
+    stem = path.rstrip("/")
+    if not stem:
+        raise ConversionError(f"`{path}` is no name for an output", hint="name a file or directory")
+    if path in _STDOUTS:
+        # Where it is a file, that is the shell's, and is to be written as it is.
+        return Target(STDOUT, _format_of_file(STDOUT, format_name), is_stream=True)
+    if is_stream(path):
+        return Target(path, _format_of_file(path, format_name), is_stream=True)
+    if path == stem and os.path.isdir(path) and format_by_suffix(path):
+        raise ConversionError(
+            f"{path} is a directory with the suffix of a file",
+            hint="end it with a slash if it is meant",
+        )
+    if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
+        return Target(path, _format_of_file(path, format_name))
+    chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
+    line = FORMATS[chosen]
+    if line.in_directory is None:
+        raise ConversionError(
+            f"{path}: {chosen} is a file, not a directory",
+            hint=f"name it {os.path.join(stem, 'model' + line.suffix)}",
+        )
+    return Target(stem, chosen, line.in_directory)
+
+
+def is_stream(path: str) -> bool:
+    """Whether a path is a pipe or a device, which takes bytes and keeps none."""
+    if path in _STDOUTS:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def stream_name(path: str) -> str:
+    """Return what a person calls a stream; two names of stdout are one."""
+    return "stdout" if path in _STDOUTS else path
+
+
+def _format_of_file(path: str, format_name: str | None) -> str:
+    by_suffix = format_by_suffix(path)
+    if format_name and by_suffix and format_name != by_suffix:
+        raise ConversionError(
+            f"{path} has the suffix of {by_suffix}, but --to says {format_name}",
+            hint=f"name it with {FORMATS[format_name].suffix}, or leave out --to",
+        )
+    if format_by_index(path):
+        raise ConversionError(
+            f"{path} has the name of an index, which is written beside the parts it lists",
+            hint="leave out .index.json",
+        )
+    if is_part(path):
+        raise ConversionError(
+            f"{path} has the name of one of several parts",
+            hint="leave the numbers out of its name; --max-shard-size adds them",
+        )
+    chosen = format_name or by_suffix
+    if chosen is None and is_stream(path):
+        raise ConversionError(
+            f"{stream_name(path)}: which format?", hint=f"pass --to and one of {', '.join(FORMATS)}"
+        )
+    if chosen is None:
+        suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)
+        raise ConversionError(
+            f"{path}: which format? Its suffix is none of {suffixes}",
+            hint="for a directory end it with a slash; for a file pass --to and a format",
+        )
+    return chosen
+
+
+def check_place(directory: str, path: str, nbytes: int) -> None:
+    """Refuse a directory that does not exist, may not be written, or is on too full a disk.
+
+    `path` is what the error names. Raises `OutputError`.
+    """
+    if not os.path.isdir(directory):
+        raise OutputError(
+            f"{path}: the directory {directory} does not exist", hint="create it first"
+        )
+    if not os.access(directory, os.W_OK):
+        hint = "choose another place"
+        raise OutputError(f"{path}: {directory} may not be written", hint=hint)
+    disk = shutil.disk_usage(directory)
+    # Some file systems do not tell: all their figures are zero.
+    if disk.total and nbytes > disk.free:
+        raise OutputError(
+            f"{path}: {format_size(nbytes)} are needed, and {format_size(disk.free)} are free on "
+            "its disk",
+            hint="free some space, or choose another disk",
+        )
+
+
+def refuse_inputs(
+    path: str, inputs: Iterable[str], consulted: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse a target that is an input, or a directory that holds one; raises `OutputError`.
+
+    `consulted` says of further files what they are: "the recipe".
+    """
+    for name, what in consulted.items():
+        if os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
+            raise OutputError(f"{path} is {what}", hint="choose another name for the output")
+    for name in filter(os.path.exists, inputs):
+        same = os.path.exists(path) and os.path.samefile(name, path)
+        inside = os.path.isdir(path) and os.path.samefile(os.path.dirname(name) or ".", path)
+        if same or inside:
+            raise OutputError(
+                f"{path} is the input itself" if same else f"{path} holds the input {name}",
+                hint="choose another name for the output",
+            )
+
+
+def refuse_what_is_there(
+    paths: Sequence[str], *, force: bool, is_ours: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Refuse targets that exist, unless `force`; raises `OutputError`.
+
+    Even then a directory is replaced only when all it holds is ours by name.
+    """
+    for path in paths:
+        if os.path.isdir(path):
+            there = os.listdir(path)
+            if there and not force:
+                hint = "pass --force to replace it"
+                raise OutputError(f"{path} exists and is not empty", hint=hint)
+            foreign = sorted(name for name in there if not is_ours(name))
+            if foreign:
+                names = ", ".join(foreign[:3])
+                raise OutputError(
+                    f"{path} holds files that this conversion would not write: {names}",
+                    hint="choose another directory, or move them away",
+                )
+        elif os.path.lexists(path) and not force:
+            raise OutputError(f"{path} exists", hint="pass --force to replace it")
+        elif os.path.exists(path) and not os.path.isfile(path):
+            raise OutputError(f"{path} is no file", hint="name another")
