@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.dtype import Encoding
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 # Every safetensors file gets this, and no GGUF file.
 FRAMEWORK = ("format", ("text", "'pt'"))
@@ -34,7 +34,7 @@ def copied(weights: Weights, path: Path, alignment: int | None = None) -> Weight
 
 def held(
     tensors: Mapping[str, tuple[Encoding, tuple[int, ...], bytes]],
-    metadata: Mapping[str, Value] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
 ) -> Weights:
     """Make a tree of tensors in memory from their bytes."""
     data = {
@@ -59,7 +59,7 @@ def contents(weights: Weights) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     }
 
 
-def spoken(metadata: Mapping[str, Value]) -> dict[str, tuple[str, Any]]:
+def spoken(metadata: Mapping[str, MetadataValue]) -> dict[str, tuple[str, Any]]:
     """Return types and contents of metadata; NaN equals NaN, 0.0 is not -0.0, 1 is not True."""
     return {key: (value.type, _spoken(value.content)) for key, value in metadata.items()}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl import Plan, WeightData, open_weights
 from weightctl.families import recognize
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.write.store import save
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Files:
     source: Path
     model: RecognizedModel
     tensors: dict[str, WeightData]
-    metadata: dict[str, Value]
+    metadata: dict[str, MetadataValue]
     config: dict[str, Any]
 
     @property
@@ -101,7 +101,7 @@ class Files:
         """Let the config say another value; return the key. In GGUF it has its type already."""
         if self.is_gguf:
             old = self.metadata[key]
-            self.metadata[key] = Value(old.type, type(old.content)(value))
+            self.metadata[key] = MetadataValue(old.type, type(old.content)(value))
             return key
         for place in (self.config, self.config.get("rope_parameters")):
             if place is not None and key in place:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from weightctl.formats.sharded.record import Piece, Shard
+    from weightctl.formats.sharded.record import Shard, SourceShard
     from weightctl.split import Part
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
     from weightctl.weights.tree import Checkpoint
 
     Contents = Mapping[str, tuple[TensorInfo, bytes]]
-    Metadata = Mapping[str, Value]
+    Metadata = Mapping[str, MetadataValue]
 
 UNKNOWN = Identity((), "0" * 64)
 
@@ -133,7 +133,7 @@ def shard_bytes(source: Source, shard: Shard) -> bytes:
     return made + bytes(shard.info.nbytes - len(made))
 
 
-def piece_bytes(source: Source, piece: Piece) -> bytes:
+def piece_bytes(source: Source, piece: SourceShard) -> bytes:
     """Return the bytes of a part of a tensor, picked out of all of it."""
     info = source.header.tensors[piece.source]
     raw = whole_bytes(source, piece.source)

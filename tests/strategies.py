@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
-from weightctl.weights.metadata import INTEGERS, TEXT, Value
+from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
@@ -40,24 +40,26 @@ _SCALARS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def _arrays(kind: str, content: st.SearchStrategy[Any], depth: int) -> st.SearchStrategy[Value]:
+def _arrays(
+    kind: str, content: st.SearchStrategy[Any], depth: int
+) -> st.SearchStrategy[MetadataValue]:
     for level in range(depth):
         # GGUF does not say of what an empty array of arrays would have been.
         kind, content = f"array[{kind}]", st.lists(content, min_size=1 if level else 0, max_size=3)
-    return content.map(lambda drawn: Value(kind, drawn))
+    return content.map(lambda drawn: MetadataValue(kind, drawn))
 
 
-def typed_values() -> st.SearchStrategy[Value]:
+def typed_values() -> st.SearchStrategy[MetadataValue]:
     """Metadata values of every type, alone and in arrays of arrays."""
     return st.one_of(
         [_arrays(kind, content, depth) for kind, content in _SCALARS.items() for depth in (0, 1, 3)]
     )
 
 
-def metadata() -> st.SearchStrategy[dict[str, Value]]:
+def metadata() -> st.SearchStrategy[dict[str, MetadataValue]]:
     """GGUF's values and safetensors' texts under any keys."""
     texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-    plain = texts.map(lambda text: Value(TEXT, text))
+    plain = texts.map(lambda text: MetadataValue(TEXT, text))
     return st.dictionaries(keys, typed_values() | plain, max_size=6)
 
 

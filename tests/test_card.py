@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from weightctl.translate.card import from_directory, size_label, to_readme
 from weightctl.translate.card.front_matter import parse_front_matter
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def made_by_gguf(directory: Path, scratch: Path, parameters: int = 0) -> dict[st
     }
 
 
-def plain(metadata: dict[str, Value]) -> dict[str, Any]:
+def plain(metadata: dict[str, MetadataValue]) -> dict[str, Any]:
     return {key: value.content for key, value in metadata.items()}
 
 
@@ -166,9 +166,9 @@ def test_whatever_a_fact_says_its_front_matter_says(
 ) -> None:
     readme = to_readme(
         {
-            "general.name": Value("string", name),
-            "general.license": Value("string", licence),
-            "general.tags": Value("array[string]", tags),
+            "general.name": MetadataValue("string", name),
+            "general.license": MetadataValue("string", licence),
+            "general.tags": MetadataValue("array[string]", tags),
         }
     )
     assert readme is not None
@@ -177,16 +177,16 @@ def test_whatever_a_fact_says_its_front_matter_says(
 
 
 def test_metadata_without_facts_make_no_readme() -> None:
-    assert to_readme({"llama.block_count": Value("u32", 2)}) is None
+    assert to_readme({"llama.block_count": MetadataValue("u32", 2)}) is None
 
 
 def test_strange_facts_are_left_out() -> None:
     strange = {
-        "general.name": Value("u32", 7),
-        "general.tags": Value("array[u8]", b"\1\2"),
-        "general.base_model.count": Value("u64", 1 << 60),
-        "general.dataset.count": Value("string", "many"),
-        "general.license": Value("string", "mit\udcff"),
+        "general.name": MetadataValue("u32", 7),
+        "general.tags": MetadataValue("array[u8]", b"\1\2"),
+        "general.base_model.count": MetadataValue("u64", 1 << 60),
+        "general.dataset.count": MetadataValue("string", "many"),
+        "general.license": MetadataValue("string", "mit\udcff"),
     }
     readme = to_readme(strange)
     assert readme is not None
@@ -218,7 +218,7 @@ def test_front_matter_that_cannot_be_read_is_told_and_the_rest_is_read(
     (model / "README.md").write_text(f"---\n{front}\n---\n")
     notes: list[str] = []
     found = from_directory(str(model), tell=notes.append)
-    assert found["general.size_label"] == Value("string", "1.5B")
+    assert found["general.size_label"] == MetadataValue("string", "1.5B")
     assert "general.license" not in found
     assert len(notes) == 1
     assert told in notes[0]

@@ -15,7 +15,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, MissingTensorError, OutputError
 from weightctl.plan.cast import cast
 from weightctl.plan.mixtures import MIXTURES
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +126,7 @@ def test_a_node_of_a_tree_is_stored_with_its_full_names(tiny_llama: Path, tmp_pa
 def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
     values = {
         "a": "text", "b": True, "c": 3, "d": -3, "e": 0.5, "f": [1, 2], "g": ["x"], "h": [1, -1],
-        "i": Value("array[u8]", [1]), "j": Value("u64", 1), "k": float("inf"),
+        "i": MetadataValue("array[u8]", [1]), "j": MetadataValue("u64", 1), "k": float("inf"),
         "l": [True], "m": "5",
     }  # fmt: skip
     convert(ARRAYS, tmp_path / "out.gguf", metadata=values)
@@ -139,7 +139,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
     }  # fmt: skip
     for key, value in values.items():
         stored = found[key].content
-        expected = value.content if isinstance(value, Value) else value
+        expected = value.content if isinstance(value, MetadataValue) else value
         assert (list(stored) if isinstance(expected, list) else stored) == expected
 
 

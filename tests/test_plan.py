@@ -12,16 +12,16 @@ from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast, is_lossy, is_matrix_weight, is_unfit_for_llama_cpp
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint
 from weightctl.write.store import save
 from weightctl.write.targets import target
 
-LLAMA = {"general.architecture": Value("string", "llama")}
+LLAMA = {"general.architecture": MetadataValue("string", "llama")}
 F32, F16, BF16, Q8_0 = (ENCODINGS[name] for name in ("F32", "F16", "BF16", "Q8_0"))
 
 
-def tree(metadata: dict[str, Value] | None = None, **shapes: tuple[int, ...]) -> Weights:
+def tree(metadata: dict[str, MetadataValue] | None = None, **shapes: tuple[int, ...]) -> Weights:
     return as_checkpoint(
         {
             name.replace("__", "."): WeightData.from_numpy(np.ones(shape, np.float16), name)
@@ -166,7 +166,7 @@ def test_what_llama_cpp_quantizes(name: str) -> None:
 )  # fmt: skip
 def test_the_file_type_follows_in_a_model_that_llama_cpp_runs(encoding: str, number: int) -> None:
     plan = cast(Plan.copy(tree(LLAMA, **MODEL), "gguf"), ENCODINGS[encoding])
-    assert plan.metadata["general.file_type"] == Value("u32", number)
+    assert plan.metadata["general.file_type"] == MetadataValue("u32", number)
     has_version = "general.quantization_version" in plan.metadata
     assert has_version == encoding.startswith("Q")
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from truncations import Outcome, Runner, runner
 from weightctl import Plan, open_weights
 from weightctl.plan.split import split
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.write.store import save
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def models(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = load_file(tiny_llama / "model.safetensors")
     texts = [f"word {number}" for number in range(15_000)]
     plan = Plan.copy(open_weights(tiny_llama / "model.safetensors"), "safetensors")
-    words = replace(plan, metadata={"words": Value("array[string]", texts)})
+    words = replace(plan, metadata={"words": MetadataValue("array[string]", texts)})
     for name, path in FORMATS.items():
         place = base / name
         (place / "in").mkdir(parents=True)

@@ -11,7 +11,7 @@ import small_models
 from weightctl import WeightData
 from weightctl.families import recognize
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
@@ -37,8 +37,8 @@ def in_gguf(model: Any, *, tensors: dict[str, Any] | None = None, **more: Any) -
         "attention.layer_norm_rms_epsilon": float(np.float32(config.rms_norm_eps)),
         "rope.freq_base": config.rope_parameters["rope_theta"],
     } | {name.replace("__", "."): value for name, value in more.items()}
-    metadata = {f"{kind}.{name}": Value(_TYPES[type(v)], v) for name, v in values.items()}
-    metadata["general.architecture"] = Value("string", kind)
+    metadata = {f"{kind}.{name}": MetadataValue(_TYPES[type(v)], v) for name, v in values.items()}
+    metadata["general.architecture"] = MetadataValue("string", kind)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     table = gguf.get_tensor_name_map(arch, count)
     arrays = {

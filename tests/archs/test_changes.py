@@ -19,7 +19,7 @@ from weightctl.families.changes import (
     half_split_order,
     interleaved_order,
 )
-from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.derived import DerivedTensor, tensor_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,7 @@ CONFIG: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4
 
 def done(step: Step, array: NDArray[Any]) -> NDArray[Any]:
     """Return what a step makes of an array."""
-    tensor = Made("made", step, [tensor_of(weights_of({"x": array}).source, "x")])
+    tensor = DerivedTensor("made", step, [tensor_of(weights_of({"x": array}).source, "x")])
     buffer = bytearray(tensor.info.nbytes)
     tensor.read_into(0, memoryview(buffer))
     return np.frombuffer(buffer, array.dtype).reshape(tensor.info.shape)

@@ -16,7 +16,7 @@ from weightctl import DType, open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families.recognition import recognize
 from weightctl.weights import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,9 +97,9 @@ def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
     said = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
     assert "mamba" in said
     assert "llama, mistral, bert, gpt2" in said
-    weights = as_checkpoint({}, {"general.architecture": Value("string", "rwkv7")})
+    weights = as_checkpoint({}, {"general.architecture": MetadataValue("string", "rwkv7")})
     assert "`'rwkv7'`" in refused(weights)
-    weights = as_checkpoint({}, {"general.architecture": Value("u32", 7)})
+    weights = as_checkpoint({}, {"general.architecture": MetadataValue("u32", 7)})
     assert "`general.architecture` is `7`" in refused(weights)
 
 

@@ -21,7 +21,7 @@ from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.system.registry import load
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,8 +140,8 @@ def made_in_gguf(arch: Arch, config: Any) -> list[tuple[Name, Any]]:
     return [(line, numbers) for line, numbers in made if numbers is not None]
 
 
-def described(arch: Arch, fields: Any) -> dict[str, Value]:
-    return {"general.architecture": Value("string", arch.gguf_name)} | to_gguf(arch, fields)
+def described(arch: Arch, fields: Any) -> dict[str, MetadataValue]:
+    return {"general.architecture": MetadataValue("string", arch.gguf_name)} | to_gguf(arch, fields)
 
 
 def crossed(document: Document) -> Document:
@@ -283,7 +283,7 @@ def test_a_window_that_is_none_is_said_where_none_means_another() -> None:
     document = {"model_type": "mistral", "sliding_window": None}
     assert to_hugging_face(arch, fields_of(document), "mistral")["sliding_window"] is None
     phi = to_gguf(load(ARCHS["phi3"]), fields_of(DOCUMENTS["phi4"]))
-    assert phi["phi3.attention.sliding_window"] == Value("u32", 0)
+    assert phi["phi3.attention.sliding_window"] == MetadataValue("u32", 0)
 
 
 def test_a_word_for_an_activation_is_the_familys_own() -> None:
@@ -372,7 +372,7 @@ def test_whatever_metadata_say_is_written_or_refused(name: str, data: st.DataObj
     metadata = described(arch, fields_of(DOCUMENTS[name]))
     keys = {key.gguf.format(arch=arch.gguf_name): key for key in arch.keys if key.gguf}
     for changed in data.draw(st.lists(st.sampled_from(sorted(keys)), max_size=3)):
-        metadata[changed] = Value(keys[changed].kind.gguf_type, data.draw(CHANGES))
+        metadata[changed] = MetadataValue(keys[changed].kind.gguf_type, data.draw(CHANGES))
     try:
         fields = from_gguf(arch, metadata, {}, "model.gguf").fields
     except ArchitectureError:

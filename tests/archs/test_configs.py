@@ -23,7 +23,7 @@ from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
 from weightctl.families.rope_scaling import inverse_frequencies
 from weightctl.system.registry import load
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,7 +128,7 @@ def test_what_transformers_5_writes_is_read_as_what_it_read(tmp_path: Path) -> N
         assert read(written) == read(document)
 
 
-def gguf_metadata(**changes: Any) -> dict[str, Value]:
+def gguf_metadata(**changes: Any) -> dict[str, MetadataValue]:
     values: dict[str, tuple[str, Any]] = {
         "general.architecture": ("string", "llama"),
         "llama.block_count": ("u32", 2),
@@ -139,11 +139,11 @@ def gguf_metadata(**changes: Any) -> dict[str, Value]:
         "llama.attention.layer_norm_rms_epsilon": ("f32", float(np.float32(1e-6))),
         "llama.vocab_size": ("u32", 96),
     }
-    metadata = {key: Value(*value) for key, value in values.items()}
+    metadata = {key: MetadataValue(*value) for key, value in values.items()}
     for key, content in changes.items():
         name = f"llama.{key.replace('__', '.')}"
         kind = {int: "u32", float: "f32", str: "string", bool: "bool"}.get(type(content), "array")
-        metadata[name] = Value(kind, content)
+        metadata[name] = MetadataValue(kind, content)
         if content is None:
             del metadata[name]
     return metadata
@@ -338,7 +338,7 @@ def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]
         for owner, key in KEYS
         if owner == name and key.gguf and key.gguf_default is REQUIRED
     }
-    metadata = {key: Value("f32", content) for key, content in (usual | values).items()}
-    metadata["general.architecture"] = Value("string", name)
+    metadata = {key: MetadataValue("f32", content) for key, content in (usual | values).items()}
+    metadata["general.architecture"] = MetadataValue("string", name)
     with contextlib.suppress(ArchitectureError):
         from_gguf(load(ARCHS[name]), metadata, {}, "model.gguf")

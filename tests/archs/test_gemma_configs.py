@@ -18,7 +18,7 @@ from weightctl.families.rope_scaling import RopeScaling
 from weightctl.families.windowed_layers import WORDS
 from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.system.registry import load
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def known(document: dict[str, Any]) -> Any:
     return AutoConfig.for_model(**json.loads(json.dumps(document))).get_text_config()
 
 
-def metadata(name: str, **changes: Any) -> dict[str, Value]:
+def metadata(name: str, **changes: Any) -> dict[str, MetadataValue]:
     """Return what a small model's GGUF says at least."""
     keys = {
         "block_count": 3, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96,
@@ -82,9 +82,9 @@ def metadata(name: str, **changes: Any) -> dict[str, Value]:
         "attention.key_length": 32,
     } | changes  # fmt: skip
     return {
-        "general.architecture": Value("string", name),
+        "general.architecture": MetadataValue("string", name),
         **{
-            f"{name}.{key}": Value("f32" if isinstance(value, float) else "u32", value)
+            f"{name}.{key}": MetadataValue("f32" if isinstance(value, float) else "u32", value)
             for key, value in keys.items()
         },
     }
@@ -129,7 +129,7 @@ def test_a_config_goes_to_either_dialect_and_comes_back(document: dict[str, Any]
     arch, found = family(document), read(document)
     made: Any = found.config
     if document is DOCUMENTS[1] or made.query_scalar == made.head_dim:
-        name = {"general.architecture": Value("string", arch.name)}
+        name = {"general.architecture": MetadataValue("string", arch.name)}
         again: Any = from_gguf(arch, name | to_gguf(arch, found.fields), {}, "here").config
         assert again.norm_offset == 0
         for field in made.__dataclass_fields__:
@@ -182,7 +182,7 @@ def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -
         "layer_types": WORDS.write(windowed),
     }
     arch, found = family(document), read(document)
-    name = {"general.architecture": Value("string", arch.name)}
+    name = {"general.architecture": MetadataValue("string", arch.name)}
     again: Any = from_gguf(arch, name | to_gguf(arch, found.fields), {}, "here").config
     assert list(again.windowed_layers) == windowed
 

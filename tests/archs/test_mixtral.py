@@ -18,7 +18,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
 from weightctl.weights import WeightData
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,14 +93,16 @@ def test_what_a_config_leaves_out_is_as_transformers_takes_it() -> None:
     assert found.rope_base == expected.rope_parameters["rope_theta"]
 
 
-def metadata(**changes: int) -> dict[str, Value]:
+def metadata(**changes: int) -> dict[str, MetadataValue]:
     sizes = {
         "vocab_size": 96, "context_length": 128, "embedding_length": 64, "block_count": 2,
         "attention.head_count": 4, "feed_forward_length": 96,
     }  # fmt: skip
-    numbers = {f"llama.{name}": Value("u32", size) for name, size in (sizes | changes).items()}
-    epsilon = {"llama.attention.layer_norm_rms_epsilon": Value("f32", 1e-5)}
-    return {"general.architecture": Value("string", "llama")} | numbers | epsilon
+    numbers = {
+        f"llama.{name}": MetadataValue("u32", size) for name, size in (sizes | changes).items()
+    }
+    epsilon = {"llama.attention.layer_norm_rms_epsilon": MetadataValue("f32", 1e-5)}
+    return {"general.architecture": MetadataValue("string", "llama")} | numbers | epsilon
 
 
 def family(**changes: int) -> str:
@@ -138,6 +140,6 @@ def test_stacks_of_more_or_fewer_experts_than_there_are_are_refused(
 ) -> None:
     stored = open_weights(expert_files.write(tmp_path / "model.gguf", model))
     tensors = {name: node.data() for name, node in stored.items()}
-    changed = stored.metadata | {"llama.expert_count": Value("u32", count)}
+    changed = stored.metadata | {"llama.expert_count": MetadataValue("u32", count)}
     with pytest.raises(ArchitectureError, match=r"ffn_gate_(exps|inp)"):
         recognize(as_checkpoint(tensors, changed)).module()

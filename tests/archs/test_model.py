@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from weightctl.families.model import Model
-from weightctl.weights.metadata import Value
+from weightctl.families.model import DescribedModel
+from weightctl.weights.metadata import MetadataValue
 
 
-def model(architecture: str = "llama", names: tuple[str, ...] = (), **values: Any) -> Model:
-    metadata = {"general.architecture": Value("string", architecture)}
+def model(
+    architecture: str = "llama", names: tuple[str, ...] = (), **values: Any
+) -> DescribedModel:
+    metadata = {"general.architecture": MetadataValue("string", architecture)}
     for key, content in values.items():
-        metadata[f"{architecture}.{key.replace('__', '.')}"] = Value("u32", content)
-    return Model.of(metadata, names)
+        metadata[f"{architecture}.{key.replace('__', '.')}"] = MetadataValue("u32", content)
+    return DescribedModel.of(metadata, names)
 
 
 def test_heads_that_share_keys_and_values_are_counted() -> None:
@@ -36,7 +38,7 @@ def test_names_count_the_layers_where_no_value_does() -> None:
 
 
 def test_values_of_no_sense_count_as_absent() -> None:
-    assert model(block_count="many", expert_count=-8, attention__head_count=[]) == Model(
+    assert model(block_count="many", expert_count=-8, attention__head_count=[]) == DescribedModel(
         "llama", 1, 0, 0, is_70b=False
     )
 

@@ -14,7 +14,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module
 from weightctl.formats.base import write_in_order
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def described(layers: int, width: int, vocabulary: int) -> list[TensorInfo]:
     return [*found, TensorInfo("output_norm.weight", (width,), f32)]
 
 
-def stated(layers: int, width: int, vocabulary: int) -> dict[str, Value]:
+def stated(layers: int, width: int, vocabulary: int) -> dict[str, MetadataValue]:
     """Return the metadata that says how the tensors are put together."""
     counts = {
         "block_count": layers,
@@ -88,10 +88,10 @@ def stated(layers: int, width: int, vocabulary: int) -> dict[str, Value]:
         "vocab_size": vocabulary,
     }
     return {
-        "general.architecture": Value("string", "llama"),
-        "general.name": Value("string", "generated"),
-        "llama.attention.layer_norm_rms_epsilon": Value("f32", 1e-5),
-        **{f"llama.{key}": Value("u32", count) for key, count in counts.items()},
+        "general.architecture": MetadataValue("string", "llama"),
+        "general.name": MetadataValue("string", "generated"),
+        "llama.attention.layer_norm_rms_epsilon": MetadataValue("f32", 1e-5),
+        **{f"llama.{key}": MetadataValue("u32", count) for key, count in counts.items()},
     }
 
 

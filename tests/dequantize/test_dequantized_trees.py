@@ -15,7 +15,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes.dequantize import dequantized
 from weightctl.weights import Extent, Header, TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.source import Held
 from weightctl.weights.tree import Checkpoint
 
@@ -83,7 +83,7 @@ def test_names_of_tied_weights_stay(tmp_path: Path) -> None:
             return super().header._replace(aliases=aliases)
 
     data = {name: node.data() for name, node in weights.items()}
-    tree = dequantized(Checkpoint(Tied(data, {"a": Value("u8", 1)})), in_blocks=False)
+    tree = dequantized(Checkpoint(Tied(data, {"a": MetadataValue("u8", 1)})), in_blocks=False)
     assert tree.header.aliases == {"m.weight": "l.weight"}
     assert tree.m.weight.data().to_numpy().tolist() == [[2.0] * 4] * 4
 

@@ -24,7 +24,7 @@ from weightctl import (
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops
 from weightctl.plan.cast import cast
-from weightctl.weights.derived import Derived, Made, tensor_of
+from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
 from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import Checkpoint
 
@@ -205,7 +205,7 @@ def test_what_a_tree_was_asked_for_is_cut_as_it_was_asked_for(tmp_path: Path) ->
 def test_a_tensor_that_is_made_of_another_is_cut_as_any(tmp_path: Path) -> None:
     source = file_of(tmp_path, turned=np.ascontiguousarray(WHOLE.T)).source
     tree = Checkpoint(
-        Derived(source, {"w": Made("w", Transposed(), [tensor_of(source, "turned")])}, {})
+        Derived(source, {"w": DerivedTensor("w", Transposed(), [tensor_of(source, "turned")])}, {})
     )
     same(parts_of(tree, whole(COLUMNS)), COLUMN_PARTS)
     same(parts_of(tree, whole(ROWS), resident=True), ROW_PARTS)

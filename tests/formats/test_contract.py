@@ -21,7 +21,7 @@ from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
 from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS, format_module
 from weightctl.weights import TensorInfo
-from weightctl.weights.metadata import INTEGERS, Value
+from weightctl.weights.metadata import INTEGERS, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def fit(name: str) -> list[Encoding]:
     return [e for e in INTERPRETED if not unfit([TensorInfo("a", (e.block,), e)])]
 
 
-def without_framework(values: Mapping[str, Value]) -> dict[str, object]:
+def without_framework(values: Mapping[str, MetadataValue]) -> dict[str, object]:
     return {key: value for key, value in spoken(values).items() if (key, value) != FRAMEWORK}
 
 
@@ -53,7 +53,7 @@ def without_framework(values: Mapping[str, Value]) -> dict[str, object]:
 def test_what_is_written_reads_back_equal(name: str, folder: Path) -> None:
     @EXAMPLES
     @given(tensors(fit(name)), metadata())
-    def holds(drawn: Tensors, values: dict[str, Value]) -> None:
+    def holds(drawn: Tensors, values: dict[str, MetadataValue]) -> None:
         weights = held(drawn, values)
         back = copied(weights, folder / f"any{FORMATS[name].suffix}")
         assert back.header.format == name
@@ -72,7 +72,7 @@ def test_a_way_through_two_formats_and_back_loses_nothing(
 
     @EXAMPLES
     @given(tensors(shared), metadata())
-    def holds(drawn: Tensors, values: dict[str, Value]) -> None:
+    def holds(drawn: Tensors, values: dict[str, MetadataValue]) -> None:
         first = weights = held(drawn, values)
         for number, name in enumerate((*way, way[0])):
             weights = copied(weights, folder / f"{number}{FORMATS[name].suffix}")
@@ -198,17 +198,17 @@ def test_a_file_may_hold_nothing(name: str, tmp_path: Path) -> None:
 
 
 METADATA = {
-    "general.architecture": Value("string", "llama"),
-    "größe 大": Value("string", "🦙\n\0"),
-    **{kind: Value(kind, INTEGERS[kind][1]) for kind in INTEGERS},
-    "f32": Value("f32", 0.5),
-    "f64": Value("f64", 0.1),
-    "bool": Value("bool", True),
-    **{f"several {kind}": Value(f"array[{kind}]", [*INTEGERS[kind]]) for kind in INTEGERS},
-    "several f32": Value("array[f32]", [0.5, float("inf")]),
-    "several f64": Value("array[f64]", [0.1, -0.0]),
-    "several bool": Value("array[bool]", [True, False]),
-    "several strings": Value("array[string]", ["", "a", "大"]),
+    "general.architecture": MetadataValue("string", "llama"),
+    "größe 大": MetadataValue("string", "🦙\n\0"),
+    **{kind: MetadataValue(kind, INTEGERS[kind][1]) for kind in INTEGERS},
+    "f32": MetadataValue("f32", 0.5),
+    "f64": MetadataValue("f64", 0.1),
+    "bool": MetadataValue("bool", True),
+    **{f"several {kind}": MetadataValue(f"array[{kind}]", [*INTEGERS[kind]]) for kind in INTEGERS},
+    "several f32": MetadataValue("array[f32]", [0.5, float("inf")]),
+    "several f64": MetadataValue("array[f64]", [0.1, -0.0]),
+    "several bool": MetadataValue("array[bool]", [True, False]),
+    "several strings": MetadataValue("array[string]", ["", "a", "大"]),
 }
 
 
@@ -228,7 +228,9 @@ def test_gguf_py_reads_a_file_of_metadata_only(tmp_path: Path) -> None:
 
 
 def test_safe_open_reads_a_file_of_metadata_only(tmp_path: Path) -> None:
-    copied(held({}, METADATA | {"note": Value("text", "größe")}), tmp_path / "a.safetensors")
+    copied(
+        held({}, METADATA | {"note": MetadataValue("text", "größe")}), tmp_path / "a.safetensors"
+    )
     with safetensors.safe_open(tmp_path / "a.safetensors", "np") as file:
         found = file.metadata()
     assert {key: found[key] for key in ("format", "note")} == {"format": "pt", "note": "größe"}

@@ -24,31 +24,31 @@ from sharded_files import (
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.gathered import Gathered
-from weightctl.formats.sharded.record import Piece, Shard
+from weightctl.formats.sharded.gathered import GatheredSource
+from weightctl.formats.sharded.record import Shard, SourceShard
 from weightctl.split import Cut, Grid, Sharding, Whole, columnwise
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.metadata import Value, text
+from weightctl.weights.metadata import MetadataValue, text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.weights.source import Files
+    from weightctl.weights.source import FileSource
 
 F32 = ENCODINGS["F32"]
 
 
-def gathered(path: Path) -> Gathered:
+def gathered(path: Path) -> GatheredSource:
     source = open_weights(path).source
-    assert isinstance(source, Gathered)
+    assert isinstance(source, GatheredSource)
     return source
 
 
 class Counted:
     """The files of all ranks, and how many bytes of them have been read."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FileSource) -> None:
         self.header = files.header
         self.data, self.span, self.refuse_change = files.data, files.span, files.refuse_change
         self._read_into = files.read_into
@@ -162,7 +162,7 @@ def test_a_stage_without_a_tensor_is_no_gap(tmp_path: Path) -> None:
 
 def test_metadata_and_tied_names_are_those_of_the_whole(tmp_path: Path) -> None:
     info = TensorInfo("embed", (4, 2), F32)
-    metadata = {"format": text("pt"), "head": text("embed"), "n": Value("u32", 3)}
+    metadata = {"format": text("pt"), "head": text("embed"), "n": MetadataValue("u32", 3)}
     path = write_whole(
         tmp_path / "whole", "safetensors", {"embed": (info, bytes_for(info))}, metadata
     )
@@ -252,7 +252,7 @@ def _but_norms(whole: Whole, ranks: int) -> Sharding:
 def test_pieces_of_one_tensor_may_lie_apart_in_a_file(tmp_path: Path) -> None:
     path = small(tmp_path, w=(6, 2))
     plan = plan_of(open_weights(path), Grid(1))
-    pieces = tuple(Piece("w", (Cut(0, (each,)),)) for each in [(4, 6), (0, 1), (1, 4)])
+    pieces = tuple(SourceShard("w", (Cut(0, (each,)),)) for each in [(4, 6), (0, 1), (1, 4)])
     shard = Shard(TensorInfo("w", (7, 2), F32), pieces, "turned")
     turned = replace(plan, layout="vllm", ranks=((shard,),))
     out = write_shards(turned, tmp_path / "out")

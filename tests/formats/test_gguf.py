@@ -13,7 +13,7 @@ from build import BF16, F16, F32, F64, I8, I16, I32, I64, Q4_K, Q6_K, Q8_0, Gguf
 from copying import contents, raw, spoken
 from weightctl import DType, QuantizationEncoding, open_weights
 from weightctl.errors import ConversionError, EncodingError
-from weightctl.formats.gguf_values import Packed
+from weightctl.formats.gguf_values import PackedArray
 from weightctl.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def test_a_large_array_is_decoded_when_it_is_asked_for(tmp_path: Path) -> None:
     tokens = [f"token {number}" for number in range(200_000)]
     weights = opened(tmp_path / "a.gguf", Gguf().file([], {"tokens": ("array[string]", tokens)}))
     value = weights.metadata["tokens"].content
-    assert isinstance(value, Packed)
+    assert isinstance(value, PackedArray)
     assert len(value) == 200_000
     assert value._list is None
     assert value[123_456] == "token 123456"

@@ -21,16 +21,16 @@ from weightctl.formats.pytorch.levels import (
     nested,
     parse_levels,
 )
-from weightctl.weights.metadata import TEXT, Value, text
+from weightctl.weights.metadata import TEXT, MetadataValue, text
 
 
-def made(levels: Any, names: list[str], metadata: dict[str, Value] | None = None) -> Any:
+def made(levels: Any, names: list[str], metadata: dict[str, MetadataValue] | None = None) -> Any:
     """Return the structure of leaves, each of which is its own name in brackets."""
     return made_and_used(levels, names, metadata)[0]
 
 
 def made_and_used(
-    levels: Any, names: list[str], metadata: dict[str, Value] | None = None
+    levels: Any, names: list[str], metadata: dict[str, MetadataValue] | None = None
 ) -> tuple[Any, set[str]]:
     said = text(levels) if isinstance(levels, str) else levels_value(levels)
     # What has no value says in the metadata that it is there.
@@ -105,23 +105,23 @@ def test_a_tensor_may_stand_by_itself() -> None:
     assert made({"a": "dict"}, [""]) == {"": "<>"}
 
 
-VALUES: dict[str, tuple[str, Value | None, Any]] = {
-    "i": ("int", Value("i64", -5), -5),
-    "large": ("int", Value("string", str(1 << 100)), 1 << 100),
-    "f": ("float", Value("f64", 0.1), 0.1),
-    "b": ("bool", Value("bool", True), True),
-    "s": ("str", Value("string", "a\udcff"), "a\udcff"),
-    "c": ("complex", Value("array[f64]", [1.0, -2.0]), 1 - 2j),
-    "l": ("list", Value("array[i64]", [1, 2, 3]), [1, 2, 3]),
-    "none": ("list", Value("array[i64]", []), []),
-    "nested": ("list", Value("array[array[string]]", [["a"], []]), [["a"], []]),
-    "t": ("tuple", Value("array[f64]", [0.9, 0.999]), (0.9, 0.999)),
-    "size": ("torch.Size", Value("array[i64]", [2, 3]), torch.Size([2, 3])),
-    "dtype": ("torch.dtype", Value("string", "torch.bfloat16"), torch.bfloat16),
-    "nothing": ("None", Value("string", "None"), None),
-    "{}": ("{}", Value("string", "{}"), {}),
-    "[]": ("[]", Value("string", "[]"), []),
-    "()": ("()", Value("string", "()"), ()),
+VALUES: dict[str, tuple[str, MetadataValue | None, Any]] = {
+    "i": ("int", MetadataValue("i64", -5), -5),
+    "large": ("int", MetadataValue("string", str(1 << 100)), 1 << 100),
+    "f": ("float", MetadataValue("f64", 0.1), 0.1),
+    "b": ("bool", MetadataValue("bool", True), True),
+    "s": ("str", MetadataValue("string", "a\udcff"), "a\udcff"),
+    "c": ("complex", MetadataValue("array[f64]", [1.0, -2.0]), 1 - 2j),
+    "l": ("list", MetadataValue("array[i64]", [1, 2, 3]), [1, 2, 3]),
+    "none": ("list", MetadataValue("array[i64]", []), []),
+    "nested": ("list", MetadataValue("array[array[string]]", [["a"], []]), [["a"], []]),
+    "t": ("tuple", MetadataValue("array[f64]", [0.9, 0.999]), (0.9, 0.999)),
+    "size": ("torch.Size", MetadataValue("array[i64]", [2, 3]), torch.Size([2, 3])),
+    "dtype": ("torch.dtype", MetadataValue("string", "torch.bfloat16"), torch.bfloat16),
+    "nothing": ("None", MetadataValue("string", "None"), None),
+    "{}": ("{}", MetadataValue("string", "{}"), {}),
+    "[]": ("[]", MetadataValue("string", "[]"), []),
+    "()": ("()", MetadataValue("string", "()"), ()),
 }
 
 
@@ -135,7 +135,7 @@ def test_values_come_from_the_metadata_of_their_names() -> None:
 
 
 def test_only_what_the_levels_name_is_taken() -> None:
-    metadata = {"epoch": Value("i64", 3), "note": text("a text")}
+    metadata = {"epoch": MetadataValue("i64", 3), "note": text("a text")}
     assert made_and_used({"epoch": "int"}, ["w"], metadata) == (
         {"epoch": 3, "w": "<w>"},
         {LEVELS_KEY, "epoch"},
@@ -144,7 +144,7 @@ def test_only_what_the_levels_name_is_taken() -> None:
 
 def test_the_order_is_that_of_the_levels_then_of_the_tensors() -> None:
     levels = {"epoch": "int", "model": "dict", "best": "float", "model.bias": "None"}
-    metadata = {"best": Value("f64", 0.5), "epoch": Value("i64", 1)}
+    metadata = {"best": MetadataValue("f64", 0.5), "epoch": MetadataValue("i64", 1)}
     root = made(levels, ["z", "model.b", "model.a"], metadata)
     assert list(root) == ["epoch", "model", "best", "z"]
     assert list(root["model"]) == ["bias", "b", "a"]
@@ -199,27 +199,27 @@ def test_what_a_selection_has_emptied_is_left_out() -> None:
     assert made({"": "dict", "a": "dict"}, []) == {}
 
 
-OTHERS: list[tuple[str, Value, Any]] = [
-    ("int", Value("f64", 1.0), 1.0), ("int", Value("bool", True), True),
+OTHERS: list[tuple[str, MetadataValue, Any]] = [
+    ("int", MetadataValue("f64", 1.0), 1.0), ("int", MetadataValue("bool", True), True),
     ("int", text("0x5"), "0x5"), ("int", text("9" * 700), "9" * 700),
     ("int", text("9" * 5000), "9" * 5000), ("int", text("٣"), "٣"),
-    ("int", Value("string", "abc"), "abc"), ("float", Value("i64", 1), 1),
-    ("float", text("1.0"), "1.0"), ("bool", Value("u8", 1), 1), ("str", Value("i64", 1), 1),
-    ("complex", Value("array[f64]", [1.0]), [1.0]),
-    ("complex", Value("array[i64]", [1, 2]), [1, 2]), ("complex", text("1j"), "1j"),
-    ("torch.Size", Value("array[f64]", [1.0]), [1.0]),
+    ("int", MetadataValue("string", "abc"), "abc"), ("float", MetadataValue("i64", 1), 1),
+    ("float", text("1.0"), "1.0"), ("bool", MetadataValue("u8", 1), 1), ("str", MetadataValue("i64", 1), 1),
+    ("complex", MetadataValue("array[f64]", [1.0]), [1.0]),
+    ("complex", MetadataValue("array[i64]", [1, 2]), [1, 2]), ("complex", text("1j"), "1j"),
+    ("torch.Size", MetadataValue("array[f64]", [1.0]), [1.0]),
     ("torch.Size", text("2"), "2"), ("torch.dtype", text("torch.load"), "torch.load"),
     ("torch.dtype", text("os.system"), "os.system"),
     ("torch.dtype", text("torch.float32\nR"), "torch.float32\nR"),
-    ("torch.dtype", Value("i64", 1), 1), ("list", text("a"), "a"),
-    ("tuple", Value("bool", True), True), ("None", Value("f32", 0.5), 0.5),
-    ("{}", text("full"), "full"), ("[]", Value("array[i64]", [1]), [1]), ("()", text("[]"), "[]"),
+    ("torch.dtype", MetadataValue("i64", 1), 1), ("list", text("a"), "a"),
+    ("tuple", MetadataValue("bool", True), True), ("None", MetadataValue("f32", 0.5), 0.5),
+    ("{}", text("full"), "full"), ("[]", MetadataValue("array[i64]", [1]), [1]), ("()", text("[]"), "[]"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), OTHERS)
 def test_a_value_that_is_not_of_its_kind_is_of_its_own(
-    kind: str, value: Value, expected: Any
+    kind: str, value: MetadataValue, expected: Any
 ) -> None:
     root, used = made_and_used({"o": "dict", "o.a": kind}, ["w"], {"o.a": value})
     assert root == {"o": {"a": expected}, "w": "<w>"}
@@ -227,15 +227,15 @@ def test_a_value_that_is_not_of_its_kind_is_of_its_own(
     assert used == {LEVELS_KEY, "o.a"}
 
 
-UNSOUND: list[tuple[str, Value]] = [
+UNSOUND: list[tuple[str, MetadataValue]] = [
     ("tensor", text("a")), ("os.system", text("a")), ("", text("a")), ("_metadata", text("{}")),
-    ("int", Value("f64", "1.0")), ("int", Value("array[i64]", [None])),
-    ("int", Value("nonsense", "a")),
+    ("int", MetadataValue("f64", "1.0")), ("int", MetadataValue("array[i64]", [None])),
+    ("int", MetadataValue("nonsense", "a")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "value"), UNSOUND)
-def test_a_value_of_no_kind_that_there_is_stays_metadata(kind: str, value: Value) -> None:
+def test_a_value_of_no_kind_that_there_is_stays_metadata(kind: str, value: MetadataValue) -> None:
     assert made_and_used({"a": kind}, ["w"], {"a": value}) == ({"w": "<w>"}, {LEVELS_KEY})
 
 
@@ -248,14 +248,14 @@ def test_levels_of_somebody_else_are_none(content: str) -> None:
     assert made_and_used(content, ["a.b"]) == ({"a.b": "<a.b>"}, set())
 
 
-@pytest.mark.parametrize("value", [Value("i64", 1), Value("array[string]", ["{}"])])
-def test_levels_that_are_no_text_are_none(value: Value) -> None:
+@pytest.mark.parametrize("value", [MetadataValue("i64", 1), MetadataValue("array[string]", ["{}"])])
+def test_levels_that_are_no_text_are_none(value: MetadataValue) -> None:
     assert not parse_levels({LEVELS_KEY: value})
 
 
 def test_a_tensor_stands_where_the_levels_have_something_else() -> None:
     levels = {"a": "dict", "b": "int", "c": "None", "d": "[]", "_metadata": "_metadata"}
-    metadata = {"b": Value("i64", 1), "_metadata": text("{}")}
+    metadata = {"b": MetadataValue("i64", 1), "_metadata": text("{}")}
     root, used = made_and_used(levels, ["a", "a.x", *"bcd", "_metadata"], metadata)
     assert root == {name: f"<{name}>" for name in ["a", "a.x", *"bcd", "_metadata"]}
     assert used == {LEVELS_KEY}
@@ -308,7 +308,7 @@ CHAIN = ["a" + ".a" * depth for depth in range(4000)]
 def test_places_are_found_in_time_linear_in_the_names(
     levels: dict[str, str], names: list[str]
 ) -> None:
-    metadata = {LEVELS_KEY: levels_value(levels), **dict.fromkeys(levels, Value("i64", 1))}
+    metadata = {LEVELS_KEY: levels_value(levels), **dict.fromkeys(levels, MetadataValue("i64", 1))}
     started = time.process_time()
     nested(dict.fromkeys(names), metadata)
     # Going up from every dot of every name took several times as long on any machine.
@@ -333,8 +333,8 @@ KINDS = st.sampled_from([
     "torch.dtype", "None", "{}", "[]", "()", "_metadata", "tensor", "nonsense",
 ])  # fmt: skip
 CONTENTS = st.sampled_from([
-    Value("i64", 1), text("7"), text("{}"), text("torch.int8"), Value("array[f64]", [1.0, 2.0]),
-    Value("bool", False), Value("array[i64]", []),
+    MetadataValue("i64", 1), text("7"), text("{}"), text("torch.int8"), MetadataValue("array[f64]", [1.0, 2.0]),
+    MetadataValue("bool", False), MetadataValue("array[i64]", []),
 ])  # fmt: skip
 
 
@@ -345,7 +345,7 @@ CONTENTS = st.sampled_from([
     st.dictionaries(PLACES.filter(bool), CONTENTS, max_size=5),
 )
 def test_whatever_the_levels_say_no_tensor_is_lost(
-    levels: dict[str, str], names: list[str], metadata: dict[str, Value]
+    levels: dict[str, str], names: list[str], metadata: dict[str, MetadataValue]
 ) -> None:
     root, used = made_and_used(levels, names, metadata)
     assert sorted(leaves(root)) == sorted(f"<{name}>" for name in names)

@@ -22,7 +22,7 @@ from weightctl.formats.base import ALIGNMENT_KEY, Part, write_in_order
 from weightctl.formats.pytorch.levels import LEVELS_KEY, levels_value
 from weightctl.formats.pytorch.writing import RECORD, layout, unfit
 from weightctl.weights import TensorInfo
-from weightctl.weights.metadata import Value, from_json, text
+from weightctl.weights.metadata import MetadataValue, from_json, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ def described(tensors: Tensors) -> list[TensorInfo]:
 
 
 def written(
-    tensors: Tensors, metadata: Mapping[str, Value] | None = None, part: Part | None = None
+    tensors: Tensors, metadata: Mapping[str, MetadataValue] | None = None, part: Part | None = None
 ) -> bytes:
     """Return the file, having checked that it is what its layout says."""
     planned = layout(described(tensors), metadata or {}, part)
@@ -79,7 +79,7 @@ def spoken(value: Any) -> Any:
     return repr(value)
 
 
-def record(content: bytes) -> dict[str, Value]:
+def record(content: bytes) -> dict[str, MetadataValue]:
     archive = zipfile.ZipFile(io.BytesIO(content))
     name = f"archive/{RECORD}"
     return from_json(archive.read(name).decode()) if name in archive.namelist() else {}
@@ -141,7 +141,7 @@ def pickle_of(path: Path, folder: str) -> io.BytesIO:
 
 @EXAMPLES
 @given(any_tensors([e for e in WRITTEN if e.name != "BOOL"]), any_metadata())
-def test_any_checkpoint_is_sound(drawn: Tensors, values: dict[str, Value]) -> None:
+def test_any_checkpoint_is_sound(drawn: Tensors, values: dict[str, MetadataValue]) -> None:
     drawn = {
         name: each for name, each in drawn.items() if not unfit([TensorInfo(name, *each[1::-1])])
     }
@@ -156,8 +156,8 @@ def test_any_checkpoint_is_sound(drawn: Tensors, values: dict[str, Value]) -> No
     assert repr(record(content)) == repr(from_json_of(kept))
 
 
-def from_json_of(values: Mapping[str, Value]) -> dict[str, Value]:
-    return {key: Value(value.type, plain(value.content)) for key, value in values.items()}
+def from_json_of(values: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
+    return {key: MetadataValue(value.type, plain(value.content)) for key, value in values.items()}
 
 
 def plain(content: Any) -> Any:
@@ -179,9 +179,9 @@ def members(content: bytes) -> list[str]:
 def test_the_members_are_those_of_torch_and_the_record() -> None:
     tensors = {"b": tensor(1.0), "a": tensor(2.0, 3.0)}
     assert members(written(tensors)) == ["data.pkl", "byteorder", "data/0", "data/1", "version"]
-    content = written(tensors, {"note": text("größe"), "n": Value("u8", 7)})
+    content = written(tensors, {"note": text("größe"), "n": MetadataValue("u8", 7)})
     assert members(content)[2] == RECORD
-    assert record(content) == {"note": text("größe"), "n": Value("u8", 7)}
+    assert record(content) == {"note": text("größe"), "n": MetadataValue("u8", 7)}
     archive = zipfile.ZipFile(io.BytesIO(content))
     assert archive.read("archive/byteorder") == b"little"
     assert archive.read("archive/version") == b"3\n"
@@ -210,7 +210,7 @@ def test_data_starts_on_the_alignment(alignment: int | None, tmp_path: Path) -> 
     tensors: Tensors = {
         f"t{n}": (I8, (n,), bytes(range(n))) for n in (0, 1, 3, 62, 63, 64, 65, 100)
     }
-    metadata = {} if alignment is None else {ALIGNMENT_KEY: Value("u32", alignment)}
+    metadata = {} if alignment is None else {ALIGNMENT_KEY: MetadataValue("u32", alignment)}
     boundary = max(64, alignment or 0)
     offsets = layout(described(tensors), metadata).offsets
     assert all(offset % boundary == 0 for offset in offsets)
@@ -230,15 +230,17 @@ def test_every_distance_to_the_alignment_is_bridged() -> None:
         assert planned.offsets[0] % 64 == 0
 
 
-@pytest.mark.parametrize("value", [Value("u32", 7), Value("i64", 4096), text("4096")])
-def test_an_alignment_that_cannot_be_is_only_kept(value: Value) -> None:
+@pytest.mark.parametrize(
+    "value", [MetadataValue("u32", 7), MetadataValue("i64", 4096), text("4096")]
+)
+def test_an_alignment_that_cannot_be_is_only_kept(value: MetadataValue) -> None:
     content = written({"a": tensor(1.0)}, {ALIGNMENT_KEY: value})
     assert record(content) == {ALIGNMENT_KEY: value}
 
 
 def test_an_alignment_that_would_take_all_memory_is_refused() -> None:
     with pytest.raises(ConversionError, match="too large an alignment"):
-        layout([], {ALIGNMENT_KEY: Value("u32", 1 << 31)})
+        layout([], {ALIGNMENT_KEY: MetadataValue("u32", 1 << 31)})
 
 
 def test_tied_names_are_the_same_tensor(tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_a_text_that_is_a_value_of_the_checkpoint_ties_nothing(tmp_path: Path) -
     assert back["best"] == "embed"
 
 
-def training() -> tuple[Tensors, dict[str, Value]]:
+def training() -> tuple[Tensors, dict[str, MetadataValue]]:
     """A checkpoint as a training loop saves it: its tensors, and what else it has as metadata."""
     levels = {
         "epoch": "int", "model": "dict", "model._metadata": "_metadata", "opt": "dict",
@@ -270,17 +272,17 @@ def training() -> tuple[Tensors, dict[str, Value]]:
         "seed": "int", "rng": "tuple",
     }  # fmt: skip
     metadata = {
-        "epoch": Value("i64", 7),
+        "epoch": MetadataValue("i64", 7),
         "model._metadata": text('{"":{"version":1}}'),
-        "opt.param_groups.0.lr": Value("f64", 0.001),
-        "opt.param_groups.0.betas": Value("array[f64]", [0.9, 0.999]),
-        "opt.param_groups.0.params": Value("array[i64]", [0, 1]),
-        "opt.param_groups.0.amsgrad": Value("bool", False),
-        "opt.param_groups.0.foreach": Value("string", "None"),
-        "shape": Value("array[i64]", [2, 3]),
-        "dtype": Value("string", "torch.bfloat16"),
-        "name": Value("string", "größe"),
-        "phase": Value("array[f64]", [0.5, -1.0]),
+        "opt.param_groups.0.lr": MetadataValue("f64", 0.001),
+        "opt.param_groups.0.betas": MetadataValue("array[f64]", [0.9, 0.999]),
+        "opt.param_groups.0.params": MetadataValue("array[i64]", [0, 1]),
+        "opt.param_groups.0.amsgrad": MetadataValue("bool", False),
+        "opt.param_groups.0.foreach": MetadataValue("string", "None"),
+        "shape": MetadataValue("array[i64]", [2, 3]),
+        "dtype": MetadataValue("string", "torch.bfloat16"),
+        "name": MetadataValue("string", "größe"),
+        "phase": MetadataValue("array[f64]", [0.5, -1.0]),
         "seed": text(str(1 << 70)),
         LEVELS_KEY: levels_value(levels),
         "note": text("of weightctl only"),

@@ -18,7 +18,7 @@ import torch
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.base import Layout, write_in_order
 from weightctl.formats.pytorch.writing import RECORD, layout
-from weightctl.formats.pytorch.zipped import Member, directory, placed
+from weightctl.formats.pytorch.zipped import ZipMember, directory, placed
 from weightctl.weights import TensorInfo
 from weightctl.weights.metadata import text
 
@@ -97,7 +97,7 @@ def check_local(path: Path, info: zipfile.ZipInfo, offset: int, crc: int) -> Non
 @pytest.mark.parametrize("count", [65534, 65535])
 def test_zip64_where_there_are_many_members(count: int) -> None:
     """65535 is the least number that 16 bits do not say."""
-    members: list[Member] = []
+    members: list[ZipMember] = []
     content = io.BytesIO()
     for number in range(count):
         members.append(placed(f"data/{number}", 0, content.tell()))

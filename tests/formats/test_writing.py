@@ -16,7 +16,7 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.plan.plan import Plan
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.write.store import save
 from weightctl.write.targets import target
 
@@ -30,25 +30,25 @@ SHARED = ["F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"]
 MISREAD = {"Q2_0", "Q8_1"}
 BLOCKS = [encoding.name for encoding in ENCODINGS.values() if encoding.quantization is not None]
 METADATA = {
-    "general.architecture": Value("string", "llama"),
-    "unicode größe": Value("string", "大 🦙"),
-    "no UTF-8": Value("string", "a\udcff"),
-    "nan": Value("f32", float("nan")),
-    "infinite": Value("f64", float("-inf")),
-    "minus zero": Value("f32", -0.0),
-    "largest": Value("u64", (1 << 64) - 1),
-    "least": Value("i64", -(1 << 63)),
-    "yes": Value("bool", True),
-    "flags": Value("array[bool]", [True, False]),
-    "none": Value("array[f32]", []),
-    "no strings": Value("array[string]", []),
-    "floats": Value("array[f64]", [float("nan"), float("inf"), -0.0, 5e-324]),
-    "nested": Value("array[array[u8]]", [[1, 2], []]),
-    "tokens": Value("array[string]", ["a", "", "\udc80", "大"]),
+    "general.architecture": MetadataValue("string", "llama"),
+    "unicode größe": MetadataValue("string", "大 🦙"),
+    "no UTF-8": MetadataValue("string", "a\udcff"),
+    "nan": MetadataValue("f32", float("nan")),
+    "infinite": MetadataValue("f64", float("-inf")),
+    "minus zero": MetadataValue("f32", -0.0),
+    "largest": MetadataValue("u64", (1 << 64) - 1),
+    "least": MetadataValue("i64", -(1 << 63)),
+    "yes": MetadataValue("bool", True),
+    "flags": MetadataValue("array[bool]", [True, False]),
+    "none": MetadataValue("array[f32]", []),
+    "no strings": MetadataValue("array[string]", []),
+    "floats": MetadataValue("array[f64]", [float("nan"), float("inf"), -0.0, 5e-324]),
+    "nested": MetadataValue("array[array[u8]]", [[1, 2], []]),
+    "tokens": MetadataValue("array[string]", ["a", "", "\udc80", "大"]),
 }
 
 
-def sample(names: list[str], metadata: dict[str, Value] | None = None) -> Weights:
+def sample(names: list[str], metadata: dict[str, MetadataValue] | None = None) -> Weights:
     """One tensor of each of these encodings, with bytes that differ."""
     tensors: dict[str, tuple[Encoding, tuple[int, ...], bytes]] = {}
     for number, name in enumerate(names):
@@ -146,7 +146,10 @@ def test_gguf_keeps_the_alignment_it_was_given(tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_a_way_through_the_formats_loses_nothing(route: list[str], tmp_path: Path) -> None:
-    metadata = METADATA | {"note": Value("text", "plain größe"), "gguf": Value("text", "mine")}
+    metadata = METADATA | {
+        "note": MetadataValue("text", "plain größe"),
+        "gguf": MetadataValue("text", "mine"),
+    }
     first = weights = sample(SHARED, metadata)
     for name in route:
         weights = copied(weights, tmp_path / name)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.logical.adapters import Adapter, adapter
 from weightctl.weights import Header, TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 Shape = tuple[int, ...]
 
@@ -19,7 +19,9 @@ PEFT = "base_model.model.model.layers.0.self_attn."
 
 
 def header_of(
-    shapes: dict[str, Shape], metadata: dict[str, Value] | None = None, form: str = "safetensors"
+    shapes: dict[str, Shape],
+    metadata: dict[str, MetadataValue] | None = None,
+    form: str = "safetensors",
 ) -> Header:
     tensors = {name: TensorInfo(name, shape, ENCODINGS["F32"]) for name, shape in shapes.items()}
     return Header(form, ("adapter",), tensors, {}, metadata or {})
@@ -93,10 +95,10 @@ LLAMA = "meta-llama/Meta-Llama-3-8B"
         (
             {},
             {
-                "general.type": Value("string", "adapter"),
-                "general.base_model.0.name": Value("string", "Llama 3 8B"),
-                "adapter.type": Value("string", "lora"),
-                "adapter.lora.alpha": Value("f32", 32.0),
+                "general.type": MetadataValue("string", "adapter"),
+                "general.base_model.0.name": MetadataValue("string", "Llama 3 8B"),
+                "adapter.type": MetadataValue("string", "lora"),
+                "adapter.lora.alpha": MetadataValue("f32", 32.0),
             },
             "Llama 3 8B",
             32.0,
@@ -104,19 +106,24 @@ LLAMA = "meta-llama/Meta-Llama-3-8B"
         (
             {},
             {
-                "ss_network_alpha": Value("text", "8.0"),
-                "ss_sd_model_name": Value("text", "v1-5.safetensors"),
+                "ss_network_alpha": MetadataValue("text", "8.0"),
+                "ss_sd_model_name": MetadataValue("text", "v1-5.safetensors"),
             },
             "v1-5.safetensors",
             8.0,
         ),
-        ({}, {"ss_network_alpha": Value("text", "None")}, "", None),
-        ({"lora_alpha": float("inf")}, {"adapter.lora.alpha": Value("f32", "nan")}, "", None),
-        ({"lora_alpha": 10**400}, {"general.base_model.0.name": Value("u32", 7)}, "", None),
+        ({}, {"ss_network_alpha": MetadataValue("text", "None")}, "", None),
+        (
+            {"lora_alpha": float("inf")},
+            {"adapter.lora.alpha": MetadataValue("f32", "nan")},
+            "",
+            None,
+        ),
+        ({"lora_alpha": 10**400}, {"general.base_model.0.name": MetadataValue("u32", 7)}, "", None),
     ],
 )
 def test_base_and_alpha_are_those_that_something_names(
-    config: dict[str, Any], metadata: dict[str, Value], base: str, alpha: float | None
+    config: dict[str, Any], metadata: dict[str, MetadataValue], base: str, alpha: float | None
 ) -> None:
     assert adapter(header_of(PAIR, metadata), config) == Adapter((16,), 1, base, alpha)
 
@@ -156,7 +163,7 @@ NAMES = [
     st.none() | st.integers() | st.floats() | st.text() | st.lists(st.integers()),
 )
 def test_no_header_makes_it_fail(shapes: dict[str, Shape], form: str, content: Any) -> None:
-    metadata = {"adapter.lora.alpha": Value("f32", content)}
+    metadata = {"adapter.lora.alpha": MetadataValue("f32", content)}
     config = {"lora_alpha": content, "base_model_name_or_path": content}
     found = adapter(header_of(shapes, metadata, form), config)
     assert found is None or (found.matrices > 0 and min(found.ranks) > 0)

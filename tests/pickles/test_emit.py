@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import _weights_only_unpickler as careful
 
 from weightctl.formats.pickles.emit import LONGEST_INTEGER, Persistent, emit
-from weightctl.formats.pickles.records import Call, Global
+from weightctl.formats.pickles.records import Global, PickledCall
 
 EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 LONGEST = (1 << 8 * LONGEST_INTEGER - 1) - 1
@@ -96,18 +96,18 @@ def test_more_than_256_memo_entries_take_longer_numbers() -> None:
 
 
 def test_calls_get_their_arguments_items_and_state() -> None:
-    call = Call(Global("collections", "OrderedDict"), ())
+    call = PickledCall(Global("collections", "OrderedDict"), ())
     call.pairs = [("b", 1), ("a", 2)]
     call.states = [{"_metadata": {"": {"version": 1}}}]
     for made in (read(call), careful.load(io.BytesIO(emit(call)))):
         assert made == OrderedDict(b=1, a=2)
         assert vars(made) == {"_metadata": {"": {"version": 1}}}
-    assert read(Call(Global("__builtin__", "complex"), (1.0, -2.0))) == 1 - 2j
-    assert read(Call(Global("torch", "Size"), ((2, 3),))) == torch.Size([2, 3])
+    assert read(PickledCall(Global("__builtin__", "complex"), (1.0, -2.0))) == 1 - 2j
+    assert read(PickledCall(Global("torch", "Size"), ((2, 3),))) == torch.Size([2, 3])
 
 
 def test_elements_of_a_call_are_added() -> None:
-    call = Call(Global("collections", "deque"), ())
+    call = PickledCall(Global("collections", "deque"), ())
     call.elements = [1, 2]
     assert list(read(call)) == [1, 2]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from weightctl.formats.pickles.machine import Machine, UnsoundPickleError, load
 from weightctl.formats.pickles.opcodes import OPCODES, STOP
-from weightctl.formats.pickles.records import Blob, Call, Pairs
+from weightctl.formats.pickles.records import Blob, Pairs, PickledCall
 from weightctl.formats.pickles.scan import names
 
 EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -76,7 +76,7 @@ def restored(record: Any, data: bytes) -> Any:
         return data[record.start : record.stop]
     if isinstance(record, Pairs):
         return {restored(key, data): restored(value, data) for key, value in record.pairs}
-    if isinstance(record, Call):
+    if isinstance(record, PickledCall):
         # Protocols below 3 have no bytes, and call a function for them.
         assert record.path in {"_codecs.encode", "builtins.bytes"}
         return restored(record.arguments[0], data).encode("latin-1") if record.arguments else b""

@@ -24,11 +24,11 @@ from sharded_files import (
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.write.shards.digests import Altered, altered
 from weightctl.write.shards.gathering import gather, gathering
 from weightctl.write.store import save
@@ -48,9 +48,9 @@ def parts(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "parts"))
 
 
-def set_of(path: Path) -> Gathered:
+def set_of(path: Path) -> GatheredSource:
     source = open_weights(path).source
-    assert isinstance(source, Gathered)
+    assert isinstance(source, GatheredSource)
     return source
 
 
@@ -117,11 +117,11 @@ def test_a_gguf_is_the_very_file_that_it_was_with_all_its_metadata(tmp_path: Pat
     infos = [TensorInfo(f"blk.0.{kind}", shape, ENCODINGS[kind]) for kind, shape in shapes.items()]
     contents = {info.name: (info, bytes_for(info)) for info in infos}
     metadata = {
-        "general.architecture": Value("string", "llama"),
-        "general.alignment": Value("u32", 64),
-        "llama.block_count": Value("u64", 1),
-        "tokenizer.ggml.tokens": Value("array[string]", ["a", "b", "ü"]),
-        "tokenizer.ggml.scores": Value("array[f32]", [0.5, -1.0, float("inf")]),
+        "general.architecture": MetadataValue("string", "llama"),
+        "general.alignment": MetadataValue("u32", 64),
+        "llama.block_count": MetadataValue("u64", 1),
+        "tokenizer.ggml.tokens": MetadataValue("array[string]", ["a", "b", "ü"]),
+        "tokenizer.ggml.scores": MetadataValue("array[f32]", [0.5, -1.0, float("inf")]),
     }
     path = write_whole(tmp_path / "whole.gguf", "gguf", contents, metadata)
     expected = copied(open_weights(path), tmp_path / "copy.gguf")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from families import Made
-    from weightctl.sharding.planning import Rules
+    from weightctl.sharding.planning import CutRulesLike
 
 COUNTS = (1, 2, 3, 4, 8)
 KEPT_BY = {"gguf": ("F32", "BF16", "Q8_0", "Q4_K"), "safetensors": ("F32", "BF16")}
@@ -94,7 +94,7 @@ STRATEGIES = [name for name, of in vars(Drawn).items() if callable(of) and name[
 STRATEGIES = [name for name in STRATEGIES if name not in {"enough", "heads"}]
 
 
-def put_back(source: Path, directory: Path, grid: Grid, rules: Rules | None = None) -> Path:
+def put_back(source: Path, directory: Path, grid: Grid, rules: CutRulesLike | None = None) -> Path:
     """Cut a checkpoint, put it together again, and return where that is."""
     weights = open_weights(source)
     save_shards(shard_plan(weights, grid, rules=rules), directory / "shards")

@@ -14,9 +14,9 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
 from weightctl.plan.plan import Plan
-from weightctl.weights.derived import Derived, Made, tensor_of
+from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import AsFloat32, Constant, Plus
-from weightctl.weights.steps.rows import Entry, RowOrder, Rows
+from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
 from weightctl.weights.steps.stacked import Stacked
 from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import Checkpoint
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.weights.derived import Step, Tensor
+    from weightctl.weights.derived import ReadableTensor, Step
 
 A = np.random.default_rng(7).normal(size=(12, 5)).astype(np.float32)
 B = np.random.default_rng(8).normal(size=(12, 5)).astype(np.float32)
@@ -39,8 +39,8 @@ SOURCE = weights_of({"a": A, "b": B, "c": C, "half": A.astype(np.float16)}).sour
 # step, its inputs, and what it makes
 MADE: list[tuple[Step, list[str], NDArray[Any]]] = [
     (RowOrder(SHUFFLED), ["a"], A[list(SHUFFLED)]),
-    (Rows(2, 9), ["a"], A[2:9]),
-    (Entry(1), ["c"], C[1]),
+    (RowRange(2, 9), ["a"], A[2:9]),
+    (StackedEntry(1), ["c"], C[1]),
     (Stacked("experts", 2), ["a", "b"], np.stack([A, B])),
     (AsFloat32(), ["half"], A.astype(np.float16).astype(np.float32)),
     (Plus(1.0), ["half"], A.astype(np.float16).astype(np.float32) + 1),
@@ -52,11 +52,11 @@ MADE: list[tuple[Step, list[str], NDArray[Any]]] = [
 IDS = [f"{type(step).__name__}-{'-'.join(names)}" for step, names, _ in MADE]
 
 
-def made(step: Step, names: list[str]) -> Tensor:
-    return Made("made", step, [tensor_of(SOURCE, name) for name in names])
+def made(step: Step, names: list[str]) -> ReadableTensor:
+    return DerivedTensor("made", step, [tensor_of(SOURCE, name) for name in names])
 
 
-def bytes_of(tensor: Tensor, start: int = 0, stop: int | None = None) -> bytes:
+def bytes_of(tensor: ReadableTensor, start: int = 0, stop: int | None = None) -> bytes:
     buffer = bytearray((tensor.info.nbytes if stop is None else stop) - start)
     tensor.read_into(start, memoryview(buffer))
     return bytes(buffer)
@@ -83,8 +83,8 @@ def test_any_run_is_that_part_of_the_whole(step: Step, names: list[str], data: A
 
 
 def test_steps_follow_one_another_and_all_are_told() -> None:
-    entry = Made("entry", Entry(2), [tensor_of(SOURCE, "c")])
-    tensor = Made("made", Transposed(), [Made("rows", Rows(1, 3), [entry])])
+    entry = DerivedTensor("entry", StackedEntry(2), [tensor_of(SOURCE, "c")])
+    tensor = DerivedTensor("made", Transposed(), [DerivedTensor("rows", RowRange(1, 3), [entry])])
     assert bytes_of(tensor) == np.ascontiguousarray(C[2][1:3].T).tobytes()
     assert [source.name for source in tensor.origin.sources] == ["c"]
     assert tensor.origin.steps == ("taken out of a stack", "rows 1 to 3", "transposed")
@@ -94,8 +94,8 @@ def test_steps_follow_one_another_and_all_are_told() -> None:
     ("step", "names"),
     [
         (RowOrder((1, 0)), ["a"]),
-        (Rows(3, 13), ["a"]),
-        (Entry(3), ["c"]),
+        (RowRange(3, 13), ["a"]),
+        (StackedEntry(3), ["c"]),
         (Stacked(), ["a", "c"]),
         (Stacked(), ["a", "half"]),
         (Transposed(), ["c"]),
@@ -115,12 +115,12 @@ def test_blocks_move_as_bytes_and_are_never_decoded(tmp_path: Path) -> None:
     save(plan, tmp_path / "x.gguf")
     tensor = tensor_of(open_weights(tmp_path / "x.gguf").source, "x.weight")
     order = (7, 6, 5, 4, 3, 2, 1, 0)
-    moved = Made("x", RowOrder(order), [tensor])
+    moved = DerivedTensor("x", RowOrder(order), [tensor])
     assert moved.info.encoding.name == "Q8_0"
     rows = np.frombuffer(bytes_of(tensor), np.uint8).reshape(8, -1)
     assert bytes_of(moved) == rows[list(order)].tobytes()
     with pytest.raises(ConversionError, match="cannot be transposed"):
-        Made("x", Transposed(), [tensor])
+        DerivedTensor("x", Transposed(), [tensor])
 
 
 def test_a_tree_of_made_tensors_lists_saves_and_gives_data_like_any(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_tree_of_made_tensors_lists_saves_and_gives_data_like_any(tmp_path: Pa
 def test_a_large_matrix_is_turned_in_narrow_bands_as_well_as_in_wide_ones() -> None:
     wide = np.arange(40 * 300, dtype=np.uint16).view(np.float16).reshape(40, 300)
     source = weights_of({"w": wide}).source
-    tensor = Made("t", Transposed(), [tensor_of(source, "w")])
+    tensor = DerivedTensor("t", Transposed(), [tensor_of(source, "w")])
     expected = np.ascontiguousarray(wide.T).tobytes()
     for count in (2, 80, 160, 8000):
         pieces = range(0, len(expected), count)

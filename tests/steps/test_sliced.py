@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.split import Cut, Part, part_shape
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.info import Origin, TensorInfo
 from weightctl.weights.steps.sliced import Sliced, read_part, runs, unfit
 
@@ -88,7 +88,7 @@ def read(tensor: Any, start: int, stop: int) -> bytes:
 @given(cut_tensors())
 def test_a_part_has_the_bytes_that_numpy_picks(drawn: tuple[InMemory, Part, bytes]) -> None:
     tensor, part, expected = drawn
-    made = Made("part", Sliced(part), [tensor])
+    made = DerivedTensor("part", Sliced(part), [tensor])
     assert made.info.encoding == tensor.info.encoding
     assert made.info.nbytes == len(expected)
     assert read(made, 0, len(expected)) == expected
@@ -101,7 +101,7 @@ def test_any_run_of_a_part_is_that_run_of_its_bytes(
     tensor, part, expected = drawn
     start = data.draw(st.integers(0, len(expected)))
     stop = data.draw(st.integers(start, len(expected)))
-    assert read(Made("part", Sliced(part), [tensor]), start, stop) == expected[start:stop]
+    assert read(DerivedTensor("part", Sliced(part), [tensor]), start, stop) == expected[start:stop]
 
 
 @given(cut_tensors(), st.data())
@@ -119,14 +119,14 @@ def test_rows_are_one_run_and_are_read_at_once() -> None:
     tensor = InMemory(random_blocks((64, 8), "F32"), ENCODINGS["F32"])
     part = (Cut(0, ((16, 48),)),)
     assert [*runs(tensor.info, part)] == [(16 * 32, 32 * 32)]
-    read(Made("part", Sliced(part), [tensor]), 0, 32 * 32)
+    read(DerivedTensor("part", Sliced(part), [tensor]), 0, 32 * 32)
     assert tensor.read == [(16 * 32, 48 * 32)]
 
 
 def test_experts_that_stand_apart_are_read_apart_and_nothing_between_them() -> None:
     tensor = InMemory(random_blocks((6, 2048), "F32"), ENCODINGS["F32"])
     part = (Cut(0, ((0, 1), (4, 6))),)
-    read(Made("part", Sliced(part), [tensor]), 0, 3 * 8192)
+    read(DerivedTensor("part", Sliced(part), [tensor]), 0, 3 * 8192)
     assert tensor.read == [(0, 8192), (4 * 8192, 6 * 8192)]
 
 
@@ -134,27 +134,27 @@ def test_pieces_on_neighbouring_pages_are_read_together() -> None:
     tensor = InMemory(random_blocks((64, 512), "F32"), ENCODINGS["F32"])
     part = (Cut(1, ((0, 256),)),)
     expected = picked(np.frombuffer(tensor.raw, np.float32).reshape(64, 512), part, 1).tobytes()
-    assert read(Made("part", Sliced(part), [tensor]), 0, len(expected)) == expected
+    assert read(DerivedTensor("part", Sliced(part), [tensor]), 0, len(expected)) == expected
     assert tensor.read == [(0, 64 * 2048 - 1024)]
 
 
 def test_pieces_with_a_page_or_more_between_them_are_read_apart() -> None:
     tensor = InMemory(random_blocks((4, 2048), "F32"), ENCODINGS["F32"])
-    read(Made("part", Sliced((Cut(1, ((0, 1024),)),)), [tensor]), 0, 4 * PAGE)
+    read(DerivedTensor("part", Sliced((Cut(1, ((0, 1024),)),)), [tensor]), 0, 4 * PAGE)
     assert tensor.read == [(row * 2 * PAGE, row * 2 * PAGE + PAGE) for row in range(4)]
 
 
 def test_not_much_is_held_for_pieces_that_are_read_together() -> None:
     tensor = InMemory(random_blocks((4096, 256), "F32"), ENCODINGS["F32"])
     part = (Cut(1, ((0, 128),)),)
-    read(Made("part", Sliced(part), [tensor]), 0, 4096 * 512)
+    read(DerivedTensor("part", Sliced(part), [tensor]), 0, 4096 * 512)
     assert len(tensor.read) > 1
     assert max(stop - start for start, stop in tensor.read) <= 1 << 20
 
 
 def test_only_the_run_that_is_asked_for_is_read() -> None:
     tensor = InMemory(random_blocks((64, 512), "F32"), ENCODINGS["F32"])
-    made = Made("part", Sliced((Cut(1, ((256, 512),)),)), [tensor])
+    made = DerivedTensor("part", Sliced((Cut(1, ((256, 512),)),)), [tensor])
     read(made, 3 * 1024 + 4, 3 * 1024 + 12)
     assert tensor.read == [(3 * 2048 + 1024 + 4, 3 * 2048 + 1024 + 12)]
 
@@ -176,8 +176,8 @@ def test_a_part_of_no_columns_at_all_has_no_bytes() -> None:
 def test_parts_of_parts_are_parts() -> None:
     blocks = random_blocks((8, 6), "BF16")
     tensor = InMemory(blocks, ENCODINGS["BF16"])
-    rows = Made("rows", Sliced((Cut(0, ((1, 3), (4, 8))),)), [tensor])
-    made = Made("both", Sliced((Cut(0, ((1, 4),)), Cut(1, ((2, 5),)))), [rows])
+    rows = DerivedTensor("rows", Sliced((Cut(0, ((1, 3), (4, 8))),)), [tensor])
+    made = DerivedTensor("both", Sliced((Cut(0, ((1, 4),)), Cut(1, ((2, 5),)))), [rows])
     expected = blocks[[2, 4, 5]][:, 2:5].tobytes()
     assert read(made, 0, len(expected)) == expected
     assert made.origin.steps == (
@@ -204,7 +204,7 @@ def test_what_is_no_part_of_a_tensor_says_why(
     tensor.info = TensorInfo("w", shape, ENCODINGS[kind])
     assert unfit(tensor.info, (cut,)) == says
     with pytest.raises(ConversionError) as refusal:
-        Made("part", Sliced((cut,)), [tensor])
+        DerivedTensor("part", Sliced((cut,)), [tensor])
     assert refusal.value.message == (f"`w`, {kind} of shape {list(shape)}, cannot be cut: {says}")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,9 +185,9 @@ def test_tokens_with_more_merges_than_fit_into_memory_are_refused() -> None:
         to_documents(tokenizer, "llama", {})
 
 
-def sentence_pieces(tokens: list[str]) -> dict[str, Value]:
+def sentence_pieces(tokens: list[str]) -> dict[str, MetadataValue]:
     return {
-        "tokenizer.ggml.model": Value("string", "llama"),
-        "tokenizer.ggml.tokens": Value("array[string]", tokens),
-        "tokenizer.ggml.scores": Value("array[f32]", [0.0] * len(tokens)),
+        "tokenizer.ggml.model": MetadataValue("string", "llama"),
+        "tokenizer.ggml.tokens": MetadataValue("array[string]", tokens),
+        "tokenizer.ggml.scores": MetadataValue("array[f32]", [0.0] * len(tokens)),
     }

@@ -12,7 +12,7 @@ from sentencepiece_files import field, model_file, number, piece
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.sentencepiece_proto import (
     BPE,
-    Piece,
+    SentencePiece,
     SentencePieceModel,
     parse_sentencepiece,
 )
@@ -27,7 +27,7 @@ def test_a_model_file_gives_its_pieces_and_what_it_says_of_them() -> None:
         charsmap=b"map",
     )
     assert parse_sentencepiece(data, "m") == SentencePieceModel(
-        pieces=(Piece("<unk>", 0.0, 2), Piece("▁a", -1.5, 1)),
+        pieces=(SentencePiece("<unk>", 0.0, 2), SentencePiece("▁a", -1.5, 1)),
         algorithm=BPE,
         bos=-1,
         eos=7,
@@ -37,12 +37,12 @@ def test_a_model_file_gives_its_pieces_and_what_it_says_of_them() -> None:
 
 
 def test_what_a_model_file_does_not_say_is_what_sentencepiece_takes() -> None:
-    assert parse_sentencepiece(piece("a"), "m") == SentencePieceModel((Piece("a", 0.0, 1),))
+    assert parse_sentencepiece(piece("a"), "m") == SentencePieceModel((SentencePiece("a", 0.0, 1),))
 
 
 def test_fields_that_are_not_known_are_skipped() -> None:
     unknown = field(90, b"text") + number(91, 5) + bytes([92 << 3 & 0xFF | 5, 5, 0, 0, 0, 0])
-    assert parse_sentencepiece(unknown + piece("a"), "m").pieces == (Piece("a", 0.0, 1),)
+    assert parse_sentencepiece(unknown + piece("a"), "m").pieces == (SentencePiece("a", 0.0, 1),)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weightctl.translate.tokenizer import TokenIds, Tokenizer, ids_of, to_metadata
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 MADE = Tokenizer(
     model="gpt2",
@@ -27,7 +27,7 @@ def test_a_file_of_another_tool_ends_at_all_that_llama_cpp_stops_at() -> None:
 
 
 def test_a_file_that_names_no_ids_has_none() -> None:
-    metadata = {"tokenizer.ggml.model": Value("string", "none")}
+    metadata = {"tokenizer.ggml.model": MetadataValue("string", "none")}
     found = ids_of(metadata, None)
     assert found.config == dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     assert found.generation is None
@@ -55,7 +55,7 @@ def test_ids_that_were_changed_since_count() -> None:
     "text", ["", "[", "[]", "[" * 9999, "{}", '{"of":{"bos":0,"eos":1,"padding":4}}']
 )
 def test_a_damaged_key_does_not_count(text: str) -> None:
-    metadata = to_metadata(MADE) | {"tokenizer.weightctl.token_ids": Value("string", text)}
+    metadata = to_metadata(MADE) | {"tokenizer.weightctl.token_ids": MetadataValue("string", text)}
     assert ids_of(metadata, MADE).config["eos_token_id"] == 1
 
 

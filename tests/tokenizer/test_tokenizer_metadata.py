@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import Tokenizer, from_metadata, to_documents, to_metadata
-from weightctl.weights.metadata import Value, is_type
+from weightctl.weights.metadata import MetadataValue, is_type
 
 FULL = Tokenizer(
     model="t5",
@@ -28,8 +28,8 @@ FULL = Tokenizer(
     remainder="{}",
 )
 LEAST = {
-    "tokenizer.ggml.model": Value("string", "gpt2"),
-    "tokenizer.ggml.tokens": Value("array[string]", ["a", "b"]),
+    "tokenizer.ggml.model": MetadataValue("string", "gpt2"),
+    "tokenizer.ggml.tokens": MetadataValue("array[string]", ["a", "b"]),
 }
 
 
@@ -41,13 +41,16 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_a_file_without_a_tokenizer_has_none() -> None:
-    assert from_metadata({"general.name": Value("string", "x")}, "model.gguf") is None
-    assert from_metadata({"tokenizer.ggml.model": Value("string", "none")}, "model.gguf") is None
+    assert from_metadata({"general.name": MetadataValue("string", "x")}, "model.gguf") is None
+    assert (
+        from_metadata({"tokenizer.ggml.model": MetadataValue("string", "none")}, "model.gguf")
+        is None
+    )
 
 
 @pytest.mark.parametrize("none", [0xFFFFFFFF, -1])
 def test_an_id_that_means_none_is_none(none: int) -> None:
-    metadata = {**LEAST, "tokenizer.ggml.bos_token_id": Value("i64", none)}
+    metadata = {**LEAST, "tokenizer.ggml.bos_token_id": MetadataValue("i64", none)}
     tokenizer = from_metadata(metadata, "model.gguf")
     assert tokenizer is not None
     assert tokenizer.special == {}
@@ -56,27 +59,27 @@ def test_an_id_that_means_none_is_none(none: int) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("tokenizer.ggml.bos_token_id", Value("u32", 2)),
-        ("tokenizer.ggml.bos_token_id", Value("string", "0")),
-        ("tokenizer.ggml.eos_token_ids", Value("array[string]", ["0"])),
-        ("tokenizer.ggml.eos_token_ids", Value("array[array]", [[]])),
-        ("tokenizer.ggml.eos_token_ids", Value("u32", 0)),
-        ("tokenizer.ggml.tokens", Value("string", "ab")),
-        ("tokenizer.ggml.tokens", Value("array[string]", [])),
-        ("tokenizer.ggml.tokens", Value("array[u8]", [1, 2])),
-        ("tokenizer.ggml.token_type", Value("array[i32]", [1])),
-        ("tokenizer.ggml.token_type", Value("array[i32]", [1, 9])),
-        ("tokenizer.ggml.token_type", Value("array[string]", ["1", "1"])),
-        ("tokenizer.ggml.scores", Value("array[f32]", [1.0])),
-        ("tokenizer.ggml.scores", Value("array[string]", ["a", "b"])),
-        ("tokenizer.ggml.merges", Value("array[u8]", [1])),
-        ("tokenizer.ggml.merges", Value("bool", True)),
-        ("tokenizer.ggml.model", Value("u8", 1)),
-        ("tokenizer.ggml.pre", Value("u8", 1)),
-        ("tokenizer.ggml.precompiled_charsmap", Value("array[string]", ["a"])),
+        ("tokenizer.ggml.bos_token_id", MetadataValue("u32", 2)),
+        ("tokenizer.ggml.bos_token_id", MetadataValue("string", "0")),
+        ("tokenizer.ggml.eos_token_ids", MetadataValue("array[string]", ["0"])),
+        ("tokenizer.ggml.eos_token_ids", MetadataValue("array[array]", [[]])),
+        ("tokenizer.ggml.eos_token_ids", MetadataValue("u32", 0)),
+        ("tokenizer.ggml.tokens", MetadataValue("string", "ab")),
+        ("tokenizer.ggml.tokens", MetadataValue("array[string]", [])),
+        ("tokenizer.ggml.tokens", MetadataValue("array[u8]", [1, 2])),
+        ("tokenizer.ggml.token_type", MetadataValue("array[i32]", [1])),
+        ("tokenizer.ggml.token_type", MetadataValue("array[i32]", [1, 9])),
+        ("tokenizer.ggml.token_type", MetadataValue("array[string]", ["1", "1"])),
+        ("tokenizer.ggml.scores", MetadataValue("array[f32]", [1.0])),
+        ("tokenizer.ggml.scores", MetadataValue("array[string]", ["a", "b"])),
+        ("tokenizer.ggml.merges", MetadataValue("array[u8]", [1])),
+        ("tokenizer.ggml.merges", MetadataValue("bool", True)),
+        ("tokenizer.ggml.model", MetadataValue("u8", 1)),
+        ("tokenizer.ggml.pre", MetadataValue("u8", 1)),
+        ("tokenizer.ggml.precompiled_charsmap", MetadataValue("array[string]", ["a"])),
     ],
 )
-def test_values_that_contradict_each_other_name_the_file(key: str, value: Value) -> None:
+def test_values_that_contradict_each_other_name_the_file(key: str, value: MetadataValue) -> None:
     with pytest.raises(TokenizerError, match=r"^model\.gguf: "):
         from_metadata({**LEAST, key: value}, "model.gguf")
 
@@ -96,7 +99,8 @@ ANY = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from([*to_metadata(FULL)]), st.builds(lambda content: Value("any", content), ANY)
+        st.sampled_from([*to_metadata(FULL)]),
+        st.builds(lambda content: MetadataValue("any", content), ANY),
     )
 )
 def test_no_metadata_is_met_with_any_other_error(metadata: dict[str, Any]) -> None:

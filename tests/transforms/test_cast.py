@@ -10,11 +10,11 @@ import pytest
 from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.cast import Rule, cast
+from weightctl.plan.cast import TypeRule, cast
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
-LLAMA = {"general.architecture": Value("string", "llama")}
+LLAMA = {"general.architecture": MetadataValue("string", "llama")}
 SHAPES = {
     "embed.weight": (256, 256),
     "blk.0.attn_norm.weight": (256,),
@@ -25,7 +25,7 @@ SHAPES = {
 }
 
 
-def weights(metadata: dict[str, Value] | None = None) -> Weights:
+def weights(metadata: dict[str, MetadataValue] | None = None) -> Weights:
     dtypes = {"positions": np.int64}
     return as_checkpoint(
         {
@@ -37,13 +37,13 @@ def weights(metadata: dict[str, Value] | None = None) -> Weights:
 
 
 def encodings(
-    *rules: str, default: str | None = None, metadata: dict[str, Value] | None = None
+    *rules: str, default: str | None = None, metadata: dict[str, MetadataValue] | None = None
 ) -> list[str]:
     parsed = [rule.split("=") for rule in rules]
     plan = cast(
         Plan.copy(weights(metadata), "gguf"),
         ENCODINGS[default] if default else None,
-        [Rule(re.compile(name), ENCODINGS.get(encoding)) for name, encoding in parsed],
+        [TypeRule(re.compile(name), ENCODINGS.get(encoding)) for name, encoding in parsed],
     )
     return [item.info.encoding.name for item in plan.items]
 
@@ -78,12 +78,14 @@ def test_vectors_have_no_blocks_whatever_a_rule_says() -> None:
 
 
 def test_a_rule_that_does_not_fit_takes_the_substitute_and_says_so() -> None:
-    plan = cast(Plan.copy(weights(), "gguf"), None, [Rule(re.compile("down"), ENCODINGS["Q4_K"])])
+    plan = cast(
+        Plan.copy(weights(), "gguf"), None, [TypeRule(re.compile("down"), ENCODINGS["Q4_K"])]
+    )
     assert [item.asked for item in plan.items] == [None, None, None, None, "Q4_K", None]
     with pytest.raises(
         ConversionError, match="rows of 96, which do not divide into blocks of Q4_K"
     ):
-        cast(plan, None, [Rule(re.compile("down"), ENCODINGS["Q4_K"])], fallback=False)
+        cast(plan, None, [TypeRule(re.compile("down"), ENCODINGS["Q4_K"])], fallback=False)
 
 
 def test_a_rule_that_names_nothing_is_refused() -> None:
@@ -98,13 +100,13 @@ def test_buffers_stay_unless_a_rule_names_them() -> None:
     plan = Plan.copy(as_checkpoint(held), "safetensors")
     found = [item.info.encoding.name for item in cast(plan, ENCODINGS["F16"]).items]
     assert found == ["F32", "F32", "F16"]
-    ruled = cast(plan, None, [Rule(re.compile("inv_freq"), ENCODINGS["F16"])])
+    ruled = cast(plan, None, [TypeRule(re.compile("inv_freq"), ENCODINGS["F16"])])
     assert ruled.items[0].info.encoding.name == "F16"
 
 
 def test_the_file_type_is_that_of_most_numbers() -> None:
     plan = Plan.copy(weights(LLAMA), "gguf")
     assert "general.file_type" not in cast(plan, None).metadata
-    mixed = cast(plan, None, [Rule(re.compile("weight"), ENCODINGS["Q8_0"])])
-    assert mixed.metadata["general.file_type"] == Value("u32", 7)
-    assert mixed.metadata["general.quantization_version"] == Value("u32", 2)
+    mixed = cast(plan, None, [TypeRule(re.compile("weight"), ENCODINGS["Q8_0"])])
+    assert mixed.metadata["general.file_type"] == MetadataValue("u32", 7)
+    assert mixed.metadata["general.quantization_version"] == MetadataValue("u32", 2)

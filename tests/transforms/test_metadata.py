@@ -10,23 +10,25 @@ from copying import held
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
 from weightctl.plan.metadata import Setting, change_metadata
-from weightctl.weights.metadata import Value, text
+from weightctl.weights.metadata import MetadataValue, text
 from weightctl.write.store import save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 METADATA = {
-    "n": Value("u32", 1),
-    "x": Value("f32", 1.0),
-    "yes": Value("bool", True),
-    "words": Value("array[string]", ["a"]),
-    "name": Value("string", "old"),
+    "n": MetadataValue("u32", 1),
+    "x": MetadataValue("f32", 1.0),
+    "yes": MetadataValue("bool", True),
+    "words": MetadataValue("array[string]", ["a"]),
+    "name": MetadataValue("string", "old"),
     "plain": text("old"),
 }
 
 
-def changed(*written: str, unset: tuple[str, ...] = (), to: str = "gguf") -> dict[str, Value]:
+def changed(
+    *written: str, unset: tuple[str, ...] = (), to: str = "gguf"
+) -> dict[str, MetadataValue]:
     plan = Plan.copy(held({}, METADATA), to)
     return dict(change_metadata(plan, map(Setting.parse, written), unset).metadata)
 
@@ -34,25 +36,25 @@ def changed(*written: str, unset: tuple[str, ...] = (), to: str = "gguf") -> dic
 @pytest.mark.parametrize(
     ("written", "key", "value"),
     [
-        ("n=5", "n", Value("u32", 5)),
-        ("n=0xff", "n", Value("u32", 255)),
-        ("n:i64=-5", "n", Value("i64", -5)),
-        ("x=0.1", "x", Value("f32", 0.10000000149011612)),
-        ("x=inf", "x", Value("f32", float("inf"))),
-        ("yes=false", "yes", Value("bool", False)),
-        ('words=["a", "b=c"]', "words", Value("array[string]", ["a", "b=c"])),
-        ("name=a=b", "name", Value("string", "a=b")),
-        ("name=", "name", Value("string", "")),
-        ("plain=new", "plain", Value("text", "new")),
-        ("new=1", "new", Value("string", "1")),
-        ("new:array[array[u8]]=[[1],[]]", "new", Value("array[array[u8]]", [[1], []])),
-        ("new:text=1", "new", Value("text", "1")),
-        ("n:uint8=5", "n", Value("u8", 5)),
-        ("new:float32=2", "new", Value("f32", 2.0)),
+        ("n=5", "n", MetadataValue("u32", 5)),
+        ("n=0xff", "n", MetadataValue("u32", 255)),
+        ("n:i64=-5", "n", MetadataValue("i64", -5)),
+        ("x=0.1", "x", MetadataValue("f32", 0.10000000149011612)),
+        ("x=inf", "x", MetadataValue("f32", float("inf"))),
+        ("yes=false", "yes", MetadataValue("bool", False)),
+        ('words=["a", "b=c"]', "words", MetadataValue("array[string]", ["a", "b=c"])),
+        ("name=a=b", "name", MetadataValue("string", "a=b")),
+        ("name=", "name", MetadataValue("string", "")),
+        ("plain=new", "plain", MetadataValue("text", "new")),
+        ("new=1", "new", MetadataValue("string", "1")),
+        ("new:array[array[u8]]=[[1],[]]", "new", MetadataValue("array[array[u8]]", [[1], []])),
+        ("new:text=1", "new", MetadataValue("text", "1")),
+        ("n:uint8=5", "n", MetadataValue("u8", 5)),
+        ("new:float32=2", "new", MetadataValue("f32", 2.0)),
     ],
 )
 def test_a_value_keeps_its_type_or_gets_the_one_that_is_stated(
-    written: str, key: str, value: Value
+    written: str, key: str, value: MetadataValue
 ) -> None:
     assert changed(written) == METADATA | {key: value}
 
@@ -119,5 +121,5 @@ def test_what_was_set_is_in_the_file(tmp_path: Path) -> None:
     )
     save(plan, tmp_path / "a.safetensors")
     found = open_weights(tmp_path / "a.safetensors").metadata
-    assert found["n"] == Value("u32", 7)
+    assert found["n"] == MetadataValue("u32", 7)
     assert "x" not in found

@@ -12,17 +12,20 @@ from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
 from weightctl.plan.recipe_files import read_recipe
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LLAMA = {"general.architecture": Value("string", "llama"), "llama.block_count": Value("u32", 1)}
+LLAMA = {
+    "general.architecture": MetadataValue("string", "llama"),
+    "llama.block_count": MetadataValue("u32", 1),
+}
 NAMES = ("output.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight",
          "blk.0.ffn_gate_inp.weight", "blk.0.ffn_norm.weight")  # fmt: skip
 
 
-def made(folder: Path, text: str, said: dict[str, Value] | None = LLAMA) -> Plan:
+def made(folder: Path, text: str, said: dict[str, MetadataValue] | None = LLAMA) -> Plan:
     path = folder / "mine.toml"
     path.write_text(text)
     held = {
@@ -42,13 +45,13 @@ def test_the_first_pattern_found_in_a_name_decides(tmp_path: Path) -> None:
     assert types(plan) == ["Q4_K", "Q8_0", "Q6_K", "F16", "F32"]
     assert [item.line for item in plan.items[:3]] == ["otherwise", r"blk\.0\.", "blk.*_down"]
     assert plan.recipe == "mine.toml"
-    assert plan.metadata["general.file_type"] == Value("u32", 14)
+    assert plan.metadata["general.file_type"] == MetadataValue("u32", 14)
 
 
 def test_a_base_decides_on_the_rest(tmp_path: Path) -> None:
     plan = made(tmp_path, "base = 'Q4_K_M'\n[types]\nffn_down = 'keep'\n")
     assert types(plan) == ["Q6_K", "Q4_K", "F16", "F16", "F32"]
-    assert plan.metadata["general.file_type"] == Value("u32", 15)
+    assert plan.metadata["general.file_type"] == MetadataValue("u32", 15)
 
 
 def test_without_a_base_or_a_default_the_rest_stays(tmp_path: Path) -> None:

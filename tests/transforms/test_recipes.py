@@ -13,13 +13,13 @@ import pytest
 from weightctl import Plan, WeightData
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.cast import Rule, cast
+from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.mixtures import MIXTURES
 from weightctl.plan.plan import Item
 from weightctl.plan.recipes import CONDITIONS, Chosen, choose
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "recipes.json").read_text()
@@ -28,19 +28,19 @@ GOLDEN: dict[str, Any] = json.loads(
 PLAIN = {"F16": ENCODINGS["F16"], "BF16": ENCODINGS["BF16"]}
 
 
-def metadata(architecture: str, **counts: Any) -> dict[str, Value]:
+def metadata(architecture: str, **counts: Any) -> dict[str, MetadataValue]:
     typed = {
-        f"{architecture}.{key}": Value("f32" if isinstance(count, float) else "u32", count)
+        f"{architecture}.{key}": MetadataValue("f32" if isinstance(count, float) else "u32", count)
         for key, count in counts.items()
     }
-    return {"general.architecture": Value("string", architecture), **typed}
+    return {"general.architecture": MetadataValue("string", architecture), **typed}
 
 
 class Shaped(NamedTuple):
     """A model of the fixture: F32 tensors without data, and the types of each recipe."""
 
     tensors: list[TensorInfo]
-    metadata: dict[str, Value]
+    metadata: dict[str, MetadataValue]
     recipes: dict[str, Any]
 
     @classmethod
@@ -187,7 +187,7 @@ def test_a_choice_names_its_line() -> None:
     }
 
 
-def small(*names: str, said: dict[str, Value] | None = None) -> Plan:
+def small(*names: str, said: dict[str, MetadataValue] | None = None) -> Plan:
     shapes = {name: 256 if "norm" in name else (4, 256) for name in names}
     held = {
         name: WeightData.from_numpy(np.ones(shape, np.float16), name)
@@ -203,14 +203,14 @@ def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
     plan = cast(
         small(*GGUF, said=metadata("llama")),
         MIXTURES["Q4_K_M"],
-        [Rule(re.compile("attn_k"), ENCODINGS["Q8_0"]), Rule(re.compile("attn_q"), None)],
+        [TypeRule(re.compile("attn_k"), ENCODINGS["Q8_0"]), TypeRule(re.compile("attn_q"), None)],
     )
     assert [item.info.encoding.name for item in plan.items] == ["Q6_K", "F32", "F16", "Q8_0"]
     lines = [item.line for item in plan.items]
     assert lines == ["output", "", "--tensor-type attn_q", "--tensor-type attn_k"]
     assert plan.recipe == "Q4_K_M"
-    assert plan.metadata["general.file_type"] == Value("u32", 15)
-    assert plan.metadata["general.quantization_version"] == Value("u32", 2)
+    assert plan.metadata["general.file_type"] == MetadataValue("u32", 15)
+    assert plan.metadata["general.quantization_version"] == MetadataValue("u32", 2)
 
 
 def test_a_substitute_in_a_recipe_can_be_refused() -> None:
@@ -226,7 +226,7 @@ def test_without_importance_a_recipe_that_wants_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("said", [None, metadata("llama")], ids=["bare", "llama"])
-def test_a_mixture_needs_names_that_tell_roles(said: dict[str, Value] | None) -> None:
+def test_a_mixture_needs_names_that_tell_roles(said: dict[str, MetadataValue] | None) -> None:
     plan = small("model.embed_tokens.weight", "lm_head.weight", said=said)
     with pytest.raises(ConversionError, match="Q4_K_M goes by GGUF's names") as caught:
         cast(plan, MIXTURES["Q4_K_M"])

@@ -31,7 +31,7 @@ from weightctl.write.targets import target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 Tensors = dict[str, tuple[Encoding, tuple[int, ...], bytes]]
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -69,7 +69,9 @@ def test_split_and_merged_is_the_file_that_was_there(
     @given(
         tensors(fit(name)), metadata(), st.integers(1, 2000), st.sampled_from([None, 8, 64, 4096])
     )
-    def holds(drawn: Tensors, values: dict[str, Value], most: int, alignment: int | None) -> None:
+    def holds(
+        drawn: Tensors, values: dict[str, MetadataValue], most: int, alignment: int | None
+    ) -> None:
         folder = tmp_path_factory.mktemp("split")
         first = folder / f"a{FORMATS[name].suffix}"
         weights = copied(held(drawn, values), first, alignment)

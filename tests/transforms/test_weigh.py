@@ -17,7 +17,7 @@ from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.imatrix import Importance, read_importance
 from weightctl.plan.cast import cast
 from weightctl.plan.weigh import WEIGHTED, weigh
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.source import Span
 from weightctl.write.execute import execute
 from weightctl.write.store import save
@@ -192,10 +192,10 @@ def test_metadata_says_what_weighed_as_that_of_llama_cpp_does() -> None:
     given = importance(**{MATRIX: 256})._replace(dataset="text.txt", chunks=3)
     plan = weigh(planned(), given)
     assert {key: value for key, value in plan.metadata.items() if key.startswith("quantize.")} == {
-        "quantize.imatrix.file": Value("string", "i.gguf"),
-        "quantize.imatrix.dataset": Value("string", "text.txt"),
-        "quantize.imatrix.entries_count": Value("u32", 1),
-        "quantize.imatrix.chunks_count": Value("u32", 3),
+        "quantize.imatrix.file": MetadataValue("string", "i.gguf"),
+        "quantize.imatrix.dataset": MetadataValue("string", "text.txt"),
+        "quantize.imatrix.entries_count": MetadataValue("u32", 1),
+        "quantize.imatrix.chunks_count": MetadataValue("u32", 3),
     }
     again = weigh(plan, importance(**{MATRIX: 256}))
     assert "quantize.imatrix.dataset" not in again.metadata

@@ -14,7 +14,7 @@ from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
 from weightctl.translate import translate
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,12 +129,12 @@ def test_windows_that_llama_cpp_has_on_other_layers_are_named_by_layer() -> None
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        *((name, "attention.causal", Value("bool", False))
+        *((name, "attention.causal", MetadataValue("bool", False))
           for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")),
-        ("qwen3moe", "expert_group_count", Value("u32", 2)),
+        ("qwen3moe", "expert_group_count", MetadataValue("u32", 2)),
     ],
 )  # fmt: skip
-def test_a_gguf_of_what_is_not_built_is_refused(name: str, key: str, value: Value) -> None:
+def test_a_gguf_of_what_is_not_built_is_refused(name: str, key: str, value: MetadataValue) -> None:
     made = to_gguf(getattr(small_models, name)())
     metadata = made.weights.metadata
     assert isinstance(metadata, dict)

@@ -17,7 +17,7 @@ from weightctl.formats.huggingface import carry
 from weightctl.plan.cast import cast
 from weightctl.translate.plans import Names, plan_of
 from weightctl.translate.pooling import pooling_keys
-from weightctl.weights.steps.rows import Entry
+from weightctl.weights.steps.rows import StackedEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_carried_along_is_named(model: Path, tmp_path: Pat
 
 
 def test_what_experts_of_a_stack_go_through_reads_alike_so_that_plans_fold_them() -> None:
-    assert str(Entry(0)) == str(Entry(127))
+    assert str(StackedEntry(0)) == str(StackedEntry(127))
 
 
 def test_a_pooling_whose_config_is_missing_is_told(tmp_path: Path) -> None:

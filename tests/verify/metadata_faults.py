@@ -7,7 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fault_files
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = "{% for message in messages %}\n{{ message['content'] }}\n{% endfor %}"
 PADDING, USERS = 2, 511
-Metadata = dict[str, Value]
+Metadata = dict[str, MetadataValue]
 Documents = dict[str, Any]
 
 
@@ -74,7 +74,7 @@ def in_directory(source: Path, out: Path, change: Callable[[Path], object]) -> P
 
 def _set(key: str, value: object) -> Callable[[Metadata], None]:
     def change(metadata: Metadata) -> None:
-        metadata[key] = Value(metadata[key].type, value)
+        metadata[key] = MetadataValue(metadata[key].type, value)
 
     return change
 
@@ -87,7 +87,7 @@ def _list(key: str, change: Callable[[list[Any]], object]) -> Callable[[Metadata
     def apply(metadata: Metadata) -> None:
         content = [*metadata[key].content]
         change(content)
-        metadata[key] = Value(metadata[key].type, content)
+        metadata[key] = MetadataValue(metadata[key].type, content)
 
     return apply
 
@@ -182,8 +182,8 @@ IN_GGUF = {
     ),
     "rotations stretched": Fault(
         lambda metadata: metadata.update(
-            {"llama.rope.scaling.type": Value("string", "linear"),
-             "llama.rope.scaling.factor": Value("f32", 4.0)}
+            {"llama.rope.scaling.type": MetadataValue("string", "linear"),
+             "llama.rope.scaling.factor": MetadataValue("f32", 4.0)}
         ),
         "llama.rope.scaling.type", ("linear",),
     ),

@@ -14,7 +14,7 @@ from weightctl.families import recognize
 from weightctl.verify import Subject
 from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, numbers_of
 from weightctl.write.store import open_weights
 
@@ -45,7 +45,7 @@ def test_weights_are_as_far_off_as_the_encoding_put_them(
         made = degrade(pair, own, other)
         assert made is not None, pair.name
         turned = convert_dialect(pair.names, own.tensors[pair.module], own, other.dialect)
-        wanted = numbers_of(Made(pair.module, AsFloat32(), [turned]))
+        wanted = numbers_of(DerivedTensor(pair.module, AsFloat32(), [turned]))
         np.testing.assert_allclose(numbers_of(made), wanted, rtol=0, atol=1e-8, err_msg=pair.name)
 
 

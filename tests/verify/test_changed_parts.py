@@ -21,7 +21,7 @@ from sharded_files import (
 )
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.split import Grid
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.structure import check
@@ -42,9 +42,9 @@ def checked(path: Path) -> Result:
     return check(Request(subject=Subject(path)))
 
 
-def set_of(path: Path) -> Gathered:
+def set_of(path: Path) -> GatheredSource:
     source = open_weights(path).source
-    assert isinstance(source, Gathered)
+    assert isinstance(source, GatheredSource)
     return source
 
 

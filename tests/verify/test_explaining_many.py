@@ -11,8 +11,8 @@ from weightctl.verify import Subject
 from weightctl.verify.compare.causes import PATIENCE, explain_each
 from weightctl.verify.compare.measure import Samples, take_sample
 from weightctl.verify.compare.pairs import pair_tensors
-from weightctl.weights.derived import Made
-from weightctl.weights.steps.rows import Rows
+from weightctl.weights.derived import DerivedTensor
+from weightctl.weights.steps.rows import RowRange
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +65,6 @@ def test_a_sample_is_kept_for_the_tensor_that_it_is_of(tmp_path: Path) -> None:
     for number in range(1000):
         # Each is gone before the next is made.
         pair = pairing.pairs[number % COUNT]
-        part = Made("part", Rows(1, 5), [pair.reference])
+        part = DerivedTensor("part", RowRange(1, 5), [pair.reference])
         assert np.array_equal(samples.of(part), take_sample(part))
     assert np.array_equal(samples.of(first), kept)

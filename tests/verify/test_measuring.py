@@ -16,13 +16,13 @@ from weightctl.verify.compare.measure import measure_pair, measure_sample
 from weightctl.verify.compare.pairs import Pair
 from weightctl.weights import as_checkpoint
 from weightctl.weights.data import WeightData
-from weightctl.weights.derived import Tensor, tensor_of
+from weightctl.weights.derived import ReadableTensor, tensor_of
 
 RANDOM = np.random.default_rng(8)
 NUMBERS = RANDOM.normal(0, 0.02, (64, 256)).astype(np.float32)
 
 
-def held(numbers: Any, encoding: str = "F32") -> Tensor:
+def held(numbers: Any, encoding: str = "F32") -> ReadableTensor:
     data = WeightData.from_numpy(numbers, "w")
     if encoding != "F32":
         from weightctl.codecs import transcode
@@ -37,12 +37,12 @@ def held(numbers: Any, encoding: str = "F32") -> Tensor:
     return tensor_of(as_checkpoint({"w": data}).source, "w")
 
 
-def pair_of(tensor: Tensor, reference: Tensor) -> Pair:
+def pair_of(tensor: ReadableTensor, reference: ReadableTensor) -> Pair:
     bits = [each.info.encoding.size * 8 / each.info.encoding.block for each in (tensor, reference)]
     return Pair("w", "w", None, "w", "w", tensor, reference, None, *bits)
 
 
-def found(tensor: Tensor, reference: Tensor) -> tuple[Measured, bool]:
+def found(tensor: ReadableTensor, reference: ReadableTensor) -> tuple[Measured, bool]:
     pair = pair_of(tensor, reference)
     measure = measure_pair(pair, run_limit(pair))
     return measure, is_within(pair, measure)
@@ -104,7 +104,7 @@ def test_any_flipped_bit_of_a_scale_shows_between_tensors_of_one_encoding(bit: i
     assert measure.unequal == [3]
 
 
-def flipped(encoding: str, bit: int) -> Tensor:
+def flipped(encoding: str, bit: int) -> ReadableTensor:
     tensor = held(NUMBERS, encoding)
     raw = bytearray(tensor.info.nbytes)
     tensor.read_into(0, memoryview(raw))

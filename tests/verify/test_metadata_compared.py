@@ -11,7 +11,7 @@ from metadata_faults import edited, exchange, in_directory, in_gguf
 import families
 from verdicts import told
 from weightctl.verify import Request, Subject, verify
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,9 +80,9 @@ def test_another_file_type_than_the_references_of_the_same_encodings_is_named(
     assert problem.text.startswith("is 15, Q4_K_M, and 14, Q4_K_S in the reference")
 
 
-def _file_type(number: int) -> Callable[[dict[str, Value]], None]:
-    def change(metadata: dict[str, Value]) -> None:
-        metadata["general.file_type"] = Value("u32", number)
+def _file_type(number: int) -> Callable[[dict[str, MetadataValue]], None]:
+    def change(metadata: dict[str, MetadataValue]) -> None:
+        metadata["general.file_type"] = MetadataValue("u32", number)
 
     return change
 
@@ -90,8 +90,8 @@ def _file_type(number: int) -> Callable[[dict[str, Value]], None]:
 def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path: Path) -> None:
     right = healthy.gguf("tiny-llama")
 
-    def rename(metadata: dict[str, Value]) -> None:
-        metadata["tokenizer.ggml.pre"] = Value("string", "phi-2")
+    def rename(metadata: dict[str, MetadataValue]) -> None:
+        metadata["tokenizer.ggml.pre"] = MetadataValue("string", "phi-2")
 
     assert not report_on(in_gguf(right, tmp_path / "renamed.gguf", rename), right).problems
 
@@ -99,7 +99,7 @@ def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path:
 def test_a_default_that_is_left_out_is_no_difference(
     gguf: Callable[..., Path], family: Callable[[str], families.Made], tmp_path: Path
 ) -> None:
-    def leave_out(metadata: dict[str, Value]) -> None:
+    def leave_out(metadata: dict[str, MetadataValue]) -> None:
         for key in ("bos_token_id", "eos_token_id", "unknown_token_id", "add_bos_token"):
             metadata.pop(f"tokenizer.ggml.{key}", None)
 
@@ -112,9 +112,11 @@ def test_a_default_that_is_left_out_is_no_difference(
 def test_scores_of_the_same_order_are_no_difference(
     gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
-    def double(metadata: dict[str, Value]) -> None:
+    def double(metadata: dict[str, MetadataValue]) -> None:
         scores = metadata["tokenizer.ggml.scores"].content
-        metadata["tokenizer.ggml.scores"] = Value("array[f32]", [2 * each for each in scores])
+        metadata["tokenizer.ggml.scores"] = MetadataValue(
+            "array[f32]", [2 * each for each in scores]
+        )
 
     doubled = in_gguf(gguf("mistral"), tmp_path / "doubled.gguf", double)
     assert not report_on(doubled, gguf("mistral")).problems
@@ -144,10 +146,10 @@ def test_models_of_an_unknown_family_are_compared_too(
 def test_numbers_of_an_unknown_architecture_are_compared_too(
     healthy: Models, tmp_path: Path
 ) -> None:
-    def make(context: int) -> Callable[[dict[str, Value]], None]:
-        def change(metadata: dict[str, Value]) -> None:
-            metadata["general.architecture"] = Value("string", "new")
-            metadata["new.context_length"] = Value("u32", context)
+    def make(context: int) -> Callable[[dict[str, MetadataValue]], None]:
+        def change(metadata: dict[str, MetadataValue]) -> None:
+            metadata["general.architecture"] = MetadataValue("string", "new")
+            metadata["new.context_length"] = MetadataValue("u32", context)
 
         return change
 
@@ -206,7 +208,7 @@ def test_flags_of_added_tokens_that_change_no_text_are_a_note(
 
 
 def test_a_tokenizer_that_is_missing_is_named(healthy: Models, tmp_path: Path) -> None:
-    def drop(metadata: dict[str, Value]) -> None:
+    def drop(metadata: dict[str, MetadataValue]) -> None:
         for key in [key for key in metadata if key.startswith("tokenizer.")]:
             del metadata[key]
 

@@ -17,7 +17,7 @@ from metadata_faults import (
 from once import once
 from verdicts import told
 from weightctl.verify import Request, Subject, verify
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,10 +138,10 @@ def _with_ends(directory: Path) -> None:
 def test_scores_that_are_exchanged_are_named(
     family: Callable[[str], families.Made], gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
-    def change(metadata: dict[str, Value]) -> None:
+    def change(metadata: dict[str, MetadataValue]) -> None:
         scores = [*metadata["tokenizer.ggml.scores"].content]
         scores[300], scores[320] = scores[320], scores[300]
-        metadata["tokenizer.ggml.scores"] = Value("array[f32]", scores)
+        metadata["tokenizer.ggml.scores"] = MetadataValue("array[f32]", scores)
 
     wrong = in_gguf(gguf("mistral"), tmp_path / "wrong.gguf", change)
     (problem,) = report_on(wrong, family("mistral").path).problems

@@ -11,7 +11,7 @@ from subjects import saved
 import small_models
 from arrays import weights_of
 from weightctl.verify import Request, Subject, verify
-from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_numbers_that_float32_does_not_hold_are_found_without_warnings(tmp_path:
 
 def test_a_number_is_added_to_a_signalling_nan_without_warnings() -> None:
     source = weights_of({"a": np.array([1, _SIGNALLING], np.uint32).view(np.float32)}).source
-    made = Made("a", Plus(1.0), [tensor_of(source, "a")])
+    made = DerivedTensor("a", Plus(1.0), [tensor_of(source, "a")])
     raw = bytearray(8)
     made.read_into(0, memoryview(raw))
     assert np.isnan(np.frombuffer(raw, np.float32)).tolist() == [False, True]

@@ -10,7 +10,7 @@ import pytest
 
 from sharded_files import write_shards
 from weightctl import open_weights
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole
 from weightctl.verify.checking import verify
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from families import Made
-    from weightctl.sharding.planning import Rules
+    from weightctl.sharding.planning import CutRulesLike
     from weightctl.verify.results import Report
 
 CLOSE = 1e-4
 
 
-def cut(source: Path, out: Path, grid: Grid, rules: Rules | None = None) -> Path:
+def cut(source: Path, out: Path, grid: Grid, rules: CutRulesLike | None = None) -> Path:
     """Write a model's parts, with the config beside each."""
     write_shards(shard_plan(open_weights(source), grid, rules=rules), out)
     for rank in range(grid.ranks) if source.is_dir() else ():
@@ -57,7 +57,7 @@ def logits(path: Path, *, together: bool = True) -> NDArray[np.float32]:
 def change(path: Path, rank: int, name: str) -> None:
     """Reverse the order of a tensor's elements in the file of a rank."""
     source = open_weights(path).source
-    assert isinstance(source, Gathered)
+    assert isinstance(source, GatheredSource)
     extent = source.ranks[rank].extents[name]
     width = source.ranks[rank].tensors[name].encoding.size
     with (path / f"rank-{rank}" / "model.safetensors").open("r+b") as file:

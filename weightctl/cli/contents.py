@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.splits import grid_text
 from weightctl.formats.huggingface import config
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.logical import adapter, is_buffer, is_optimizer_state, quantized
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import planted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.logical import Adapter, Quantized
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
-    from weightctl.weights.nodes import Node
+    from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
     Entry = TensorInfo | Quantized
@@ -110,7 +110,7 @@ class Contents:
         self.quantized = {n: weight for n, weight in self.quantized.items() if n in self.entries}
 
     @property
-    def tree(self) -> Node:
+    def tree(self) -> TreeNode:
         """The entries, aliases and leaves as a tree of names."""
         if self.entries is header_of(self.weights).tensors and not self.leaves:
             return root_of(self.weights)
@@ -133,7 +133,7 @@ class Contents:
     def grid(self) -> Grid | None:
         """The ranks that the checkpoint is cut for, None where it is not."""
         source = source_of(self.weights)
-        return source.manifest.grid if isinstance(source, Gathered) else None
+        return source.manifest.grid if isinstance(source, GatheredSource) else None
 
     def title(self, path: str) -> str:
         """Say what there is at a path: its own name, where it has another, and its format."""

@@ -35,7 +35,7 @@ from weightctl.cli.report import (
     write_report,
 )
 from weightctl.errors import ConversionError, OutputError
-from weightctl.plan.cast import Rule
+from weightctl.plan.cast import TypeRule
 from weightctl.plan.metadata import Setting
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import planted
@@ -217,7 +217,7 @@ def convert(
         out,
         dtype=dtype,
         quant=quant,
-        tensor_types=[Rule.parse(each) for each in tensor_types or ()],
+        tensor_types=[TypeRule.parse(each) for each in tensor_types or ()],
         imatrix=imatrix,
         nonfinite=nonfinite,
         allow_requantize=allow_requantize,

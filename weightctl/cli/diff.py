@@ -22,7 +22,7 @@ from weightctl.write.store import open_weights
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightctl.cli.outline import Line
+    from weightctl.cli.outline import OutlineLine
 
 __all__ = ["app"]
 
@@ -96,7 +96,7 @@ def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
         yield _row(line)
 
 
-def _row(line: Line[Difference]) -> Sequence[Cell]:
+def _row(line: OutlineLine[Difference]) -> Sequence[Cell]:
     times = f"  x{line.times}" if line.times > 1 else ""
     text = f"{'  ' * line.depth}{line.label}{times}"
     found = line.entry

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from weightctl.cli.contents import Contents
     from weightctl.weights.info import Header, Leaf
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["document", "value_document"]
 
@@ -89,12 +89,12 @@ def _value(header: Header, name: str, leaf: Leaf) -> Any:
     return (leaf.look or None) if value is None else as_json(value.content)
 
 
-def value_document(value: Value) -> dict[str, Any]:
+def value_document(value: MetadataValue) -> dict[str, Any]:
     """Return a metadata value with its type."""
     return {"type": value.type, "value": as_json(value.content)}
 
 
-def _abbreviated(value: Value) -> dict[str, Any]:
+def _abbreviated(value: MetadataValue) -> dict[str, Any]:
     """Return a metadata value with its type; of a long array the count and the first elements."""
     content = value.content
     if not is_sequence(content) or not _is_long(content):

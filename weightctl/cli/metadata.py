@@ -16,7 +16,7 @@ from weightctl.weights.metadata import as_json, element_type
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["find", "show_metadata", "show_value"]
 
@@ -25,7 +25,7 @@ _ROOM = 120
 _LEAST = 24
 
 
-def show_metadata(metadata: Mapping[str, Value]) -> None:
+def show_metadata(metadata: Mapping[str, MetadataValue]) -> None:
     """Print each key, its type, and as much of its value as fits."""
     room = _ROOM
     if metadata and is_terminal():
@@ -73,7 +73,7 @@ def _in_32_bits(number: float) -> float:
     return float(rounded)
 
 
-def find(metadata: Mapping[str, Value], key: str, path: str) -> Value:
+def find(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:
     """Return the value of a key; `WeightctlError` with the nearest keys where there is none."""
     if key in metadata:
         return metadata[key]
@@ -87,7 +87,7 @@ def find(metadata: Mapping[str, Value], key: str, path: str) -> Value:
     raise WeightctlError(f"{path}: no metadata is called `{key}`", hint=hint)
 
 
-def show_value(value: Value) -> None:
+def show_value(value: MetadataValue) -> None:
     """Print a value alone: a text as it stands, anything else as a line of JSON."""
     content = value.content
     if not isinstance(content, str):

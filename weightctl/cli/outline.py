@@ -9,14 +9,14 @@ from weightctl.weights.nodes import is_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from weightctl.weights.nodes import Node
+    from weightctl.weights.nodes import TreeNode
 
-__all__ = ["Line", "counted", "outline"]
+__all__ = ["OutlineLine", "counted", "outline"]
 
 Entry = TypeVar("Entry")
 
 
-class Line(NamedTuple, Generic[Entry]):
+class OutlineLine(NamedTuple, Generic[Entry]):
     """A line of the outline: a tensor, or a branch with what is below it.
 
     `times` is how many like it are folded into this line; `tensors` and `nbytes` are of all of
@@ -45,17 +45,17 @@ class _Outline(Generic[Entry]):
     ) -> None:
         self._entries = entries
         self._look = look
-        self._measured: dict[Node, _Measured] = {}
+        self._measured: dict[TreeNode, _Measured] = {}
         self._shapes: dict[object, int] = {}
 
-    def measure(self, node: Node) -> _Measured:
+    def measure(self, node: TreeNode) -> _Measured:
         """Return what is below a node; each node is looked at once."""
         known = self._measured.get(node)
         if known is None:
             known = self._measured[node] = self._look_at(node)
         return known
 
-    def _look_at(self, node: Node) -> _Measured:
+    def _look_at(self, node: TreeNode) -> _Measured:
         parts: list[object] = []
         below = node.below
         # Most nodes have one below them; going down here saves looking at each by itself.
@@ -83,10 +83,10 @@ class _Outline(Generic[Entry]):
         shapes = self._shapes
         return shapes.setdefault(tuple(parts), len(shapes)), tensors, nbytes
 
-    def _entry(self, node: Node) -> Entry | None:
+    def _entry(self, node: TreeNode) -> Entry | None:
         return self._entries.get(node.tensor) if node.tensor is not None else None
 
-    def lines(self, node: Node, depth: int, limit: int | None) -> Iterator[Line[Entry]]:
+    def lines(self, node: TreeNode, depth: int, limit: int | None) -> Iterator[OutlineLine[Entry]]:
         """Yield what is below a node, down to `limit` levels."""
         for label, below, times in self._folded(node):
             joined = label
@@ -100,15 +100,15 @@ class _Outline(Generic[Entry]):
             if below.children() and (limit is None or depth + 1 < limit):
                 yield from self.lines(below, depth + 1, limit)
 
-    def _line(self, depth: int, label: str, node: Node, times: int) -> Line[Entry]:
+    def _line(self, depth: int, label: str, node: TreeNode, times: int) -> OutlineLine[Entry]:
         _, tensors, nbytes = self.measure(node)
         entry = self._entry(node)
-        return Line(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
+        return OutlineLine(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
 
-    def _folded(self, node: Node) -> list[tuple[str, Node, int]]:
+    def _folded(self, node: TreeNode) -> list[tuple[str, TreeNode, int]]:
         """Return the children, numbered ones that are alike as one: `[0-2,4]`."""
         groups: dict[int, list[str]] = {}
-        order: list[tuple[str, Node] | int] = []
+        order: list[tuple[str, TreeNode] | int] = []
         children = node.children()
         for segment, below in children.items():
             if not is_number(segment):
@@ -140,11 +140,11 @@ def _numbers(segments: list[str]) -> str:
 
 
 def outline(
-    root: Node,
+    root: TreeNode,
     entries: Mapping[str, Entry],
     look: Callable[[Entry], tuple[object, int, int]],
     limit: int | None = None,
-) -> Iterator[Line[Entry]]:
+) -> Iterator[OutlineLine[Entry]]:
     """Yield the lines that show a tree, `limit` levels deep or whole.
 
     `look` tells of an entry what makes two of them alike, how many tensors it is, and its bytes.

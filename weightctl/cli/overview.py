@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.cli.contents import Contents, Entry
-    from weightctl.cli.outline import Line
+    from weightctl.cli.outline import OutlineLine
 
 __all__ = ["summary", "tree_rows"]
 
@@ -90,7 +90,7 @@ def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int
     return look
 
 
-def _row(line: Line[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
+def _row(line: OutlineLine[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
     times = f"  x{line.times}" if line.times > 1 else ""
     text = f"{'  ' * line.depth}{line.label or _UNNAMED}{times}"
     size = Cell(format_size(line.nbytes) if line.tensors else "", "dim", right=True)

@@ -27,7 +27,7 @@ from weightctl.write.targets import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightctl.cli.outline import Line
+    from weightctl.cli.outline import OutlineLine
     from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Item, Plan
     from weightctl.write.outcome import Outcome
@@ -61,7 +61,7 @@ def plan_kind(item: Item) -> tuple[object, int, int]:
     return kind, 1, info.nbytes
 
 
-def plan_row(line: Line[Item]) -> Sequence[Cell]:
+def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
     """Return a line of a plan's outline as columns."""
     times = f"  x{line.times}" if line.times > 1 else ""
     label = Cell(f"{'  ' * line.depth}{line.label}{times}", "" if line.entry else "bold")

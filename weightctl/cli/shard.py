@@ -32,7 +32,7 @@ from weightctl.write.targets import is_stream, stream_name
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from weightctl.sharding.planning import Rules
+    from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.tree import Checkpoint
     from weightctl.write.shards.outcome import ShardOutcome
 
@@ -47,7 +47,7 @@ _MOST = 65_536
 app = typer.Typer(add_completion=False)
 
 
-class Layout(Enum):
+class RankFileLayout(Enum):
     """How the files of ranks lie."""
 
     RANKS = "ranks"
@@ -130,7 +130,7 @@ def shard(
         ),
     ] = None,
     layout: Annotated[
-        Layout | None,
+        RankFileLayout | None,
         typer.Option(
             help="A directory for each rank, or the files that vLLM's sharded-state loader reads; "
             "ranks, otherwise.",
@@ -193,7 +193,7 @@ def shard(
         _opened(path, source, quiet=quiet),
         grid,
         rules=_rules(rules),
-        layout=(layout or Layout.RANKS).value,
+        layout=(layout or RankFileLayout.RANKS).value,
         format_name=to,
     )
     for text in () if quiet else plan.notes:
@@ -224,7 +224,7 @@ def _opened(path: str, source: str | None, *, quiet: bool) -> Checkpoint:
     return weights
 
 
-def _rules(path: str | None) -> Rules | None:
+def _rules(path: str | None) -> CutRulesLike | None:
     return None if path is None else read_rules(path)
 
 

@@ -18,7 +18,7 @@ from weightctl.weights.nodes import planted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.cli.outline import Line
+    from weightctl.cli.outline import OutlineLine
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Sharding
     from weightctl.weights.info import TensorInfo
@@ -72,7 +72,7 @@ def _look(share: _Share) -> tuple[object, int, int]:
     return (info.shape, info.encoding.name, share.strategy, share.shapes), 1, info.nbytes
 
 
-def _row(line: Line[_Share], plan: ShardPlan) -> Sequence[Cell]:
+def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
     times = f"  x{line.times}" if line.times > 1 else ""
     text = f"{'  ' * line.depth}{line.label}{times}"
     size = Cell(format_size(line.nbytes), "dim", right=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightctl.engine.forms import Form
+    from weightctl.engine.forms import WeightForm
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
@@ -55,7 +55,7 @@ class Allocated:
         """Do nothing: the conversion takes longer than the reading."""
 
 
-def allocated(entry: object, form: Form) -> Allocated | None:
+def allocated(entry: object, form: WeightForm) -> Allocated | None:
     """Return what was allocated under an entry of a registry, where a graph means that by a form.
 
     It does where its weight is one that the entry's tree gave, and these are blocks, or numbers of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weightctl.engine.allocated import allocated
 from weightctl.engine.forms import (
     NAMES,
-    Form,
     Problem,
+    WeightForm,
     is_kept_as_stored,
     made,
     meant,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightctl.engine.stored import Stored
+    from weightctl.engine.stored import StoredWeight
 
 __all__ = ["BoundWeights", "bind"]
 
@@ -52,21 +52,21 @@ class BoundWeights:
     memory of the CPU, to be decoded each time.
     """
 
-    def __init__(self, found: Mapping[Form, Stored], *, resident: bool) -> None:
+    def __init__(self, found: Mapping[WeightForm, StoredWeight], *, resident: bool) -> None:
         self._found = dict(found)
-        self._ready: dict[Form, Tensor] = {}
+        self._ready: dict[WeightForm, Tensor] = {}
         self._sources = list({
             id(place.source): place.source for place in found.values() if place.source is not None
         }.values())  # fmt: skip
         if resident:
             self._read_all()
 
-    def tensor(self, form: Form) -> Tensor:
+    def tensor(self, form: WeightForm) -> Tensor:
         """Return a weight in the form that is asked for."""
         ready = self._ready.get(form)
         return made(self._found[form], form) if ready is None else ready
 
-    def picked(self, form: Form, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
+    def picked(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that numbers pick, and the numbers of them among these.
 
         They alone are read. None where that cannot be: of what is in memory, or stored with other
@@ -88,11 +88,11 @@ class BoundWeights:
             return None
         return made(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
 
-    def is_borrowed(self, form: Form) -> bool:
+    def is_borrowed(self, form: WeightForm) -> bool:
         """Whether the memory of `tensor` is somebody's who will use it again."""
         return form in self._ready or self._found[form].is_borrowed
 
-    def expect(self, form: Form) -> None:
+    def expect(self, form: WeightForm) -> None:
         """Say that a weight will be wanted soon."""
         if form not in self._ready:
             self._found[form].expect()
@@ -103,7 +103,7 @@ class BoundWeights:
             source.refuse_change()
 
     def _read_all(self) -> None:
-        together: dict[object, list[Form]] = {}
+        together: dict[object, list[WeightForm]] = {}
         for form, place in self._found.items():
             together.setdefault(place.key, []).append(form)
         for forms in together.values():
@@ -122,8 +122,8 @@ class BoundWeights:
 
 
 def bind(
-    graph_name: str, forms: Iterable[Form], registry: Weights | Mapping[str, Any] | None
-) -> dict[Form, Stored]:
+    graph_name: str, forms: Iterable[WeightForm], registry: Weights | Mapping[str, Any] | None
+) -> dict[WeightForm, StoredWeight]:
     """Return where each weight of a graph is stored.
 
     Raises `EngineError` for what is no registry, and one that names all weights which are missing,
@@ -134,7 +134,7 @@ def bind(
     forms = list(forms)
     bound = {form: _bound(given, form) for form in forms}
     names = {wanted.name for wanted in bound.values()}
-    found: dict[Form, Stored] = {}
+    found: dict[WeightForm, StoredWeight] = {}
     entries: dict[str, _Entry | None] = {}
     problems: dict[str, Problem] = {}
     for form, wanted in bound.items():
@@ -172,10 +172,10 @@ class _Entry(NamedTuple):
     """What a registry has for a weight, and where its bytes are."""
 
     given: Any
-    place: Stored
+    place: StoredWeight
 
 
-def _entry(registry: Checkpoint | Mapping[str, Any], wanted: Form, names: set[str]) -> _Entry:
+def _entry(registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]) -> _Entry:
     """Return what a registry has under the name of a weight, or else under a second name of it.
 
     Names of other weights of the graph are theirs. Raises `KeyError` where it has none, and
@@ -198,7 +198,7 @@ def _entry(registry: Checkpoint | Mapping[str, Any], wanted: Form, names: set[st
     return entry
 
 
-def _place(entry: Any, name: str) -> Stored:
+def _place(entry: Any, name: str) -> StoredWeight:
     try:
         return stored(entry, name)
     except MissingTensorError as error:
@@ -212,7 +212,7 @@ def _data_of(entry: Any) -> WeightData:
     return entry.data() if isinstance(entry, Weights) else WeightData.from_dlpack(entry, "")
 
 
-def _bound(registry: Checkpoint | Mapping[str, Any], form: Form) -> Form:
+def _bound(registry: Checkpoint | Mapping[str, Any], form: WeightForm) -> WeightForm:
     """Return the form in which a weight is found: a shard as its whole, if not by its own name."""
     whole = form.whole
     if whole is None or _has(registry, form.name):

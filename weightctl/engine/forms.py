@@ -15,11 +15,20 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding, QuantizationEncoding
-    from weightctl.engine.stored import Stored
+    from weightctl.engine.stored import StoredWeight
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["NAMES", "Form", "Problem", "Whole", "is_kept_as_stored", "made", "meant", "mismatch"]
+__all__ = [
+    "NAMES",
+    "Problem",
+    "ShardedWhole",
+    "WeightForm",
+    "is_kept_as_stored",
+    "made",
+    "meant",
+    "mismatch",
+]
 
 
 NAMES = "names and shapes must be the stored ones; `weightctl ls --flat` lists those of a file"
@@ -36,8 +45,8 @@ class Problem(NamedTuple):
     hint: str
 
 
-class Whole(NamedTuple):
-    """The weight that a shard is a `part` of, as `Form` has a weight."""
+class ShardedWhole(NamedTuple):
+    """The weight that a shard is a `part` of, as `WeightForm` has a weight."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +55,7 @@ class Whole(NamedTuple):
     second_names: tuple[str, ...] = ()
 
 
-class Form(NamedTuple):
+class WeightForm(NamedTuple):
     """What a graph uses a weight as; `name` is the whole one, `shape` that of its numbers.
 
     A `quantization` says which blocks bare bytes are. With dtype uint8 it is these that are wanted,
@@ -61,7 +70,7 @@ class Form(NamedTuple):
     device: DeviceRef
     quantization: QuantizationEncoding | None = None
     weight: int = 0
-    whole: Whole | None = None
+    whole: ShardedWhole | None = None
     align: int = 1
     second_names: tuple[str, ...] = ()
 
@@ -75,7 +84,7 @@ class Form(NamedTuple):
         return f"{kind} {list(self.shape)}"
 
 
-def mismatch(info: TensorInfo, form: Form) -> Problem | None:
+def mismatch(info: TensorInfo, form: WeightForm) -> Problem | None:
     """Return what keeps a stored tensor from taking a form, None where nothing does.
 
     Numbers take another dtype where that loses none of them. Blocks become numbers of any float
@@ -100,7 +109,7 @@ def _blocks_hint(blocks: QuantizationEncoding) -> str:
     )
 
 
-def meant(info: TensorInfo, form: Form) -> TensorInfo:
+def meant(info: TensorInfo, form: WeightForm) -> TensorInfo:
     """Return what a stored tensor is to a graph: as many bare bytes as its blocks take are they."""
     if form.quantization is None or info.encoding != DType.uint8.encoding:
         return info
@@ -132,12 +141,12 @@ def _converts(encoding: Encoding, dtype: DType) -> bool:
     return dtype.is_float and encoding.quantization is not None and can_decode(encoding)
 
 
-def is_kept_as_stored(info: TensorInfo, form: Form) -> bool:
+def is_kept_as_stored(info: TensorInfo, form: WeightForm) -> bool:
     """Whether a weight that stays in memory stays there as it is stored: blocks do."""
     return meant(info, form).encoding.dtype is None
 
 
-def made(stored: Stored, form: Form) -> Tensor:
+def made(stored: StoredWeight, form: WeightForm) -> Tensor:
     """Return a stored tensor in a form, on the form's device and boundary.
 
     Raises `EngineError` where its bytes are not elements of that dtype.
@@ -145,7 +154,7 @@ def made(stored: Stored, form: Form) -> Tensor:
     return _aligned(_made(stored, form), form.align)
 
 
-def _made(stored: Stored, form: Form) -> Tensor:
+def _made(stored: StoredWeight, form: WeightForm) -> Tensor:
     device, dtype = torch_device(form.device), torch_dtype(form.dtype)
     raw, encoding = stored.raw(), meant(stored.info, form).encoding
     if form.blocks is not None:

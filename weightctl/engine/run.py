@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.engine.arrays import told
-from weightctl.engine.forms import Form
+from weightctl.engine.forms import WeightForm
 from weightctl.engine.symbols import name_of, resolved, size_of
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.torch_types import torch_device, torch_dtype
@@ -47,7 +47,7 @@ class _Running:
         self._plan = plan
         self._weights = weights
         self._values: dict[int, Tensor] = {}
-        self._kept: dict[Form, Tensor] = {}
+        self._kept: dict[WeightForm, Tensor] = {}
         # The sizes that names stand for in each call, worked out when it is reached.
         self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
         # The memory that somebody else will use again: the outputs must not share it.
@@ -73,7 +73,7 @@ class _Running:
             self._kept = {
                 place: tensor
                 for place, tensor in zip(operation.inputs, given, strict=True)
-                if place in operation.keeps and isinstance(place, Form)
+                if place in operation.keeps and isinstance(place, WeightForm)
             }
         try:
             sizes = self._sizes_of(operation.call)
@@ -114,7 +114,7 @@ class _Running:
         return [self._tensor(place) for place in given]
 
     def _tensor(self, place: Place) -> Tensor:
-        if not isinstance(place, Form):
+        if not isinstance(place, WeightForm):
             return self._values[place]
         if (kept := self._kept.get(place)) is not None:
             return kept

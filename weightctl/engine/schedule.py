@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.device import CPU
-from weightctl.engine.forms import Form, Whole
+from weightctl.engine.forms import ShardedWhole, WeightForm
 from weightctl.engine.symbols import has_names, name_of, resolved
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
@@ -15,18 +15,18 @@ from weightctl.system.registry import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.graph.graph import CutFrom, Graph, Node
+    from weightctl.graph.graph import CutFrom, Graph, GraphNode
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value
     from weightctl.shape import Dim, Shape
 
-__all__ = ["Call", "Operation", "Place", "Schedule", "schedule"]
+__all__ = ["GraphRun", "Operation", "Place", "Schedule", "schedule"]
 
 # Where a value is found: in a slot, or as a weight, which is only loaded when it is used.
-Place: TypeAlias = "int | Form"
+Place: TypeAlias = "int | WeightForm"
 
 
-class Call(NamedTuple):
+class GraphRun(NamedTuple):
     """A run of a graph: the whole one, or a subgraph called by a run; `names` in terms of that."""
 
     caller: int
@@ -53,18 +53,18 @@ class Operation:
     outputs: tuple[int, ...]
     types: tuple[TensorType, ...]
     frees: tuple[int, ...] = ()
-    keeps: frozenset[Form] = frozenset()
+    keeps: frozenset[WeightForm] = frozenset()
 
     @property
-    def forms(self) -> list[Form]:
+    def forms(self) -> list[WeightForm]:
         """The weights that it uses."""
-        return [place for place in self.inputs if isinstance(place, Form)]
+        return [place for place in self.inputs if isinstance(place, WeightForm)]
 
     @property
-    def table(self) -> Form | None:
+    def table(self) -> WeightForm | None:
         """The weight that it picks rows of, by the numbers which its second input gives."""
         first = self.inputs[0] if self.op == "embedding" else None
-        return first if isinstance(first, Form) else None
+        return first if isinstance(first, WeightForm) else None
 
 
 class Schedule(NamedTuple):
@@ -73,13 +73,13 @@ class Schedule(NamedTuple):
     inputs: tuple[int, ...]
     operations: tuple[Operation, ...]
     outputs: tuple[Place, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[GraphRun, ...]
 
     @property
-    def forms(self) -> list[Form]:
+    def forms(self) -> list[WeightForm]:
         """The weights that are used, each once for each form."""
         used = [form for operation in self.operations for form in operation.forms]
-        given = [place for place in self.outputs if isinstance(place, Form)]
+        given = [place for place in self.outputs if isinstance(place, WeightForm)]
         return list(dict.fromkeys([*used, *given]))
 
 
@@ -90,7 +90,7 @@ def schedule(graph: Graph) -> Schedule:
     """
     inputs = tuple(range(len(graph.inputs)))
     unfolding = _Unfolding(len(inputs))
-    outputs = unfolding.run(graph, inputs, Call(-1, graph.name, "", {}))
+    outputs = unfolding.run(graph, inputs, GraphRun(-1, graph.name, "", {}))
     operations = _needed(unfolding.operations, outputs)
     _end_lives(operations, inputs, outputs)
     return Schedule(inputs, tuple(operations), outputs, tuple(unfolding.calls))
@@ -101,10 +101,10 @@ class _Unfolding:
 
     def __init__(self, slots: int) -> None:
         self.operations: list[Operation] = []
-        self.calls: list[Call] = []
+        self.calls: list[GraphRun] = []
         self._slots = slots
 
-    def run(self, graph: Graph, inputs: Sequence[Place], call: Call) -> tuple[Place, ...]:
+    def run(self, graph: Graph, inputs: Sequence[Place], call: GraphRun) -> tuple[Place, ...]:
         """Add the operations of a graph with these inputs; return where its outputs are."""
         number = len(self.calls)
         self.calls.append(call)
@@ -117,7 +117,7 @@ class _Unfolding:
         return tuple(places[value.number] for value in graph.outputs)
 
     def _places(
-        self, node: Node, given: tuple[Place, ...], inputs: Sequence[Place], number: int
+        self, node: GraphNode, given: tuple[Place, ...], inputs: Sequence[Place], number: int
     ) -> Sequence[Place]:
         if node.op == "input":
             index: int = node.attributes["index"]
@@ -130,15 +130,15 @@ class _Unfolding:
             return (_numbers(node, given[0]),)
         return self._added(node, given, number)
 
-    def _called(self, node: Node, given: tuple[Place, ...], number: int) -> tuple[Place, ...]:
+    def _called(self, node: GraphNode, given: tuple[Place, ...], number: int) -> tuple[Place, ...]:
         subgraph: Graph = node.attributes["subgraph"]
         prefix: str = node.attributes["prefix"]
         if node.attributes["is_placeholder"]:
             prefix = self.calls[number].prefix + prefix
         names = _names(subgraph.inputs, node.inputs)
-        return self.run(subgraph, given, Call(number, subgraph.name, prefix, names))
+        return self.run(subgraph, given, GraphRun(number, subgraph.name, prefix, names))
 
-    def _added(self, node: Node, given: tuple[Place, ...], number: int) -> tuple[int, ...]:
+    def _added(self, node: GraphNode, given: tuple[Place, ...], number: int) -> tuple[int, ...]:
         slots = tuple(range(self._slots, self._slots + len(node.outputs)))
         self._slots += len(slots)
         is_resolved = not has_names(node.attributes)
@@ -163,7 +163,7 @@ def _names(inputs: Sequence[Value], given: Sequence[Value]) -> dict[str, Dim]:
     }
 
 
-def _form(node: Node, prefix: str) -> Form:
+def _form(node: GraphNode, prefix: str) -> WeightForm:
     attributes = node.attributes
     name: str = (prefix if attributes["is_placeholder"] else "") + attributes["name"]
     shape: Shape = attributes["original"].shape
@@ -176,22 +176,22 @@ def _form(node: Node, prefix: str) -> Form:
     before = prefix if attributes["is_placeholder"] else ""
     others = tuple(before + each for each in attributes["second_names"])
     sizes = _known(shape, name)
-    return Form(name, kind.dtype, sizes, device, encoding, weight, whole, align, others)
+    return WeightForm(name, kind.dtype, sizes, device, encoding, weight, whole, align, others)
 
 
-def _whole(cut: CutFrom | None, prefix: str) -> Whole | None:
+def _whole(cut: CutFrom | None, prefix: str) -> ShardedWhole | None:
     """Return what a shard is a part of, None for a weight that is no shard."""
     if cut is None:
         return None
     before = prefix if cut.is_placeholder else ""
     name, others = before + cut.name, tuple(before + each for each in cut.second_names)
-    return Whole(name, _known(cut.shape, name), id(cut.weight), cut.part, others)
+    return ShardedWhole(name, _known(cut.shape, name), id(cut.weight), cut.part, others)
 
 
-def _numbers(node: Node, place: Place) -> Form:
+def _numbers(node: GraphNode, place: Place) -> WeightForm:
     """Return a weight as numbers, decoded where they are used, whatever it is stored as."""
     # Nothing but weights is blocks.
-    blocks = cast("Form", place)
+    blocks = cast("WeightForm", place)
     kind = node.outputs[0].type
     sizes = _known(kind.shape, blocks.name)
     return blocks._replace(dtype=kind.dtype, shape=sizes, device=kind.device)
@@ -229,12 +229,14 @@ def _end_lives(
 ) -> None:
     """Tell every operation which values and weights nobody needs after it."""
     alive: set[Place] = set(outputs)
-    later: frozenset[Form] = frozenset(place for place in outputs if isinstance(place, Form))
+    later: frozenset[WeightForm] = frozenset(
+        place for place in outputs if isinstance(place, WeightForm)
+    )
     for number, operation in reversed(list(enumerate(operations))):
         seen = {
             place
             for place in (*operation.inputs, *operation.outputs)
-            if not isinstance(place, Form)
+            if not isinstance(place, WeightForm)
         }
         if not number:
             seen |= set(inputs)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightctl.engine.stored import Stored
+    from weightctl.engine.stored import StoredWeight
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
@@ -25,7 +25,7 @@ __all__ = ["sliced"]
 _PIECES = 8
 
 
-def sliced(place: Stored, whole: TensorInfo, part: Part) -> Stored:
+def sliced(place: StoredWeight, whole: TensorInfo, part: Part) -> StoredWeight:
     """Return a part of a stored tensor, which is to be understood as `whole`."""
     if not part:
         return place
@@ -37,7 +37,7 @@ def sliced(place: Stored, whole: TensorInfo, part: Part) -> Stored:
 class _Slice:
     """A part of a tensor that is in memory, or made."""
 
-    def __init__(self, place: Stored, whole: TensorInfo, part: Part) -> None:
+    def __init__(self, place: StoredWeight, whole: TensorInfo, part: Part) -> None:
         self._place, self._whole, self._part = place, whole, part
         self.info = whole._replace(shape=part_shape(whole.shape, part))
         self.source = place.source

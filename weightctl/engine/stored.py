@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from weightctl.weights.source import Source
 
-__all__ = ["InFiles", "InMemory", "Stored", "stored"]
+__all__ = ["InFiles", "InMemory", "StoredWeight", "stored"]
 
 
-class Stored(Protocol):
+class StoredWeight(Protocol):
     """A tensor as it is stored."""
 
     @property
@@ -149,7 +149,7 @@ class InMapping(InFiles):
         return _flat(tensor_of(self._buffer)) if self._buffer.is_shared else super().raw()
 
 
-def stored(given: object, name: str) -> Stored:
+def stored(given: object, name: str) -> StoredWeight:
     """Return what is stored as an entry of a registry: a `Checkpoint` node, data or an array.
 
     Raises `MissingTensorError` for a node without a tensor and for data that is only declared, and

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.changes import Change
     from weightctl.families.keys import Config, Default, Dialect, Fields, Key
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["Arch", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
 
@@ -206,7 +206,7 @@ class Arch:
     keeps_window: bool = False
     heads_fill_hidden: bool = False
     gguf: str = ""
-    is_of: Callable[[Mapping[str, Value]], bool] | None = None
+    is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
     checked: Callable[[Fields], Fields] = _as_it_is
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
-from weightctl.families.keys import Key, Rows, quotient
+from weightctl.families.keys import Key, RowCount, quotient
 from weightctl.families.kinds import ACTIVATION, EPSILON, HEADS, LAYERS, SIZE, Exactly
 
 __all__ = ["ARCH"]
@@ -38,11 +38,11 @@ _DECODERS = "BERTs that decode are not built"
 
 _KEYS = (
     Key(field="vocabulary", kind=SIZE, default=30522, gguf="{arch}.vocab_size",
-        hugging_face="vocab_size", seen=Rows("token_embd.weight")),
+        hugging_face="vocab_size", seen=RowCount("token_embd.weight")),
     Key(field="context", kind=SIZE, default=512, gguf="{arch}.context_length",
         hugging_face="max_position_embeddings"),
     Key(field="token_types", kind=SIZE, default=2, gguf="tokenizer.ggml.token_type_count",
-        hugging_face="type_vocab_size", seen=Rows("token_types.weight")),
+        hugging_face="type_vocab_size", seen=RowCount("token_types.weight")),
     Key(field="hidden", kind=SIZE, default=768, gguf="{arch}.embedding_length",
         hugging_face="hidden_size"),
     Key(field="layers", kind=LAYERS, default=12, gguf="{arch}.block_count",

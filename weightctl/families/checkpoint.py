@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import DType
 from weightctl.errors import ArchitectureError
 from weightctl.system.registry import load
-from weightctl.weights.derived import Derived, Made, StoredTensor
+from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Network
     from weightctl.shape import Shape
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["RecognizedModel"]
 
@@ -51,7 +51,7 @@ class RecognizedModel:
     config: Config
     fields: Fields
     document: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, ReadableTensor]
     missing: list[str]
     unexpected: list[str]
     beside: list[str]
@@ -68,7 +68,11 @@ class RecognizedModel:
         """The tensors by the names of our modules, as an engine's registry."""
         source = source_of(self.tree)
         stored = Checkpoint(source)
-        made = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, Made)}
+        made = {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if isinstance(tensor, DerivedTensor)
+        }
         derived = Checkpoint(Derived(source, made, {}))
         return {
             name: stored[tensor.name] if isinstance(tensor, StoredTensor) else derived[name]
@@ -140,7 +144,7 @@ def _folded(problems: list[str]) -> list[str]:
     ]
 
 
-def _configure(weight: Weight, tensor: Tensor) -> str:
+def _configure(weight: Weight, tensor: ReadableTensor) -> str:
     """Make a weight what a checkpoint stores; return what is wrong where that cannot be."""
     shape = weight.original_dtype_and_shape[1]
     wrong = _wrong(tensor, shape)
@@ -152,7 +156,7 @@ def _configure(weight: Weight, tensor: Tensor) -> str:
     return wrong
 
 
-def _wrong(tensor: Tensor, shape: Shape) -> str:
+def _wrong(tensor: ReadableTensor, shape: Shape) -> str:
     """Say what is wrong with a tensor for a weight of a shape; nothing where nothing is."""
     info = tensor.info
     name = ", ".join(source.name for source in tensor.origin.sources)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.families.arch import Arch, ModelType
     from weightctl.families.keys import Config, Dialect, Fields, Key
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "shortest"]
 
@@ -37,7 +37,7 @@ class Read(NamedTuple):
 
 def from_gguf(
     arch: Arch,
-    metadata: Mapping[str, Value],
+    metadata: Mapping[str, MetadataValue],
     tensors: Mapping[str, TensorInfo],
     where: str,
 ) -> Read:
@@ -138,7 +138,7 @@ def _at(document: Mapping[str, Any], path: str) -> object:
     return found
 
 
-def _one(value: Value, place: str) -> object:
+def _one(value: MetadataValue, place: str) -> object:
     """Return a value, that of all layers where each has its own and they agree."""
     content = value.content
     if is_sequence(content):

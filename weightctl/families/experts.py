@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.arch import Fusion, Name
 from weightctl.families.keys import Key
-from weightctl.families.kinds import Whole
+from weightctl.families.kinds import WholeNumber
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ __all__ = ["check_experts", "expert_forms", "expert_keys", "expert_names"]
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 
 # llama.cpp's `LLAMA_MAX_EXPERTS`; and several times what any model has in all of its layers.
-_EXPERTS = Whole(1, 1024)
+_EXPERTS = WholeNumber(1, 1024)
 _MOST = 1 << 15
 
 
@@ -89,7 +89,7 @@ def expert_keys(
         Key(field="experts_used", kind=_EXPERTS, default=used, gguf="{arch}.expert_used_count",
             hugging_face="num_experts_per_tok"),
         # Of which llama.cpp takes some for each position.
-        Key(field="expert_groups", kind=Whole(0, 1), gguf_default=0,
+        Key(field="expert_groups", kind=WholeNumber(0, 1), gguf_default=0,
             gguf="{arch}.expert_group_count", written=False),
         *more,
     )  # fmt: skip

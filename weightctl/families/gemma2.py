@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.families.changes import PLUS_ONE
-from weightctl.families.keys import Key, Rows, quotient, same
+from weightctl.families.keys import Key, RowCount, quotient, same
 from weightctl.families.kinds import (
     ACTIVATION,
     CAUSAL,
@@ -126,7 +126,7 @@ def _local_period(fields: Fields) -> int:
 # The vocabulary's size is that of the embedding, which may have more rows than there are tokens.
 SIZES = (
     Key(field="vocabulary", kind=SIZE, default=256000, gguf="{arch}.vocab_size",
-        hugging_face="vocab_size", seen=Rows("token_embd.weight")),
+        hugging_face="vocab_size", seen=RowCount("token_embd.weight")),
     Key(field="context", kind=SIZE, default=8192, gguf="{arch}.context_length",
         hugging_face="max_position_embeddings"),
     Key(field="hidden", kind=SIZE, default=2304, gguf="{arch}.embedding_length",

@@ -27,7 +27,7 @@ from weightctl.families.gemma2 import (
     query_scalar,
     windowed,
 )
-from weightctl.families.keys import Absent, Key
+from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
@@ -83,7 +83,7 @@ _KEYS = (
         hugging_face="attn_logit_softcapping"),
     Key(field="softcap", kind=OrNone(SOFTCAP, 0.0), default=None, gguf_default=None,
         gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping"),
-    Key(field="tied", kind=FLAG, default=True, hugging_face=_TIED, seen=Absent("output.weight")),
+    Key(field="tied", kind=FLAG, default=True, hugging_face=_TIED, seen=IsAbsent("output.weight")),
     *(_of_global_layers(key) for key in (*SCALING, *ROPE)),
     Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_LOCAL_BASE,
         gguf_default=_LOCAL_BASE, gguf="{arch}.rope.freq_base_swa",

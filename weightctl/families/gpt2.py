@@ -10,7 +10,7 @@ from functools import partial
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part
 from weightctl.families.changes import TRANSPOSED
-from weightctl.families.keys import Absent, Key, Rows, product, quotient
+from weightctl.families.keys import IsAbsent, Key, RowCount, product, quotient
 from weightctl.families.kinds import ACTIVATION, CAUSAL, EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly
 
 __all__ = ["ARCH"]
@@ -36,7 +36,7 @@ _SCORES = "attention that scales its scores otherwise is not built"
 
 _KEYS = (
     Key(field="vocabulary", kind=SIZE, default=50257, gguf="{arch}.vocab_size",
-        hugging_face="vocab_size", seen=Rows("token_embd.weight")),
+        hugging_face="vocab_size", seen=RowCount("token_embd.weight")),
     Key(field="context", kind=SIZE, default=1024, gguf="{arch}.context_length",
         hugging_face="n_positions"),
     Key(field="hidden", kind=SIZE, default=768, gguf="{arch}.embedding_length",
@@ -55,7 +55,7 @@ _KEYS = (
         hugging_face="activation_function"),
     Key(field="transposed", kind=FLAG, default=True, gguf_default=False),
     Key(field="tied", kind=FLAG, default=True, hugging_face="tie_word_embeddings",
-        seen=Absent("output.weight")),
+        seen=IsAbsent("output.weight")),
     Key(field="is_scaled", kind=Exactly(True, _SCORES), default=True,
         hugging_face="scale_attn_weights"),
     Key(field="is_scaled_by_layer", kind=Exactly(False, _SCORES), default=False,

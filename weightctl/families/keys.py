@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REQUIRED",
-    "Absent",
     "Config",
     "Default",
     "Dialect",
     "Fields",
+    "IsAbsent",
     "Key",
     "Present",
     "PresentAs",
-    "Rows",
+    "RowCount",
     "Seen",
     "product",
     "quotient",
@@ -68,7 +68,7 @@ class _Required:
 REQUIRED = _Required()
 
 
-class Rows(NamedTuple):
+class RowCount(NamedTuple):
     """How many rows a tensor has; nothing where there is none."""
 
     tensor: str
@@ -101,7 +101,7 @@ class PresentAs(NamedTuple):
         return self.meaning if self.tensor in tensors else None
 
 
-class Absent(NamedTuple):
+class IsAbsent(NamedTuple):
     """Whether there is no such tensor."""
 
     tensor: str
@@ -111,7 +111,7 @@ class Absent(NamedTuple):
         return self.tensor not in tensors
 
 
-Seen: TypeAlias = Rows | Present | PresentAs | Absent
+Seen: TypeAlias = RowCount | Present | PresentAs | IsAbsent
 
 
 def same(field: str) -> Callable[[Fields], Any]:

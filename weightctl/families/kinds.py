@@ -26,7 +26,7 @@ __all__ = [
     "OrNone",
     "Real",
     "Reals",
-    "Whole",
+    "WholeNumber",
     "shown",
     "shown_apart",
 ]
@@ -51,7 +51,7 @@ class Kind(Protocol):
         ...
 
 
-class Whole(NamedTuple):
+class WholeNumber(NamedTuple):
     """Whole numbers from `least` to `most`."""
 
     least: int
@@ -227,9 +227,9 @@ _GGUF_TYPES: dict[type, str] = {bool: "bool", int: "u32", float: "f32", str: "st
 
 FLAG = Flag()
 # No model comes near these; what is beyond them is a mistake or an attack.
-SIZE = Whole(1, (1 << 31) - 1)
-HEADS = Whole(1, 1 << 16)
-LAYERS = Whole(1, 10_000)
+SIZE = WholeNumber(1, (1 << 31) - 1)
+HEADS = WholeNumber(1, 1 << 16)
+LAYERS = WholeNumber(1, 10_000)
 EPSILON = Real(0, 1, is_closed=True)
 # What the speeds of rotations are divided by, for each pair of a head's numbers.
 FACTORS = Reals(Real(1e-6, 1e12, is_closed=True), 1 << 16)

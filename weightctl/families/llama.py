@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.families.changes import RopeRows
-from weightctl.families.keys import Absent, Key, Present, Rows, quotient, same
+from weightctl.families.keys import IsAbsent, Key, Present, RowCount, quotient, same
 from weightctl.families.kinds import (
     ACTIVATION,
     CAUSAL,
@@ -57,7 +57,7 @@ _NAMES = (
 
 _KEYS = (
     Key(field="vocabulary", kind=SIZE, default=32000, gguf="{arch}.vocab_size",
-        hugging_face="vocab_size", seen=Rows("token_embd.weight")),
+        hugging_face="vocab_size", seen=RowCount("token_embd.weight")),
     Key(field="context", kind=SIZE, default=2048, gguf="{arch}.context_length",
         hugging_face="max_position_embeddings"),
     Key(field="hidden", kind=SIZE, default=4096, gguf="{arch}.embedding_length",
@@ -93,7 +93,7 @@ _KEYS = (
     Key(field="activation", kind=ACTIVATION, default="silu", gguf_default="silu",
         hugging_face="hidden_act"),
     Key(field="tied", kind=FLAG, default=False, hugging_face="tie_word_embeddings",
-        seen=Absent("output.weight")),
+        seen=IsAbsent("output.weight")),
     Key(field="experts", kind=Exactly(0, "mixtures of experts are not built"), gguf_default=0,
         gguf="{arch}.expert_count"),
     Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.schemes.logical import is_buffer
-from weightctl.weights.derived import Made, tensor_of
-from weightctl.weights.steps.rows import Entry, Rows
+from weightctl.weights.derived import DerivedTensor, tensor_of
+from weightctl.weights.steps.rows import RowRange, StackedEntry
 from weightctl.weights.tree import info_of, source_of
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.arch import Arch, Fusion, TensorNames
     from weightctl.families.keys import Config, Dialect
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
@@ -31,7 +31,7 @@ class Match(NamedTuple):
     those that no part of the model is known to have, and `beside` those of heads for training.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, ReadableTensor]
     missing: list[str]
     unexpected: list[str]
     beside: list[str]
@@ -46,7 +46,7 @@ def match(weights: Checkpoint, arch: Arch, dialect: Dialect, config: Config, whe
     """
     names = _Names(weights, arch, dialect)
     fusions = list(_fused(arch, dialect))
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, ReadableTensor] = {}
     missing: list[str] = []
     stored_as: dict[str, str] = {}
     for tensor in arch.tensors(config):
@@ -54,9 +54,9 @@ def match(weights: Checkpoint, arch: Arch, dialect: Dialect, config: Config, whe
         found = None if wanted is None else names.find(wanted)
         try:
             if found is not None:
-                stored: Tensor = tensor_of(source_of(weights), found)
+                stored: ReadableTensor = tensor_of(source_of(weights), found)
                 if tensor.is_stacked(dialect):
-                    stored = Made(tensor.module, Entry(tensor.expert), [stored])
+                    stored = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [stored])
                 tensors[tensor.module] = _without_padding(tensor, stored, config)
                 stored_as[tensor.module] = found
                 continue
@@ -82,12 +82,12 @@ def match(weights: Checkpoint, arch: Arch, dialect: Dialect, config: Config, whe
     return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
 
 
-def _without_padding(names: TensorNames, tensor: Tensor, config: Config) -> Tensor:
+def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
     """Return a tensor without the rows behind those of the vocabulary's tokens."""
     shape = tensor.info.shape
     if names.module not in OF_TOKENS or len(shape) != 2 or shape[0] <= config.vocabulary:
         return tensor
-    return Made(names.module, Rows(0, config.vocabulary), [tensor])
+    return DerivedTensor(names.module, RowRange(0, config.vocabulary), [tensor])
 
 
 class _Names:
@@ -122,7 +122,7 @@ def _part_of(
     names: _Names,
     fusions: list[tuple[Fusion, int, str]],
     config: Config,
-) -> tuple[Tensor, str] | None:
+) -> tuple[ReadableTensor, str] | None:
     """Return a part of a tensor that holds several, and that one's name; None where none does."""
     for fusion, number, part in fusions:
         if part != tensor.line.module:
@@ -130,9 +130,9 @@ def _part_of(
         found = names.find(fusion.name.format(tensor.layer, kind=tensor.kind, expert=tensor.expert))
         if found is None:
             continue
-        whole: Tensor = tensor_of(source_of(names.weights), found)
+        whole: ReadableTensor = tensor_of(source_of(names.weights), found)
         if fusion.of_experts:
-            whole = Made(tensor.module, Entry(tensor.expert), [whole])
+            whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
         rows = list(fusion.rows(config))
         first = sum(rows[:number])
         rest = whole.info.shape[0] if whole.info.shape else 0
@@ -142,5 +142,5 @@ def _part_of(
                 "belong",
                 hint="is the config that of this checkpoint?",
             )
-        return Made(tensor.module, Rows(first, first + rows[number]), [whole]), found
+        return DerivedTensor(tensor.module, RowRange(first, first + rows[number]), [whole]), found
     return None

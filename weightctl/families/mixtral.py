@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.families.keys import Fields
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["ARCH"]
 
 
-def _has_experts(metadata: Mapping[str, Value]) -> bool:
+def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     count = metadata.get("llama.expert_count")
     return count is not None and count.content != 0
 

@@ -10,9 +10,9 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ARCHITECTURE", "Model"]
+__all__ = ["ARCHITECTURE", "DescribedModel"]
 
 ARCHITECTURE = "general.architecture"
 
@@ -25,7 +25,7 @@ _LAYERS_OF_70B = {
 _GROUPED_70B = {"llama", "llama-embed"}
 
 
-class Model(NamedTuple):
+class DescribedModel(NamedTuple):
     """A model as GGUF's metadata describe it.
 
     `layers` counts its blocks; `experts` is 0 for a model without; `group` is how many query heads
@@ -39,7 +39,7 @@ class Model(NamedTuple):
     is_70b: bool
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Value], names: Iterable[str]) -> Model:
+    def of(cls, metadata: Mapping[str, MetadataValue], names: Iterable[str]) -> DescribedModel:
         """Describe a model by its metadata; its names count the layers where no value does."""
         architecture = str(metadata[ARCHITECTURE].content)
         layers = _number(metadata, f"{architecture}.block_count")
@@ -58,7 +58,7 @@ class Model(NamedTuple):
         )
 
 
-def _number(metadata: Mapping[str, Value], key: str) -> int | None:
+def _number(metadata: Mapping[str, MetadataValue], key: str) -> int | None:
     """Return a count, of the first layer where each layer has its own."""
     content = metadata[key].content if key in metadata else None
     if is_sequence(content) and content:

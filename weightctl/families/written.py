@@ -12,7 +12,7 @@ from weightctl.families.kinds import shown, shown_apart
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.rope_keys import for_older
 from weightctl.families.rotations import told
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ _WORDS: dict[Dialect, tuple[str, str]] = {
 }
 
 
-def to_gguf(arch: Arch, fields: Fields) -> dict[str, Value]:
+def to_gguf(arch: Arch, fields: Fields) -> dict[str, MetadataValue]:
     """Return the keys of GGUF's metadata that say what the fields of a config do.
 
     The fields are those that either dialect's keys gave. Raises `ArchitectureError` where GGUF has
@@ -44,7 +44,7 @@ def to_gguf(arch: Arch, fields: Fields) -> dict[str, Value]:
         key.gguf.format(arch=arch.gguf_name): _typed(key.gguf_type or key.kind.gguf_type, content)
         for key, content in _contents(arch, given, "gguf")
     }
-    described = {ARCHITECTURE: Value("string", arch.gguf_name)} | metadata
+    described = {ARCHITECTURE: MetadataValue("string", arch.gguf_name)} | metadata
     found = from_gguf(arch, described, {}, _WORDS["gguf"][0])
     _compare(arch, given, found.fields, "gguf")
     return metadata
@@ -168,10 +168,10 @@ def _goes_without_saying(
         return False
 
 
-def _typed(kind: str, content: Any) -> Value:
+def _typed(kind: str, content: Any) -> MetadataValue:
     if kind == "f32":
         content = struct.unpack("<f", struct.pack("<f", content))[0]
-    return Value(kind, content)
+    return MetadataValue(kind, content)
 
 
 def _put(document: dict[str, Any], path: str, content: Any) -> None:

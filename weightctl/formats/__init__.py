@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-class Line(NamedTuple):
+class FormatLine(NamedTuple):
     """What the table says of a format.
 
     `suffixes` are those its files have, the usual one first. `in_directory` is the file name it
@@ -46,14 +46,14 @@ class Line(NamedTuple):
 
 
 # In order of preference, where a directory holds several.
-FORMATS: dict[str, Line] = {
-    "safetensors": Line(
+FORMATS: dict[str, FormatLine] = {
+    "safetensors": FormatLine(
         "weightctl.formats.safetensors",
         (".safetensors",),
         "model.safetensors",
     ),
-    "gguf": Line("weightctl.formats.gguf", (".gguf",)),
-    "pytorch": Line(
+    "gguf": FormatLine("weightctl.formats.gguf", (".gguf",)),
+    "pytorch": FormatLine(
         "weightctl.formats.pytorch",
         (".bin", ".pt", ".pth", ".ckpt", ".pth.tar", ".pkl"),
         "pytorch_model.bin",

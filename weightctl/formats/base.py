@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from weightctl.storage.mapping import MappedFile
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Span
 
 __all__ = [
@@ -104,7 +104,7 @@ class Format(Protocol):
     def layout(
         self,
         tensors: Sequence[TensorInfo],
-        metadata: Mapping[str, Value],
+        metadata: Mapping[str, MetadataValue],
         part: Part | None = None,
     ) -> Layout:
         """Describe the file that holds these tensors, before a byte of them is read.
@@ -120,7 +120,7 @@ def pad(offset: int, alignment: int) -> int:
     return -offset % alignment
 
 
-def is_alignment(value: Value) -> bool:
+def is_alignment(value: MetadataValue) -> bool:
     """Whether a value of `ALIGNMENT_KEY` is what GGUF asks for: a u32 power of two."""
     return value.type == "u32" and value.content in _ALIGNMENTS
 
@@ -144,7 +144,9 @@ def is_text(name: str) -> bool:
     return True
 
 
-def tied_names(metadata: Mapping[str, Value], tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
+def tied_names(
+    metadata: Mapping[str, MetadataValue], tensors: Mapping[str, TensorInfo]
+) -> dict[str, str]:
     """Find the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
     return {
         name: value.content

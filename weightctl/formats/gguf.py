@@ -23,7 +23,7 @@ from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
 from weightctl.formats.vocabulary import absent_tokens
 from weightctl.weights.info import Extent, Header, TensorInfo
-from weightctl.weights.metadata import INTEGERS, TEXT, Value
+from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["layout", "read", "sniff", "unfit"]
 
 MAGIC = b"GGUF"
-_DEFAULT_ALIGNMENT = Value("u32", 32)
+_DEFAULT_ALIGNMENT = MetadataValue("u32", 32)
 # Plain strings of a safetensors header are kept in GGUF under this prefix.
 _TEXT_PREFIX = "safetensors."
 # Every safetensors file says this, and one written without it says it again.
@@ -108,8 +108,8 @@ def _start(file: MappedFile) -> Cursor:
     return Cursor(file, version, order, 8)
 
 
-def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
-    metadata: dict[str, Value] = {}
+def _metadata(cursor: Cursor, count: int) -> dict[str, MetadataValue]:
+    metadata: dict[str, MetadataValue] = {}
     for _ in range(count):
         at = cursor.offset
         key = cursor.string("a metadata key")
@@ -125,7 +125,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     return metadata
 
 
-def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
+def _alignment(cursor: Cursor, metadata: Mapping[str, MetadataValue]) -> int:
     value = metadata.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
     if not is_alignment(value):
         raise cursor.fail(
@@ -215,23 +215,23 @@ def _nbytes(file: MappedFile, entry: _Entry, encoding: Encoding) -> int:
     return encoding.nbytes(entry.shape)
 
 
-def _unprefixed(metadata: dict[str, Value]) -> dict[str, Value]:
+def _unprefixed(metadata: dict[str, MetadataValue]) -> dict[str, MetadataValue]:
     """Give the strings that came from a safetensors header their own names and type back."""
-    made: dict[str, Value] = {}
+    made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
         plain = key.removeprefix(_TEXT_PREFIX)
         # A name that is taken would replace the other value.
         is_ours = value.type == "string" and (plain, value.content) != _FRAMEWORK
         if is_ours and plain not in metadata and is_text(value.content):
-            made[plain] = Value(TEXT, value.content)
+            made[plain] = MetadataValue(TEXT, value.content)
         else:
             made[key] = value
     return made
 
 
-def _prefixed(metadata: Mapping[str, Value]) -> dict[str, Value]:
+def _prefixed(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
     """Give the strings of a safetensors header keys that no key of GGUF has."""
-    made: dict[str, Value] = {}
+    made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
         is_plain = value.type == TEXT
         if is_plain and (key, value.content) == _FRAMEWORK:
@@ -263,13 +263,13 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 
 
 def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
     values = _prefixed(metadata)
     if stated := values.get(ALIGNMENT_KEY):
         # An integer of another type, as from somebody's own dict, means the same.
-        meant = Value("u32", stated.content) if stated.type in INTEGERS else stated
+        meant = MetadataValue("u32", stated.content) if stated.type in INTEGERS else stated
         if not is_alignment(meant):
             raise ConversionError(
                 f"`{ALIGNMENT_KEY}` is {stated.content!r:.40} ({stated.type}); GGUF aligns to "
@@ -303,7 +303,7 @@ def layout(
     )
 
 
-def _of_part(values: dict[str, Value], part: Part) -> dict[str, Value]:
+def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, MetadataValue]:
     """Return the metadata of one of several files, with its place (llama.cpp, tools/gguf-split).
 
     Each file states the alignment: the field's own tool leaves it out, and its files do not load.
@@ -311,6 +311,6 @@ def _of_part(values: dict[str, Value], part: Part) -> dict[str, Value]:
     if part.number > 0:
         values = {key: value for key, value in values.items() if key == ALIGNMENT_KEY}
     place = (
-        Value("u16", part.number), Value("u16", part.parts), Value("i32", part.tensors),
+        MetadataValue("u16", part.number), MetadataValue("u16", part.parts), MetadataValue("i32", part.tensors),
     )  # fmt: skip
     return values | dict(zip(SPLIT_KEYS, place, strict=True))

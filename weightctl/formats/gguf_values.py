@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from weightctl.errors import ConversionError, FormatError
 from weightctl.text.untyped import is_sequence
-from weightctl.weights.metadata import TEXT, Value, element_type
+from weightctl.weights.metadata import TEXT, MetadataValue, element_type
 
 if TYPE_CHECKING:
     from weightctl.storage.mapping import MappedFile
 
-__all__ = ["Cursor", "Packed", "pack_string", "pack_value"]
+__all__ = ["Cursor", "PackedArray", "pack_string", "pack_value"]
 
 # The number of each type on disk is its place here (GGUF specification, gguf_metadata_value_type).
 TYPES = (
@@ -34,7 +34,7 @@ def _structs(order: str) -> dict[str, struct.Struct]:
     return {kind: struct.Struct(order + code) for kind, code in _CODES.items()}
 
 
-class Packed(Sequence[Any]):
+class PackedArray(Sequence[Any]):
     """An array of a GGUF file that stays bytes until it is looked into."""
 
     def __init__(self, start: Cursor, end: int, kind: str, count: int) -> None:
@@ -139,13 +139,13 @@ class Cursor:
         self.offset += length
         return decoded
 
-    def value(self, key: str) -> Value:
+    def value(self, key: str) -> MetadataValue:
         """Read the type and content of a metadata value; arrays are only skipped."""
         kind = self._kind(key)
         if kind != "array":
-            return Value(kind, self._scalar(kind, key))
+            return MetadataValue(kind, self._scalar(kind, key))
         start_type, content = self._array(key)
-        return Value(f"array[{start_type}]", content)
+        return MetadataValue(f"array[{start_type}]", content)
 
     def elements(self, kind: str, count: int) -> list[Any]:
         """Read `count` array elements of a type."""
@@ -174,11 +174,11 @@ class Cursor:
         number = self.number(kind)
         return bool(number) if kind == "bool" else number
 
-    def _array(self, key: str) -> tuple[str, Packed]:
+    def _array(self, key: str) -> tuple[str, PackedArray]:
         kind, count = self._array_head(key)
         start = Cursor(self.file, self.version, self.order, self.offset)
         inner = self._skip(kind, count, key, _DEPTH)
-        return inner, Packed(start, self.offset, inner, count)
+        return inner, PackedArray(start, self.offset, inner, count)
 
     def _array_head(self, key: str) -> tuple[str, int]:
         kind = self._kind(key)
@@ -241,7 +241,7 @@ def pack_string(content: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def pack_value(key: str, value: Value) -> bytes:
+def pack_value(key: str, value: MetadataValue) -> bytes:
     """Return the type and content of a value as GGUF v3 stores them.
 
     Raises `ConversionError` for a type that GGUF does not have, and content that is not of it.
@@ -253,7 +253,7 @@ def pack_value(key: str, value: Value) -> bytes:
         raise ConversionError(message) from error
 
 
-def _pack(value: Value) -> bytes:
+def _pack(value: MetadataValue) -> bytes:
     kind = "string" if value.type == TEXT else value.type
     element = element_type(kind)
     if element is not None:
@@ -270,7 +270,7 @@ def _pack_scalar(kind: str, content: Any) -> bytes:
 def _pack_array(kind: str, content: Sequence[Any]) -> bytes:
     nested = element_type(kind)
     head = struct.pack("<IQ", TYPES.index("array" if nested else kind), len(content))
-    raw = content.raw if isinstance(content, Packed) else None
+    raw = content.raw if isinstance(content, PackedArray) else None
     if raw is not None:
         return head + raw
     if nested is not None:

@@ -27,7 +27,7 @@ from weightctl.formats.base import (
 from weightctl.formats.cut import past_end, rest_of
 from weightctl.text.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
-from weightctl.weights.metadata import TEXT, Value, from_json, text, to_json
+from weightctl.weights.metadata import TEXT, MetadataValue, from_json, text, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,7 +148,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _metadata(file: MappedFile, entries: Any) -> dict[str, Value]:
+def _metadata(file: MappedFile, entries: Any) -> dict[str, MetadataValue]:
     if not is_text_map(entries) or not all(is_text(key + entries[key]) for key in entries):
         message = f"`{_METADATA}` does not map strings to strings"
         raise FormatError(file.path, 8, message, hint=_DAMAGED)
@@ -256,7 +256,7 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 
 
 def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
     """Describe a safetensors file: its data starts on the alignment, widest elements first.
 
@@ -294,7 +294,7 @@ def layout(
     )
 
 
-def _boundary(metadata: Mapping[str, Value]) -> int:
+def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
     stated = metadata.get(ALIGNMENT_KEY)
     # One that cannot be is none of safetensors' business.
     if stated is None or not is_alignment(stated):
@@ -307,11 +307,11 @@ def _element_size(info: TensorInfo) -> float:
     return encoding.size / encoding.block
 
 
-def _strings(metadata: Mapping[str, Value]) -> dict[str, str]:
+def _strings(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
     typed = {key: value for key, value in metadata.items() if value.type != TEXT}
     strings = {key: value.content for key, value in metadata.items() if value.type == TEXT}
     # transformers refuses a file that does not say which framework's layout it has.
     strings.setdefault(_FRAMEWORK, "pt")
     if typed and _TYPED in strings:
-        typed[_TYPED] = Value(TEXT, strings.pop(_TYPED))
+        typed[_TYPED] = MetadataValue(TEXT, strings.pop(_TYPED))
     return strings | ({_TYPED: to_json(typed)} if typed else {})

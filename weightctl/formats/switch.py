@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError
 from weightctl.formats import INDEX_SUFFIX, recognise
 from weightctl.formats.open.index import read_index
-from weightctl.formats.open.sets import Parts, part_of
+from weightctl.formats.open.sets import PartSet, part_of
 from weightctl.storage.mapping import MappedFile
 from weightctl.system.temporary import SWITCH, loadable_name, without_temporary
 from weightctl.text.untyped import is_list, is_object, is_text_map
@@ -85,7 +85,7 @@ class Switch(NamedTuple):
             is_same_file(path, other) for other in (own, loadable_name(own))
         )
 
-    def parts(self) -> Parts:
+    def parts(self) -> PartSet:
         """Return the new set; `FormatError` where somebody has changed its files since."""
         if changed := self.changed():
             raise FormatError(
@@ -107,7 +107,7 @@ class Switch(NamedTuple):
             f"the run that replaced {_set_name(self.leading)} has not ended: its new files are "
             "read under their temporary names; if it was stopped, the same command finishes it"
         )
-        return Parts(recognise(MappedFile(first)), tuple(paths.values()), listed, (note,))
+        return PartSet(recognise(MappedFile(first)), tuple(paths.values()), listed, (note,))
 
 
 def is_same_file(path: str, other: str) -> bool:

@@ -9,7 +9,7 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["absent_tokens"]
 
@@ -17,7 +17,7 @@ _PREFIX = "tokenizer.ggml."
 _TOKENS = "tokenizer.ggml.tokens"
 
 
-def absent_tokens(metadata: Mapping[str, Value]) -> tuple[str, ...]:
+def absent_tokens(metadata: Mapping[str, MetadataValue]) -> tuple[str, ...]:
     """Return a sentence for each special token whose id is that of no token.
 
     A tool that writes -1, for a token that a model does not have, into an unsigned value makes it

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.graph import ops
-    from weightctl.graph.graph import Graph, Node
+    from weightctl.graph.graph import Graph, GraphNode
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.types import TensorType, Type
     from weightctl.graph.value import TensorValue, Value
@@ -27,7 +27,7 @@ __all__ = [
     "DeviceRef",
     "Dim",
     "Graph",
-    "Node",
+    "GraphNode",
     "QuantizationEncoding",
     "Shape",
     "ShardingStrategy",
@@ -46,7 +46,7 @@ _NAMES = {
     "DeviceRef": "weightctl.device:DeviceRef",
     "Dim": "weightctl.dim:Dim",
     "Graph": "weightctl.graph.graph:Graph",
-    "Node": "weightctl.graph.graph:Node",
+    "GraphNode": "weightctl.graph.graph:GraphNode",
     "QuantizationEncoding": "weightctl.dtype:QuantizationEncoding",
     "Shape": "weightctl.shape:Shape",
     "ShardingStrategy": "weightctl.graph.sharding:ShardingStrategy",

@@ -13,7 +13,7 @@ from weightctl.weights.buffer import Buffer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.graph.graph import Graph, Node
+    from weightctl.graph.graph import Graph, GraphNode
 
 __all__ = ["dump"]
 
@@ -46,7 +46,7 @@ def _lines(graph: Graph) -> Iterator[str]:
         yield from _lines(subgraph)
 
 
-def _line(node: Node) -> str:
+def _line(node: GraphNode) -> str:
     results = ", ".join(f"%{value.number}" for value in node.outputs)
     types = ", ".join(str(value.type) for value in node.outputs)
     name = node.attributes.get("function", node.op)
@@ -65,13 +65,13 @@ def _line(node: Node) -> str:
     return f"{results} = {name}({', '.join(given)}): {types}"
 
 
-def _weight(node: Node) -> str:
+def _weight(node: GraphNode) -> str:
     encoding = node.attributes["encoding"]
     quantized = "" if encoding is None else f", {encoding.name}"
     return f"{_prefix(node, 'name')}{quantized}"
 
 
-def _prefix(node: Node, key: str = "prefix") -> str:
+def _prefix(node: GraphNode, key: str = "prefix") -> str:
     before = "<prefix>" if node.attributes["is_placeholder"] else ""
     return f"{before}{node.attributes[key]}"
 

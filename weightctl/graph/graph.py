@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["CutFrom", "Graph", "Node"]
+__all__ = ["CutFrom", "Graph", "GraphNode"]
 
 
-class Node(NamedTuple):
+class GraphNode(NamedTuple):
     """One operation of a graph; `path` is that of the layer which added it, or empty."""
 
     op: str
@@ -82,13 +82,13 @@ class Graph:
         self.name = name
         self.weight_prefix = weight_prefix
         self.parent = parent
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.outputs: tuple[Value, ...] = ()
         self.subgraphs: dict[str, Graph] = {}
         self.weights_by_name: dict[str, Weight] = {}
         # Of each weight its value, by the identity of the weight; the nodes keep them alive.
         self._weight_values: dict[int, Value] = {}
-        self._weight_nodes: dict[int, Node] = {}
+        self._weight_nodes: dict[int, GraphNode] = {}
         # The numbers of quantized weights, by the number of a weight's value and their dtype.
         self.dequantized: dict[tuple[int, DType], Value] = {}
         # Made when it is asked for.
@@ -158,7 +158,7 @@ class Graph:
         self._weight_nodes[value.number] = self.nodes[-1]
         return value
 
-    def weight_node(self, value: Value) -> Node | None:
+    def weight_node(self, value: Value) -> GraphNode | None:
         """Return the node that a value of this graph is a weight by, None for what is computed.
 
         Its attributes are what the weight was when it was added: `name`, without the graph's
@@ -298,7 +298,7 @@ class Graph:
         for kind in types:
             outputs.append(Value.of(self, self._count, kind))
             self._count += 1
-        self.nodes.append(Node(op, inputs, attributes, tuple(outputs), layer_path()))
+        self.nodes.append(GraphNode(op, inputs, attributes, tuple(outputs), layer_path()))
         return tuple(outputs)
 
 

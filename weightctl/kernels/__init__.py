@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Kernel",
-    "Outcome",
+    "KernelResult",
     "Transcoder",
     "active",
     "kernel",
@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
         _native.decode(self.level, self.name, blocks, out)
 
 
-class Outcome(NamedTuple):
+class KernelResult(NamedTuple):
     """What became of numbers that were transcoded, as in `codecs.Loss`.
 
     `refused` is the index of a `number` that blocks cannot hold, -1 where there is none: the first
@@ -82,7 +82,7 @@ class Transcoder(NamedTuple):
         counts: bool,
         measures: bool,
         zero_nonfinite: bool,
-    ) -> Outcome:
+    ) -> KernelResult:
         """Fill `out` with rows of `columns` numbers; all are contiguous, and do not overlap.
 
         Overflows of plain numbers are counted with `counts`, all else with `measures`. Where a
@@ -92,7 +92,7 @@ class Transcoder(NamedTuple):
 
         names = self.level, self.source, self.target
         how = counts, measures, zero_nonfinite
-        return Outcome(*_native.transcode(*names, raw, columns, importance, out, *how))
+        return KernelResult(*_native.transcode(*names, raw, columns, importance, out, *how))
 
 
 @cache

@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import Heads, head_cuts, replicated, segment_sizes
+from weightctl.nn.cuts import AttentionHeads, head_cuts, replicated, segment_sizes
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
 from weightctl.nn.norm import RMSNorm
@@ -143,7 +143,7 @@ class Attention(Divisible):
         """
         queries, keys = [self.qkv] * 2 if self.fused else [self.q, self.k]
         values = keys if self.fused else self.v
-        heads = Heads(self.heads, self.kv_heads, self.head_dim)
+        heads = AttentionHeads(self.heads, self.kv_heads, self.head_dim)
         shared = head_cuts(
             heads,
             devices,

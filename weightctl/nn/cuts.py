@@ -26,10 +26,18 @@ if TYPE_CHECKING:
     # Of each rank what it has of an axis.
     Ranges: TypeAlias = Sequence[Sequence[Range]]
 
-__all__ = ["Heads", "Side", "cut_along", "head_cuts", "replicated", "segment_sizes", "unit_cuts"]
+__all__ = [
+    "AttentionHeads",
+    "CutAxis",
+    "cut_along",
+    "head_cuts",
+    "replicated",
+    "segment_sizes",
+    "unit_cuts",
+]
 
 
-class Side(NamedTuple):
+class CutAxis(NamedTuple):
     """An axis of a weight that is cut."""
 
     weight: Weight
@@ -55,7 +63,7 @@ class Side(NamedTuple):
         return f"`{self.weight.name}` of shape {shape.text}"
 
 
-class Heads(NamedTuple):
+class AttentionHeads(NamedTuple):
     """The numbers of heads of an attention, and the length of each."""
 
     queries: int
@@ -68,7 +76,7 @@ class Heads(NamedTuple):
 
 
 def head_cuts(
-    heads: Heads, ranks: int, queries: Sequence[Side], keys: Sequence[Side]
+    heads: AttentionHeads, ranks: int, queries: Sequence[CutAxis], keys: Sequence[CutAxis]
 ) -> list[tuple[Range, Range]]:
     """Return what each rank has of queries, and of keys and values: ranges of their numbers.
 
@@ -95,7 +103,7 @@ def head_cuts(
     ]
 
 
-def unit_cuts(ranks: int, *sides: Side) -> list[Range]:
+def unit_cuts(ranks: int, *sides: CutAxis) -> list[Range]:
     """Return what each rank has of axes of the same numbers; no block of any is broken.
 
     Raises `ShardingError` that names the one of the longest where they are fewer than ranks.
@@ -110,7 +118,7 @@ def unit_cuts(ranks: int, *sides: Side) -> list[Range]:
     return shared
 
 
-def cut_along(side: Side, ranges: Ranges) -> ShardingStrategy:
+def cut_along(side: CutAxis, ranges: Ranges) -> ShardingStrategy:
     """Return the strategy that gives each rank some ranges of an axis."""
     name = {0: "rowwise", 1: "columnwise"}[side.axis]
     parts = tuple(part_along(side.axis, side.size, each) for each in ranges)
@@ -123,7 +131,7 @@ def replicated(ranks: int, *weights: Weight | None) -> dict[Weight, ShardingStra
     return {weight: strategy for weight in weights if weight is not None}
 
 
-def segment_sizes(side: Side, sizes: Sequence[int]) -> tuple[int, ...]:
+def segment_sizes(side: CutAxis, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return what a shard has of each of the segments that its whole has along an axis."""
     ranges = next((cut.ranges for cut in side.weight.part or () if cut.axis == side.axis), None)
     if ranges is None:
@@ -138,12 +146,12 @@ def segment_sizes(side: Side, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _coarsest(sides: Sequence[Side]) -> Side:
+def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:
     """Return the axis that has the longest blocks, of several such the first."""
     return max(sides, key=lambda side: side.block)
 
 
-def _refused(side: Side, ranks: int, told: str, works: Sequence[int]) -> ShardingError:
+def _refused(side: CutAxis, ranks: int, told: str, works: Sequence[int]) -> ShardingError:
     return ShardingError(
         f"{side.told} cannot be cut for {ranks} ranks: {told}",
         hint=ranks_that_work(works),

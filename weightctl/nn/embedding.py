@@ -9,7 +9,7 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
-from weightctl.nn.cuts import Side, cut_along, replicated, unit_cuts
+from weightctl.nn.cuts import CutAxis, cut_along, replicated, unit_cuts
 from weightctl.nn.divisible import Divisible
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Embedding(Divisible):
         """
         if self.replicated:
             return replicated(devices, self.weight)
-        rows = Side(self.weight, 0)
+        rows = CutAxis(self.weight, 0)
         return {self.weight: cut_along(rows, [[each] for each in unit_cuts(devices, rows)])}
 
     def take_shards(self) -> None:

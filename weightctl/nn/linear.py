@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph.weight import Weight
-from weightctl.nn.cuts import Side, cut_along, replicated, unit_cuts
+from weightctl.nn.cuts import CutAxis, cut_along, replicated, unit_cuts
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.precision import require_value, weight_as
 
@@ -53,14 +53,14 @@ class Linear(Divisible):
         return y if self.bias is None else y + weight_as(self.bias, x.dtype)
 
     @property
-    def inputs(self) -> Side:
+    def inputs(self) -> CutAxis:
         """The axis of the weight along which its inputs are."""
-        return Side(self.weight, 0 if self.transposed else 1)
+        return CutAxis(self.weight, 0 if self.transposed else 1)
 
     @property
-    def outputs(self) -> Side:
+    def outputs(self) -> CutAxis:
         """The axis of the weight along which its outputs are."""
-        return Side(self.weight, 1 if self.transposed else 0)
+        return CutAxis(self.weight, 1 if self.transposed else 0)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard computes some of the outputs.
@@ -77,7 +77,9 @@ class Linear(Divisible):
         """Return how the weights are cut so that each shard computes these outputs."""
         cut = {self.weight: cut_along(self.outputs, ranges)}
         return (
-            cut if self.bias is None else {**cut, self.bias: cut_along(Side(self.bias, 0), ranges)}
+            cut
+            if self.bias is None
+            else {**cut, self.bias: cut_along(CutAxis(self.bias, 0), ranges)}
         )
 
     def cut_inputs(self, ranges: Ranges) -> dict[Weight, ShardingStrategy]:

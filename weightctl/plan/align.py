@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.formats.base import ALIGNMENT_KEY, LEAST_ALIGNMENT, is_alignment
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
@@ -22,7 +22,7 @@ def align(plan: Plan, boundary: int) -> Plan:
     start on a multiple of their element's size. The boundary is kept in the metadata, so that a
     copy has it too. Raises `ConversionError` for what is no power of two from 8 on.
     """
-    value = Value("u32", boundary)
+    value = MetadataValue("u32", boundary)
     if boundary < LEAST_ALIGNMENT or not is_alignment(value):
         raise ConversionError(
             f"tensors cannot be aligned to {boundary} bytes",

@@ -17,7 +17,7 @@ from weightctl.plan.recipes import Recipe, choose, goes_by_role, unmatched
 from weightctl.plan.types import encoding_of, type_or_recipe
 from weightctl.schemes.logical import is_buffer, parts
 from weightctl.text.patterns import regular_expression
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.plan.types import TypeLike
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BY_RULE", "Rule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
+__all__ = ["BY_RULE", "TypeRule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
 # What takes the place of a block type whose block does not divide the row (llama.cpp,
 # src/llama-quant.cpp, `tensor_type_fallback`); what does not fit either becomes F16.
@@ -52,14 +52,14 @@ def is_lossy(encoding: Encoding) -> bool:
     )
 
 
-class Rule(NamedTuple):
+class TypeRule(NamedTuple):
     """The encoding for tensors in whose name a pattern is found; None keeps what they have."""
 
     pattern: re.Pattern[str]
     encoding: Encoding | None
 
     @classmethod
-    def parse(cls, written: str) -> Rule:
+    def parse(cls, written: str) -> TypeRule:
         """Read `REGEX=TYPE`; raises `ConversionError` for anything else."""
         expression, equals, name = written.rpartition("=")
         if not equals or not expression:
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
 def cast(
     plan: Plan,
     target: TypeLike | Recipe | os.PathLike[str] | None,
-    rules: Sequence[Rule] | Mapping[str, TypeLike | None] = (),
+    rules: Sequence[TypeRule] | Mapping[str, TypeLike | None] = (),
     *,
     fallback: bool = True,
     requantize: bool = False,
@@ -113,7 +113,8 @@ def cast(
     target = None if target is None else type_or_recipe(target)
     if isinstance(rules, Mapping):
         rules = [
-            Rule(regular_expression(pattern), encoding_of(kind)) for pattern, kind in rules.items()
+            TypeRule(regular_expression(pattern), encoding_of(kind))
+            for pattern, kind in rules.items()
         ]
     for rule in rules:
         if not any(rule.pattern.search(item.info.name) for item in plan.items):
@@ -199,7 +200,7 @@ def _cast_item(
     item: Item,
     target: Encoding | None,
     chosen: Mapping[str, Chosen] | None,
-    rules: Sequence[Rule],
+    rules: Sequence[TypeRule],
 ) -> Item:
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
@@ -309,7 +310,7 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
 
 def _described(
     plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Keep the two keys that tell llama.cpp of the types in step with them."""
     metadata = dict(plan.metadata)
     if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
@@ -317,7 +318,7 @@ def _described(
         if number is None:
             default = _default(target)
             number = file_type([item.info for item in items], default)
-        metadata["general.file_type"] = Value("u32", number)
+        metadata["general.file_type"] = MetadataValue("u32", number)
         if any(item.info.encoding.quantization for item in items):
-            metadata["general.quantization_version"] = Value("u32", 2)
+            metadata["general.quantization_version"] = MetadataValue("u32", 2)
     return metadata

@@ -16,7 +16,7 @@ from weightctl.formats.base import (
     is_text,
 )
 from weightctl.text.untyped import is_list
-from weightctl.weights.metadata import INTEGERS, TEXT, Value, as_json, is_type, parse_value
+from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, as_json, is_type, parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,19 +47,19 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, key: str, value: object) -> Setting:
-        """Return what sets a key to a Python value, or to a `Value`, whose type is stated.
+        """Return what sets a key to a Python value, or to a `MetadataValue`, whose type is stated.
 
         A new integer is a u32 where it fits, else an i64; a new float is an f32; a new list has
         elements of such a type. Raises `ConversionError` for any other value.
         """
-        if isinstance(value, Value):
+        if isinstance(value, MetadataValue):
             return cls(key, value.type, _written(value.content))
         kind = _type_for(value)
         if kind is None:
             raise ConversionError(
                 f"the metadata `{key}` cannot be set to {value!r:.80}",
                 hint="values are text, numbers, booleans and lists of one of them; "
-                "`Value('array[u8]', [1])` states a type",
+                "`MetadataValue('array[u8]', [1])` states a type",
             )
         return cls(key, None, _written(value), kind)
 
@@ -134,7 +134,7 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
                 f"`{setting.text}` is no {kind}, which the metadata `{setting.key}` is",
                 hint=f"--set {setting.key}:TYPE=VALUE states another type",
             ) from error
-        value = metadata[setting.key] = Value(kind, content)
+        value = metadata[setting.key] = MetadataValue(kind, content)
         if setting.key == ALIGNMENT_KEY and (not is_alignment(value) or content < LEAST_ALIGNMENT):
             raise ConversionError(
                 f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",

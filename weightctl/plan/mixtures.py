@@ -2,115 +2,115 @@
 
 from __future__ import annotations
 
-from weightctl.plan.recipes import Line, Recipe
+from weightctl.plan.recipes import Recipe, RecipeLine
 
 __all__ = ["MIXTURES"]
 
-_OUTPUT = (Line("output", "falcon", "Q8_0"), Line("output", "", "Q6_K"))
+_OUTPUT = (RecipeLine("output", "falcon", "Q8_0"), RecipeLine("output", "", "Q6_K"))
 # With eight experts the rest of a layer is small, and worth more bits.
-_EIGHT = (Line("attn_v", "8 experts", "Q8_0"), Line("attn_k", "8 experts", "Q8_0"))
-_EIGHT_OUTPUT = Line("attn_output", "8 experts, not falcon", "Q5_K")
+_EIGHT = (RecipeLine("attn_v", "8 experts", "Q8_0"), RecipeLine("attn_k", "8 experts", "Q8_0"))
+_EIGHT_OUTPUT = RecipeLine("attn_output", "8 experts, not falcon", "Q5_K")
 _THIRDS = "outer and every third"
 
 
-def _recipe(name: str, file_type: int, otherwise: str, *lines: Line) -> Recipe:
+def _recipe(name: str, file_type: int, otherwise: str, *lines: RecipeLine) -> Recipe:
     return Recipe(name, otherwise, (*_OUTPUT, *_EIGHT, *lines), file_type)
 
 
 _TABLE = (
     _recipe(
         "Q4_0", 2, "Q4_0",
-        Line("ffn_down", "weighted, first eighth", "Q4_1"),
+        RecipeLine("ffn_down", "weighted, first eighth", "Q4_1"),
     ),
     _recipe("Q4_1", 3, "Q4_1"),
     _recipe(
         "Q5_0", 8, "Q5_0",
-        Line("ffn_down", "weighted, first eighth", "Q5_1"),
+        RecipeLine("ffn_down", "weighted, first eighth", "Q5_1"),
     ),
     _recipe("Q5_1", 9, "Q5_1"),
     Recipe("Q8_0", "Q8_0", (), 7),
     _recipe(
         "Q2_K", 10, "Q2_K",
-        Line("attn_v", "70B", "Q5_K"),
-        Line("attn_v", "gqa 4+", "Q4_K"),
-        Line("attn_v", "", "Q3_K"),
-        Line("ffn_down", "", "Q3_K"),
-        Line("attn_output", "falcon", "Q2_K"),
-        Line("attn_output", "8 experts", "Q5_K"),
-        Line("attn_output", "", "Q3_K"),
+        RecipeLine("attn_v", "70B", "Q5_K"),
+        RecipeLine("attn_v", "gqa 4+", "Q4_K"),
+        RecipeLine("attn_v", "", "Q3_K"),
+        RecipeLine("ffn_down", "", "Q3_K"),
+        RecipeLine("attn_output", "falcon", "Q2_K"),
+        RecipeLine("attn_output", "8 experts", "Q5_K"),
+        RecipeLine("attn_output", "", "Q3_K"),
     ),
     _recipe(
         "Q2_K_S", 21, "Q2_K",
-        Line("attn_v", "70B, gqa 4+", "Q5_K"),
-        Line("attn_v", "gqa 4+", "Q4_K"),
-        Line("ffn_down", "first eighth", "Q4_K"),
+        RecipeLine("attn_v", "70B, gqa 4+", "Q5_K"),
+        RecipeLine("attn_v", "gqa 4+", "Q4_K"),
+        RecipeLine("ffn_down", "first eighth", "Q4_K"),
     )._replace(wants_importance=True),
     _recipe(
         "Q3_K_S", 11, "Q3_K",
-        Line("attn_v", "70B", "Q5_K"),
+        RecipeLine("attn_v", "70B", "Q5_K"),
         _EIGHT_OUTPUT,
     ),
     _recipe(
         "Q3_K_M", 12, "Q3_K",
-        Line("attn_v", "70B", "Q5_K"),
-        Line("attn_v", "first 2", "Q5_K"),
-        Line("attn_v", "", "Q4_K"),
-        Line("ffn_down", "first sixteenth", "Q5_K"),
-        Line("ffn_down", f"falcon, not {_THIRDS}", "Q3_K"),
-        Line("ffn_down", "", "Q4_K"),
-        Line("attn_output", "falcon", "Q3_K"),
-        Line("attn_output", "8 experts", "Q5_K"),
-        Line("attn_output", "", "Q4_K"),
+        RecipeLine("attn_v", "70B", "Q5_K"),
+        RecipeLine("attn_v", "first 2", "Q5_K"),
+        RecipeLine("attn_v", "", "Q4_K"),
+        RecipeLine("ffn_down", "first sixteenth", "Q5_K"),
+        RecipeLine("ffn_down", f"falcon, not {_THIRDS}", "Q3_K"),
+        RecipeLine("ffn_down", "", "Q4_K"),
+        RecipeLine("attn_output", "falcon", "Q3_K"),
+        RecipeLine("attn_output", "8 experts", "Q5_K"),
+        RecipeLine("attn_output", "", "Q4_K"),
     ),
     _recipe(
         "Q3_K_L", 13, "Q3_K",
-        Line("attn_v", "", "Q5_K"),
-        Line("ffn_down", "falcon", "Q4_K"),
-        Line("ffn_down", "", "Q5_K"),
-        Line("attn_output", "falcon", "Q4_K"),
-        Line("attn_output", "not 8 experts", "Q5_K"),
+        RecipeLine("attn_v", "", "Q5_K"),
+        RecipeLine("ffn_down", "falcon", "Q4_K"),
+        RecipeLine("ffn_down", "", "Q5_K"),
+        RecipeLine("attn_output", "falcon", "Q4_K"),
+        RecipeLine("attn_output", "not 8 experts", "Q5_K"),
     ),
     _recipe(
         "Q4_K_S", 14, "Q4_K",
-        Line("attn_v", "70B", "Q5_K"),
-        Line("attn_v", "first 4", "Q5_K"),
-        Line("ffn_down", "falcon", "Q4_K"),
-        Line("ffn_down", "first eighth", "Q5_K"),
+        RecipeLine("attn_v", "70B", "Q5_K"),
+        RecipeLine("attn_v", "first 4", "Q5_K"),
+        RecipeLine("ffn_down", "falcon", "Q4_K"),
+        RecipeLine("ffn_down", "first eighth", "Q5_K"),
         _EIGHT_OUTPUT,
     ),
     _recipe(
         "Q4_K_M", 15, "Q4_K",
-        Line("attn_v", _THIRDS, "Q6_K"),
-        Line("attn_v", "70B", "Q5_K"),
-        Line("ffn_down", "falcon, first sixteenth", "Q6_K"),
-        Line("ffn_down", f"falcon, {_THIRDS}", "Q5_K"),
-        Line("ffn_down", "falcon", "Q4_K"),
-        Line("ffn_down", _THIRDS, "Q6_K"),
+        RecipeLine("attn_v", _THIRDS, "Q6_K"),
+        RecipeLine("attn_v", "70B", "Q5_K"),
+        RecipeLine("ffn_down", "falcon, first sixteenth", "Q6_K"),
+        RecipeLine("ffn_down", f"falcon, {_THIRDS}", "Q5_K"),
+        RecipeLine("ffn_down", "falcon", "Q4_K"),
+        RecipeLine("ffn_down", _THIRDS, "Q6_K"),
         _EIGHT_OUTPUT,
     ),
     _recipe("Q5_K_S", 16, "Q5_K"),
     _recipe(
         "Q5_K_M", 17, "Q5_K",
-        Line("attn_v", _THIRDS, "Q6_K"),
-        Line("ffn_down", _THIRDS, "Q6_K"),
+        RecipeLine("attn_v", _THIRDS, "Q6_K"),
+        RecipeLine("ffn_down", _THIRDS, "Q6_K"),
     ),
     _recipe("Q6_K", 18, "Q6_K"),
     _recipe(
         "IQ4_NL", 25, "IQ4_NL",
-        Line("attn_v", "gqa 4+", "Q5_K"),
-        Line("ffn_down", "not weighted, first eighth", "Q5_K"),
+        RecipeLine("attn_v", "gqa 4+", "Q5_K"),
+        RecipeLine("ffn_down", "not weighted, first eighth", "Q5_K"),
         _EIGHT_OUTPUT,
     ),
     _recipe(
         "IQ4_XS", 30, "IQ4_XS",
-        Line("attn_v", "gqa 4+", "Q5_K"),
-        Line("ffn_down", "not weighted, first eighth", "Q5_K"),
+        RecipeLine("attn_v", "gqa 4+", "Q5_K"),
+        RecipeLine("ffn_down", "not weighted, first eighth", "Q5_K"),
         _EIGHT_OUTPUT,
     ),
-    _recipe("TQ1_0", 36, "TQ1_0", Line("token_embd", "", "Q4_K")),
-    _recipe("TQ2_0", 37, "TQ2_0", Line("token_embd", "", "Q4_K")),
+    _recipe("TQ1_0", 36, "TQ1_0", RecipeLine("token_embd", "", "Q4_K")),
+    _recipe("TQ2_0", 37, "TQ2_0", RecipeLine("token_embd", "", "Q4_K")),
     Recipe(
-        "MXFP4_MOE", "Q8_0", (Line("output", "", "Q8_0"), Line("", "experts", "MXFP4")), 38
+        "MXFP4_MOE", "Q8_0", (RecipeLine("output", "", "Q8_0"), RecipeLine("", "experts", "MXFP4")), 38
     ),
 )  # fmt: skip
 

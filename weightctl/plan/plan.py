@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.formats.imatrix.columns import ColumnWeights
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
 
@@ -91,7 +91,7 @@ class Described(NamedTuple):
     """
 
     names: Mapping[str, str]
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -113,7 +113,7 @@ class Plan:
     source: Source
     format: str
     items: tuple[Item, ...]
-    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict[str, "MetadataValue"])
     tied: Mapping[str, str] = field(default_factory=dict[str, str])
     unkept: Mapping[str, Leaf] = field(default_factory=dict[str, "Leaf"])
     consulted: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -261,7 +261,9 @@ class Plan:
         return ""
 
 
-def _tying(metadata: Mapping[str, Value], tied: Mapping[str, str]) -> dict[str, Value]:
+def _tying(
+    metadata: Mapping[str, MetadataValue], tied: Mapping[str, str]
+) -> dict[str, MetadataValue]:
     """Keep tied names in the metadata, as huggingface_hub does."""
     return {**metadata, **{name: text(tensor) for name, tensor in tied.items()}}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.mixtures import MIXTURES
-from weightctl.plan.recipes import Line, Recipe
+from weightctl.plan.recipes import Recipe, RecipeLine
 from weightctl.plan.toml_file import read_toml
 from weightctl.plan.type_names import spelled, type_named
 from weightctl.text.patterns import regular_expression
@@ -52,13 +52,13 @@ def read_recipe(path: str) -> Recipe:
     return Recipe(name, default, lines, None, path)
 
 
-def _lines(path: str, types: dict[str, Any]) -> Iterator[Line]:
+def _lines(path: str, types: dict[str, Any]) -> Iterator[RecipeLine]:
     for pattern, name in types.items():
         try:
             expression = regular_expression(pattern)
         except ConversionError as error:
             raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
-        yield Line(expression, "", _type(path, pattern, name))
+        yield RecipeLine(expression, "", _type(path, pattern, name))
 
 
 def _type(path: str, key: str, name: object) -> str | None:

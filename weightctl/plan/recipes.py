@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.families.model import ARCHITECTURE, Model
+from weightctl.families.model import ARCHITECTURE, DescribedModel
 from weightctl.families.names import is_matrix_weight, layer, role
 
 if TYPE_CHECKING:
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = [
     "CONDITIONS",
     "OTHERWISE",
     "Chosen",
-    "Line",
-    "Place",
     "Recipe",
+    "RecipeLine",
+    "TensorRole",
     "choose",
     "goes_by_role",
     "unmatched",
@@ -33,7 +33,7 @@ __all__ = [
 OTHERWISE = "otherwise"
 
 
-class Line(NamedTuple):
+class RecipeLine(NamedTuple):
     """A line of a recipe: the type for some tensors, None to keep what they have.
 
     `tensors` is a role, or a pattern that is found in the name. `when` names conditions that must
@@ -59,7 +59,7 @@ class Recipe(NamedTuple):
 
     name: str
     otherwise: str | None
-    lines: tuple[Line, ...]
+    lines: tuple[RecipeLine, ...]
     file_type: int | None = None
     path: str = ""
     wants_importance: bool = False
@@ -71,7 +71,7 @@ class Recipe(NamedTuple):
         return [ENCODINGS[name] for name in dict.fromkeys(types) if name is not None]
 
 
-class Place(NamedTuple):
+class TensorRole(NamedTuple):
     """A tensor in its model: what the conditions of a recipe are about.
 
     `layer` is its number among the `layers` that count for its role; `weighted` says whether the
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
     info: TensorInfo
     role: str
-    model: Model
+    model: DescribedModel
     layer: int
     layers: int
     weighted: bool
@@ -101,7 +101,7 @@ class Place(NamedTuple):
         return self.model.architecture != "bailingmoe3" or self.role.startswith("ffn_")
 
 
-CONDITIONS: Mapping[str, Callable[[Place], bool]] = {
+CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
     "70B": lambda at: at.model.is_70b,
     "8 experts": lambda at: at.model.experts == 8,
     "experts": lambda at: at.is_stack_of_experts,
@@ -124,7 +124,7 @@ class Chosen(NamedTuple):
 
 
 def goes_by_role(
-    recipe: Recipe, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value]
+    recipe: Recipe, tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]
 ) -> bool:
     """Whether a recipe can tell the roles of a model's tensors, or need not.
 
@@ -147,7 +147,7 @@ def unmatched(recipe: Recipe, tensors: Sequence[TensorInfo]) -> Iterator[str]:
 def choose(
     recipe: Recipe,
     tensors: Sequence[TensorInfo],
-    metadata: Mapping[str, Value],
+    metadata: Mapping[str, MetadataValue],
     *,
     weighted: bool = False,
     names: Mapping[str, str] | None = None,
@@ -171,9 +171,9 @@ def choose(
             hint=remedy,
         )
     if ARCHITECTURE in metadata:
-        model = Model.of(metadata, known.values())
+        model = DescribedModel.of(metadata, known.values())
     else:
-        model = Model("", 0, 0, 0, is_70b=False)
+        model = DescribedModel("", 0, 0, 0, is_70b=False)
     return {
         place.info.name: _choice(recipe, place)
         for place in _places(tensors, known, model, weighted=weighted)
@@ -184,13 +184,13 @@ def _called(info: TensorInfo, known: Mapping[str, str]) -> TensorInfo:
     return info._replace(name=known[info.name])
 
 
-def _choice(recipe: Recipe, place: Place) -> Chosen:
+def _choice(recipe: Recipe, place: TensorRole) -> Chosen:
     line = next((line for line in recipe.lines if _is_for(line, place)), None)
     name = line.type if line else recipe.otherwise
     return Chosen(ENCODINGS[name] if name else None, str(line) if line else OTHERWISE)
 
 
-def _is_for(line: Line, place: Place) -> bool:
+def _is_for(line: RecipeLine, place: TensorRole) -> bool:
     if not isinstance(line.tensors, str):
         return line.tensors.search(place.info.name) is not None
     if line.tensors not in {place.role, ""}:
@@ -203,8 +203,12 @@ def _is_for(line: Line, place: Place) -> bool:
 
 
 def _places(
-    tensors: Sequence[TensorInfo], known: Mapping[str, str], model: Model, *, weighted: bool
-) -> Iterator[Place]:
+    tensors: Sequence[TensorInfo],
+    known: Mapping[str, str],
+    model: DescribedModel,
+    *,
+    weighted: bool,
+) -> Iterator[TensorRole]:
     """Yield the matrices with their roles and layers, as llama.cpp counts these.
 
     It goes through a model by layer and name. Value projections have the number of those before
@@ -227,7 +231,7 @@ def _places(
         if mine.startswith("ffn_") and model.experts > 1:
             number = _layer(known[info.name])
         layers = values if mine == "attn_v" else model.layers
-        yield Place(info, mine, model, number, layers, weighted)
+        yield TensorRole(info, mine, model, number, layers, weighted)
 
 
 def _layer(name: str) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.formats.open.index import few
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -142,11 +142,11 @@ def _notes(
         )
 
 
-def _recorded(importance: Importance) -> dict[str, Value]:
-    made = {_FILE: Value("string", importance.path)}
+def _recorded(importance: Importance) -> dict[str, MetadataValue]:
+    made = {_FILE: MetadataValue("string", importance.path)}
     if importance.dataset:
-        made[_DATASET] = Value("string", importance.dataset)
-    made[_ENTRIES] = Value("u32", len(importance.values))
+        made[_DATASET] = MetadataValue("string", importance.dataset)
+    made[_ENTRIES] = MetadataValue("u32", len(importance.values))
     if importance.chunks:
-        made[_CHUNKS] = Value("u32", importance.chunks)
+        made[_CHUNKS] = MetadataValue("u32", importance.chunks)
     return made

@@ -13,29 +13,29 @@ from weightctl.split import Sharding, part_along, shares
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.sharding.footprints import Along, Stored
-    from weightctl.sharding.placing import Placed
-    from weightctl.sharding.sharing import Heads, Shared
+    from weightctl.sharding.footprints import Along, WeightFootprint
+    from weightctl.sharding.placing import PlacedWeight
+    from weightctl.sharding.sharing import HeadCounts, Shared
     from weightctl.split import Grid, Part, Range
 
-__all__ = ["Model", "cut", "groups", "refuse", "signature", "staged", "stored_shardings"]
+__all__ = ["CutModel", "cut", "groups", "refuse", "signature", "staged", "stored_shardings"]
 
 _EXPERTS = "expert_parallel"
 
 
-class Model(NamedTuple):
+class CutModel(NamedTuple):
     """What a checkpoint is to those who cut it.
 
     `experts` are as many as each layer has, None where nobody knows.
     """
 
-    places: Mapping[str, Placed]
-    heads: Heads
+    places: Mapping[str, PlacedWeight]
+    heads: HeadCounts
     layers: int
     experts: int | None = 0
 
 
-def refuse(model: Model, grid: Grid) -> None:
+def refuse(model: CutModel, grid: Grid) -> None:
     """Raise `ShardingError` for a grid without ranks, or more than there are experts, or layers."""
     if min(grid) < 1:
         told = " x ".join(map(str, grid))
@@ -51,12 +51,12 @@ def refuse(model: Model, grid: Grid) -> None:
         )
 
 
-def groups(places: Iterable[Placed]) -> list[list[Placed]]:
+def groups(places: Iterable[PlacedWeight]) -> list[list[PlacedWeight]]:
     """Return the weights that are cut, those together that are computed with together.
 
     Raises `ShardingError` for one that does not fit the model.
     """
-    found: dict[str, list[Placed]] = {}
+    found: dict[str, list[PlacedWeight]] = {}
     for place in places:
         if place.misfit is not None:
             raise place.misfit
@@ -65,7 +65,7 @@ def groups(places: Iterable[Placed]) -> list[list[Placed]]:
     return list(found.values())
 
 
-def signature(group: Sequence[Placed]) -> object:
+def signature(group: Sequence[PlacedWeight]) -> object:
     """Return all that decides how weights that are computed with together are shared out.
 
     Layers and experts are mostly alike.
@@ -75,7 +75,7 @@ def signature(group: Sequence[Placed]) -> object:
     )
 
 
-def cut(model: Model, grid: Grid) -> dict[str, Sharding]:
+def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
     """Return how each weight of a model is cut, by its name.
 
     Raises `ShardingError` where that cannot be.
@@ -103,7 +103,7 @@ def cut(model: Model, grid: Grid) -> dict[str, Sharding]:
 
 
 def _sharding(
-    place: Placed, ranges: Shared, experts: Sequence[Part | None], model: Model, grid: Grid
+    place: PlacedWeight, ranges: Shared, experts: Sequence[Part | None], model: CutModel, grid: Grid
 ) -> Sharding:
     alike = [_of_runs(place, ranges, number) for number in range(grid.tp)]
     parts: list[Part | None] = []
@@ -117,7 +117,7 @@ def _sharding(
     return staged(sharding, place.layers, model.layers, grid)
 
 
-def _of_experts(place: Placed, owners: Sequence[Range]) -> tuple[Part | None, ...]:
+def _of_experts(place: PlacedWeight, owners: Sequence[Range]) -> tuple[Part | None, ...]:
     """Return what each group of ranks has of the experts of a weight, None where none of them."""
     if place.experts is None:
         return ((),) * len(owners)
@@ -127,7 +127,7 @@ def _of_experts(place: Placed, owners: Sequence[Range]) -> tuple[Part | None, ..
     return tuple(() if first <= place.experts[0] < last else None for first, last in owners)
 
 
-def _of_runs(place: Placed, ranges: Shared, number: int) -> Part:
+def _of_runs(place: PlacedWeight, ranges: Shared, number: int) -> Part:
     if not place.runs:
         return ()
     own = [
@@ -156,7 +156,7 @@ def staged(sharding: Sharding, layers: Sequence[int] | None, count: int, grid: G
     return sharding._replace(parts=tuple(parts))
 
 
-def stored_shardings(weight: Stored, sharding: Sharding) -> dict[str, Sharding]:
+def stored_shardings(weight: WeightFootprint, sharding: Sharding) -> dict[str, Sharding]:
     """Return how the tensors of a weight are cut, by their names, where it is cut so.
 
     Raises `ShardingError` where they cannot be.

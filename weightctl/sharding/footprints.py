@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Along", "Footprint", "Stored", "own_part", "packed", "plain", "ratio"]
+__all__ = ["Along", "Footprint", "WeightFootprint", "own_part", "packed", "plain", "ratio"]
 
 
 class Along(NamedTuple):
@@ -34,7 +34,7 @@ class Footprint(NamedTuple):
     along: tuple[Along | None, ...]
 
 
-class Stored(NamedTuple):
+class WeightFootprint(NamedTuple):
     """A weight of a model, and the tensors that it is stored as.
 
     `shape` is that of the weight. Where its tensors cannot be cut in bytes `refusal` says why, and
@@ -72,14 +72,14 @@ def own_part(along: Sequence[Along | None], shape: Sequence[int], part: Part) ->
     return tuple(sorted(cuts))
 
 
-def plain(info: TensorInfo) -> Stored:
+def plain(info: TensorInfo) -> WeightFootprint:
     """Return a weight that is one tensor."""
     block, last = info.encoding.block, len(info.shape) - 1
     along = (Along(axis, block, block) if axis == last else Along(axis)
              for axis in range(len(info.shape)))  # fmt: skip
     crosses = bool(info.shape) and info.shape[-1] % block != 0
     refusal = "its blocks go on from one row into the next" if crosses else ""
-    return Stored(info.name, info.shape, (Footprint(info, tuple(along)),), refusal=refusal)
+    return WeightFootprint(info.name, info.shape, (Footprint(info, tuple(along)),), refusal=refusal)
 
 
 def ratio(axis: int, length: int, count: int) -> Along:

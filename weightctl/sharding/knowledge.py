@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ArchitectureError
 from weightctl.families.names import numbered
 from weightctl.families.recognition import recognize
-from weightctl.sharding.cutting import Model
-from weightctl.sharding.placing import Placed, placed
-from weightctl.sharding.sharing import Heads
+from weightctl.sharding.cutting import CutModel
+from weightctl.sharding.placing import PlacedWeight, placed
+from weightctl.sharding.sharing import HeadCounts
 from weightctl.sharding.stored import as_meant, stored_weights
 from weightctl.text.wording import counted
 from weightctl.weights.tree import source_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.sharding.footprints import Stored
+    from weightctl.sharding.footprints import WeightFootprint
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Known", "known"]
@@ -30,8 +30,8 @@ class Known(NamedTuple):
     `notes` are what a person should know of it.
     """
 
-    weights: Mapping[str, Stored]
-    model: Model
+    weights: Mapping[str, WeightFootprint]
+    model: CutModel
     checkpoint: RecognizedModel | None
     notes: tuple[str, ...]
 
@@ -53,9 +53,9 @@ def known(weights: Checkpoint, *, is_ruled: bool) -> Known:
         raise type(error)(error.message, hint=hint) from error
     places = placed(checkpoint, stored)
     fields = checkpoint.fields
-    heads = Heads(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
+    heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
     experts = fields.get("experts", 0)
-    model = Model(places, heads, checkpoint.config.layers, experts)
+    model = CutModel(places, heads, checkpoint.config.layers, experts)
     return Known(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
 
 
@@ -84,12 +84,12 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
         yield (f"{counted(len(rest), 'tensor')} of no part of {arch} {are} not cut, as `{rest[0]}`")
 
 
-def _unknown(stored: Mapping[str, Stored]) -> Model:
+def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
     """Return a model of which names alone tell the layers: all is whole on those."""
     numbers = {name: numbered(name)[0] for name in stored}
     layers = 1 + max((number for number in numbers.values() if number is not None), default=-1)
     places = {
-        name: Placed(each, layers=None if (number := numbers[name]) is None else (number,))
+        name: PlacedWeight(each, layers=None if (number := numbers[name]) is None else (number,))
         for name, each in stored.items()
     }
-    return Model(places, Heads(1, 1, 1), layers, experts=None)
+    return CutModel(places, HeadCounts(1, 1, 1), layers, experts=None)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from weightctl.families.arch import TensorNames
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.sharding import Extent, Role
-    from weightctl.sharding.footprints import Stored
+    from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 
-__all__ = ["Placed", "Run", "placed"]
+__all__ = ["PlacedWeight", "SharedRun", "placed"]
 
 _LAYER, _EXPERT = "{}", "{expert}"
 
 
-class Run(NamedTuple):
+class SharedRun(NamedTuple):
     """Elements of an axis that are shared out together, and what they are."""
 
     extent: Extent
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     stop: int
 
 
-class Placed(NamedTuple):
+class PlacedWeight(NamedTuple):
     """A weight of a model: which elements of which axis are shared out, and where it is needed.
 
     `strategy` is what people call that. `layers` are those that need it; None where all do.
@@ -41,10 +41,10 @@ class Placed(NamedTuple):
     the way of cutting one as the model would have it.
     """
 
-    weight: Stored
+    weight: WeightFootprint
     strategy: str = "replicate"
     axis: int = 0
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SharedRun, ...] = ()
     layers: tuple[int, ...] | None = None
     experts: Range | None = None
     is_stacked: bool = False
@@ -52,14 +52,16 @@ class Placed(NamedTuple):
     misfit: ShardingError | None = None
 
 
-def placed(checkpoint: RecognizedModel, weights: Mapping[str, Stored]) -> dict[str, Placed]:
+def placed(
+    checkpoint: RecognizedModel, weights: Mapping[str, WeightFootprint]
+) -> dict[str, PlacedWeight]:
     """Return the place of each weight; what is of no part of the model is not cut."""
     aliases = header_of(checkpoint.tree).aliases
     members: dict[str, list[TensorNames]] = {}
     for names in _names(checkpoint):
         if (stored := checkpoint.stored.get(names.module)) is not None:
             members.setdefault(stored, []).append(names)
-    found: dict[str, Placed] = {}
+    found: dict[str, PlacedWeight] = {}
     for stored, each in members.items():
         name = aliases.get(stored, stored)
         place = _placed(checkpoint, weights[name], each)
@@ -67,7 +69,8 @@ def placed(checkpoint: RecognizedModel, weights: Mapping[str, Stored]) -> dict[s
     count = checkpoint.config.layers
     stems = {_plain(checkpoint, each).partition(_LAYER)[0] for each in _templates(checkpoint)}
     return {
-        name: found.get(name) or Placed(weight, layers=_layer_of(checkpoint, name, stems, count))
+        name: found.get(name)
+        or PlacedWeight(weight, layers=_layer_of(checkpoint, name, stems, count))
         for name, weight in weights.items()
     }
 
@@ -104,7 +107,9 @@ def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
     yield from checkpoint.arch.copies(checkpoint.config)
 
 
-def _placed(checkpoint: RecognizedModel, weight: Stored, members: Sequence[TensorNames]) -> Placed:
+def _placed(
+    checkpoint: RecognizedModel, weight: WeightFootprint, members: Sequence[TensorNames]
+) -> PlacedWeight:
     """Return the place of a weight that holds these parts of the model."""
     first = members[0]
     roles = _roles(members)
@@ -120,7 +125,7 @@ def _placed(checkpoint: RecognizedModel, weight: Stored, members: Sequence[Tenso
     misfit = None
     if isinstance(runs, ShardingError):
         misfit, runs = runs, ()
-    return Placed(
+    return PlacedWeight(
         weight=weight,
         strategy=_strategy(roles, axis),
         axis=axis + is_stacked,
@@ -175,8 +180,8 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
 
 
 def _runs(
-    checkpoint: RecognizedModel, weight: Stored, extents: Sequence[Extent], axis: int
-) -> tuple[Run, ...] | ShardingError:
+    checkpoint: RecognizedModel, weight: WeightFootprint, extents: Sequence[Extent], axis: int
+) -> tuple[SharedRun, ...] | ShardingError:
     """Return what lies along an axis of a weight, by the sizes of the config, or what does not."""
     if not extents:
         return ()
@@ -190,24 +195,24 @@ def _runs(
         "inner": size // max(extents.count("inner"), 1),
         "vocabulary": size,
     }
-    runs: list[Run] = []
+    runs: list[SharedRun] = []
     start = 0
     for extent in extents:
-        runs.append(Run(extent, start, start + sizes[extent]))
+        runs.append(SharedRun(extent, start, start + sizes[extent]))
         start += sizes[extent]
     if start != size:
         return _unexpected(weight, axis, f"{start} elements belong")
     return tuple(runs)
 
 
-def _unexpected(weight: Stored, axis: int, expected: str) -> ShardingError:
+def _unexpected(weight: WeightFootprint, axis: int, expected: str) -> ShardingError:
     return ShardingError(
         f"`{weight.name}` is of shape {list(weight.shape)}, and {expected} along axis {axis}",
         hint="is the config that of this checkpoint?",
     )
 
 
-def _joined(one: Placed, other: Placed) -> Placed:
+def _joined(one: PlacedWeight, other: PlacedWeight) -> PlacedWeight:
     """Return the place of a tensor that is two parts of a model, by two names."""
     misfit = one.misfit or other.misfit
     if one.runs != other.runs or one.axis != other.axis:

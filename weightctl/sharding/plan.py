@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from weightctl.formats.sharded.record import Piece, Shard
+from weightctl.formats.sharded.record import Shard, SourceShard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.split import Grid, Sharding
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
 
 __all__ = ["ShardPlan", "ranks_of"]
@@ -33,7 +33,7 @@ class ShardPlan:
     grid: Grid
     shardings: Mapping[str, Sharding]
     ranks: tuple[tuple[Shard, ...], ...]
-    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict[str, "MetadataValue"])
     tied: Mapping[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ def ranks_of(
     """Return the tensors of each rank under their own names, one piece each."""
     return tuple(
         tuple(
-            Shard(info._replace(shape=shape), (Piece(name, part),), sharding.strategy)
+            Shard(info._replace(shape=shape), (SourceShard(name, part),), sharding.strategy)
             for name, sharding in shardings.items()
             if (part := sharding.parts[rank]) is not None
             for info in (source.header.tensors[name],)

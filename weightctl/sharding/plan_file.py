@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.split import Grid, Whole
 
-__all__ = ["STRATEGIES", "Rule", "Rules", "Strategy", "read_rules"]
+__all__ = ["STRATEGIES", "CutRule", "CutRules", "NamedStrategy", "read_rules"]
 
 _FORM = (
     "[tensors], then lines like 'o_proj' = 'columnwise' or 'qkv' = { strategy = 'stacked_qkv', "
@@ -35,7 +35,7 @@ _FORM = (
 )
 
 
-class Strategy(NamedTuple):
+class NamedStrategy(NamedTuple):
     """A way to cut tensors; `cut` takes one and the number of ranks, and what it is told by name.
 
     `needed` must be told, `allowed` may be.
@@ -46,23 +46,23 @@ class Strategy(NamedTuple):
     allowed: tuple[str, ...] = ()
 
 
-STRATEGIES: Mapping[str, Strategy] = {
-    "replicate": Strategy(replicate),
-    "rowwise": Strategy(rowwise),
-    "columnwise": Strategy(columnwise),
-    "axiswise": Strategy(axiswise, ("axis",)),
-    "segmented": Strategy(segmented, ("sizes",), ("axis",)),
-    "gate_up": Strategy(gate_up, (), ("axis",)),
-    "stacked_qkv": Strategy(stacked_qkv, ("heads", "kv_heads", "head_dim"), ("axis",)),
-    "head_aware_columnwise": Strategy(
+STRATEGIES: Mapping[str, NamedStrategy] = {
+    "replicate": NamedStrategy(replicate),
+    "rowwise": NamedStrategy(rowwise),
+    "columnwise": NamedStrategy(columnwise),
+    "axiswise": NamedStrategy(axiswise, ("axis",)),
+    "segmented": NamedStrategy(segmented, ("sizes",), ("axis",)),
+    "gate_up": NamedStrategy(gate_up, (), ("axis",)),
+    "stacked_qkv": NamedStrategy(stacked_qkv, ("heads", "kv_heads", "head_dim"), ("axis",)),
+    "head_aware_columnwise": NamedStrategy(
         head_aware_columnwise, ("heads", "head_dim"), ("kv_heads", "axis")
     ),
-    "expert_parallel": Strategy(expert_parallel),
+    "expert_parallel": NamedStrategy(expert_parallel),
 }
 _EXPERTS = "expert_parallel"
 
 
-class Rule(NamedTuple):
+class CutRule(NamedTuple):
     """A line of the file: how the tensors are cut in whose names a pattern is found."""
 
     pattern: re.Pattern[str]
@@ -86,11 +86,11 @@ class Rule(NamedTuple):
         return Sharding(made.strategy, tuple(made.parts[number] for number in own))
 
 
-class Rules(NamedTuple):
+class CutRules(NamedTuple):
     """What a person says of how tensors are cut; `path` is the file that says it."""
 
     path: str
-    rules: tuple[Rule, ...]
+    rules: tuple[CutRule, ...]
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
         """Return how the first rule that fits a tensor has it cut; None where none does.
@@ -119,11 +119,11 @@ class Rules(NamedTuple):
             if id(rule) not in used
         )
 
-    def _rule(self, name: str) -> Rule | None:
+    def _rule(self, name: str) -> CutRule | None:
         return next((rule for rule in self.rules if rule.pattern.search(name)), None)
 
 
-def read_rules(path: str) -> Rules:
+def read_rules(path: str) -> CutRules:
     """Read a plan of one's own: `[tensors]` of patterns of names and strategies.
 
     The first pattern that is found in a name decides. A strategy is a name, or a table of it and of
@@ -139,10 +139,10 @@ def read_rules(path: str) -> Rules:
         raise ConversionError(f"{path}: `tensors` is no table", hint=_FORM)
     if not tensors:
         raise ConversionError(f"{path}: `tensors` has no lines", hint=_FORM)
-    return Rules(path, tuple(_rules(path, tensors)))
+    return CutRules(path, tuple(_rules(path, tensors)))
 
 
-def _rules(path: str, tensors: Mapping[str, Any]) -> Iterator[Rule]:
+def _rules(path: str, tensors: Mapping[str, Any]) -> Iterator[CutRule]:
     for pattern, said in tensors.items():
         try:
             expression = regular_expression(pattern)
@@ -151,7 +151,7 @@ def _rules(path: str, tensors: Mapping[str, Any]) -> Iterator[Rule]:
         yield _rule(f"{path}: `{pattern}`", expression, said)
 
 
-def _rule(where: str, pattern: re.Pattern[str], said: object) -> Rule:
+def _rule(where: str, pattern: re.Pattern[str], said: object) -> CutRule:
     if isinstance(said, str):
         told: dict[str, Any] = {}
         name: object = said
@@ -172,10 +172,10 @@ def _rule(where: str, pattern: re.Pattern[str], said: object) -> Rule:
             hint=f"they are {', '.join(STRATEGIES)}",
         )
     _check(f"{where}: {name}", STRATEGIES[name], told)
-    return Rule(pattern, name, told)
+    return CutRule(pattern, name, told)
 
 
-def _check(where: str, strategy: Strategy, told: Mapping[str, Any]) -> None:
+def _check(where: str, strategy: NamedStrategy, told: Mapping[str, Any]) -> None:
     """Raise `ConversionError` where a strategy is told something else than what it has to be."""
     takes = _taken(strategy)
     for key in told:
@@ -205,7 +205,7 @@ def _is_number(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _taken(strategy: Strategy) -> str:
+def _taken(strategy: NamedStrategy) -> str:
     needed, allowed = ", ".join(strategy.needed), ", ".join(strategy.allowed)
     if not needed and not allowed:
         return "it is told nothing else: its name is enough"

@@ -18,17 +18,17 @@ from weightctl.weights.tree import source_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightctl.sharding.footprints import Stored
+    from weightctl.sharding.footprints import WeightFootprint
     from weightctl.sharding.knowledge import Known
     from weightctl.split import Grid
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["LAYOUTS", "Rules", "shard_plan", "shardings"]
+__all__ = ["LAYOUTS", "CutRulesLike", "shard_plan", "shardings"]
 
 RANKS, VLLM = LAYOUTS = ("ranks", "vllm")
 
 
-class Rules(Protocol):
+class CutRulesLike(Protocol):
     """What a person says of how tensors are cut."""
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
@@ -44,7 +44,7 @@ def shard_plan(
     weights: Checkpoint,
     grid: Grid,
     *,
-    rules: Rules | None = None,
+    rules: CutRulesLike | None = None,
     layout: str = RANKS,
     format_name: str | None = None,
 ) -> ShardPlan:
@@ -97,7 +97,7 @@ def shard_plan(
 
 
 def shardings(
-    found: Known, grid: Grid, rules: Rules | None
+    found: Known, grid: Grid, rules: CutRulesLike | None
 ) -> tuple[dict[str, Sharding], list[str]]:
     """Return how each tensor is cut, by its name, and what a person should know of that."""
     ruled = {} if rules is None else _ruled(found, grid, rules)
@@ -122,7 +122,7 @@ def shardings(
     return {name: each for tensors in made.values() for name, each in tensors.items()}, notes
 
 
-def _ruled(found: Known, grid: Grid, rules: Rules) -> dict[str, dict[str, Sharding]]:
+def _ruled(found: Known, grid: Grid, rules: CutRulesLike) -> dict[str, dict[str, Sharding]]:
     """Return how the tensors of each weight are cut that rules say something of."""
     made: dict[str, dict[str, Sharding]] = {}
     for name, weight in found.weights.items():
@@ -148,7 +148,9 @@ def _asked(found: Known) -> Iterator[str]:
         yield from (each.info.name for each in weight.footprints if each.info.name != name)
 
 
-def _of_tensors(weight: Stored, grid: Grid, rules: Rules) -> dict[str, Sharding] | None:
+def _of_tensors(
+    weight: WeightFootprint, grid: Grid, rules: CutRulesLike
+) -> dict[str, Sharding] | None:
     """Return how rules cut the tensors of a weight one by one; the rest of them is whole."""
     found: dict[str, Sharding | None] = {}
     for footprint in weight.footprints:

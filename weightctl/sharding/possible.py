@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from weightctl.sharding.knowledge import Known
-    from weightctl.sharding.placing import Placed
-    from weightctl.sharding.planning import Rules
+    from weightctl.sharding.placing import PlacedWeight
+    from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Possible", "possible"]
@@ -30,7 +30,7 @@ class Possible(NamedTuple):
 
 
 def possible(
-    weights: Checkpoint, counts: Iterable[int], *, rules: Rules | None = None
+    weights: Checkpoint, counts: Iterable[int], *, rules: CutRulesLike | None = None
 ) -> list[Possible]:
     """Return for each number of ranks whether the layers of a checkpoint can be cut for it.
 
@@ -52,14 +52,14 @@ def possible(
     return made
 
 
-def _by_rules(found: Known, rules: Rules) -> Callable[[int], object]:
+def _by_rules(found: Known, rules: CutRulesLike) -> Callable[[int], object]:
     return lambda ranks: shardings(found, Grid(ranks), rules)
 
 
 def _by_family(found: Known) -> Callable[[int], object]:
     model = found.model
     # Layers are mostly alike.
-    unlike: dict[object, list[Placed]] = {}
+    unlike: dict[object, list[PlacedWeight]] = {}
     for group in groups(model.places.values()):
         unlike.setdefault(signature(group), group)
     return lambda ranks: [shared(group, model.heads, ranks) for group in unlike.values()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.parts import Parts, aligned
-from weightctl.sharding.footprints import Along, Footprint, Stored, packed, ratio
+from weightctl.schemes.dequantize.parts import SchemeTensors, aligned
+from weightctl.sharding.footprints import Along, Footprint, WeightFootprint, packed, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ _SHAPE = ".weight_shape"
 _WORD, _BITS = "I32", 32
 
 
-def stored_in_parts(parts: Parts) -> Stored:
+def stored_in_parts(parts: SchemeTensors) -> WeightFootprint:
     """Return a weight that is stored in parts; where they cannot be cut it says why."""
     scheme = parts.scheme
     kind = "scaled" if scheme.endswith(" scaled") else scheme.split()[0]
@@ -43,7 +43,7 @@ def stored_in_parts(parts: Parts) -> Stored:
     except ConversionError:
         whole = tuple(Footprint(each.info, (None,) * len(parts.shape)) for each in parts.tensors)
         refusal = f"it is stored as {scheme}, in tensors that cannot be cut alike"
-        return Stored(parts.name, parts.shape, whole, refusal)
+        return WeightFootprint(parts.name, parts.shape, whole, refusal)
     footprints = (
         Footprint(tensor.info, tuple(axes))
         for tensor, axes in zip(parts.tensors, along, strict=True)
@@ -51,10 +51,10 @@ def stored_in_parts(parts: Parts) -> Stored:
     note = ""
     if parts.find(_SHAPE) is not None:
         note = f"`{_SHAPE}` beside packed numbers says the shape of the whole on every rank"
-    return Stored(parts.name, parts.shape, tuple(footprints), note=note)
+    return WeightFootprint(parts.name, parts.shape, tuple(footprints), note=note)
 
 
-def _upright(parts: Parts) -> list[Sequence[Along | None]]:
+def _upright(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     """Numbers whose axes are those of the weight, and scales of blocks of them."""
     if len(parts.numbers.shape) != len(parts.shape):
         raise parts.refused("its numbers have axes of their own")
@@ -70,7 +70,7 @@ def _upright(parts: Parts) -> list[Sequence[Along | None]]:
     return made
 
 
-def _microscaled(parts: Parts) -> list[Sequence[Along | None]]:
+def _microscaled(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     """Floats in blocks of a size that is always the same, with a scale for each."""
     shape, scales = parts.shape, parts.scales.shape
     blocks = [
@@ -87,7 +87,7 @@ def _microscaled(parts: Parts) -> list[Sequence[Along | None]]:
     return made
 
 
-def _numbers(parts: Parts) -> Sequence[Along | None]:
+def _numbers(parts: SchemeTensors) -> Sequence[Along | None]:
     info, shape = parts.numbers, parts.shape
     if info.encoding.name != _WORD:
         return packed(info, shape)
@@ -99,7 +99,7 @@ def _numbers(parts: Parts) -> Sequence[Along | None]:
     return [*(Along(axis) for axis in range(last)), along]
 
 
-def _in_words(parts: Parts, info: TensorInfo, axis: int) -> Along:
+def _in_words(parts: SchemeTensors, info: TensorInfo, axis: int) -> Along:
     """Return what compressed-tensors' words have of an axis; the last may be filled in part."""
     bits = int("".join(letter for letter in parts.scheme if letter.isdecimal()))
     length, words = parts.shape[axis], info.shape[axis]
@@ -111,7 +111,7 @@ def _in_words(parts: Parts, info: TensorInfo, axis: int) -> Along:
     raise parts.refused(f"`{info.name}` is of shape {list(info.shape)}")
 
 
-def _blockwise(parts: Parts, place: int) -> list[Along | None]:
+def _blockwise(parts: SchemeTensors, place: int) -> list[Along | None]:
     """Return what a tensor with an element for each block of a weight has of its axes."""
     info, shape = parts.tensors[place].info, parts.shape
     if info.encoding.name == _WORD and place > 1:
@@ -131,7 +131,7 @@ def _blockwise(parts: Parts, place: int) -> list[Along | None]:
 
 
 def _blocks(
-    parts: Parts, shape: tuple[int, ...], counts: tuple[int, ...], axis: int = -1
+    parts: SchemeTensors, shape: tuple[int, ...], counts: tuple[int, ...], axis: int = -1
 ) -> Iterator[int]:
     """Yield how many elements of each axis are for a scale, all where a part would not tell."""
     found = parts.grid(shape, counts, axis).blocks
@@ -141,7 +141,7 @@ def _blocks(
         yield block if is_power or is_named else length
 
 
-def _beside(parts: Parts, info: TensorInfo) -> list[Along | None]:
+def _beside(parts: SchemeTensors, info: TensorInfo) -> list[Along | None]:
     whole: list[Along | None] = [None] * len(parts.shape)
     if info.name.endswith(_WHOLE) or info.size in {0, 1}:
         return whole
@@ -150,7 +150,7 @@ def _beside(parts: Parts, info: TensorInfo) -> list[Along | None]:
     raise parts.refused(f"`{info.name}` stands beside it")
 
 
-def _is_ordered(parts: Parts, ending: str) -> bool:
+def _is_ordered(parts: SchemeTensors, ending: str) -> bool:
     """Whether a part says of each input in which group it is: of all groups, wherever it is."""
     place = parts.find(ending)
     if place is None:
@@ -164,7 +164,7 @@ def _is_ordered(parts: Parts, ending: str) -> bool:
     return not all(byte == 0xFF for byte in first)
 
 
-def _gptq(parts: Parts) -> list[Sequence[Along | None]]:
+def _gptq(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     """Inputs are rows, packed; a group of them has a row of scales and one of zeros, packed."""
     outputs, inputs = parts.shape
     rows, _ = parts.numbers.shape
@@ -172,7 +172,7 @@ def _gptq(parts: Parts) -> list[Sequence[Along | None]]:
     return _turned(parts, [Along(1), ratio(0, inputs, rows)], by_group, outputs)
 
 
-def _awq(parts: Parts) -> list[Sequence[Along | None]]:
+def _awq(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     """Inputs are rows, outputs packed; a group of inputs has a row of scales, and one of zeros."""
     outputs, inputs = parts.shape
     rows, columns = parts.numbers.shape
@@ -183,7 +183,7 @@ def _awq(parts: Parts) -> list[Sequence[Along | None]]:
     return _turned(parts, [ratio(1, outputs, columns), Along(0)], _groups(parts), outputs)
 
 
-def _groups(parts: Parts) -> Along | None:
+def _groups(parts: SchemeTensors) -> Along | None:
     """Return what rows of scales have of the inputs."""
     outputs, inputs = parts.shape
     groups = parts.scales.shape[0]
@@ -193,7 +193,7 @@ def _groups(parts: Parts) -> Along | None:
 
 
 def _turned(
-    parts: Parts, numbers: list[Along], by_group: Along | None, outputs: int
+    parts: SchemeTensors, numbers: list[Along], by_group: Along | None, outputs: int
 ) -> list[Sequence[Along | None]]:
     made: list[Sequence[Along | None]] = [numbers, (Along(1), by_group)]
     for tensor in parts.tensors[2:]:
@@ -205,7 +205,7 @@ def _turned(
     return made
 
 
-_SCHEMES: dict[str, Callable[[Parts], list[Sequence[Along | None]]]] = {
+_SCHEMES: dict[str, Callable[[SchemeTensors], list[Sequence[Along | None]]]] = {
     "scaled": _upright,
     "LLM.int8()": _upright,
     "MLX": _upright,

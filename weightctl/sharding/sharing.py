@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.families.sharding import Extent
-    from weightctl.sharding.placing import Placed, Run
+    from weightctl.sharding.placing import PlacedWeight, SharedRun
     from weightctl.split import Range
 
-__all__ = ["Heads", "Shared", "shared"]
+__all__ = ["HeadCounts", "Shared", "shared"]
 
 # The elements of a run that each rank gets, counted from where the run begins.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
 
 
-class Heads(NamedTuple):
+class HeadCounts(NamedTuple):
     """The heads of a model's attention, and how many numbers each has."""
 
     queries: int
@@ -30,7 +30,7 @@ class Heads(NamedTuple):
     size: int
 
 
-def shared(group: Sequence[Placed], heads: Heads, ranks: int) -> Shared:
+def shared(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> Shared:
     """Share out what runs along the axes of weights that are computed with together.
 
     Raises `ShardingError` that names one of them, where not every rank can have something, or
@@ -46,7 +46,7 @@ def shared(group: Sequence[Placed], heads: Heads, ranks: int) -> Shared:
     return {extent: _of_units(group, ranks)}
 
 
-def _refuse_broken(place: Placed, ranks: int) -> None:
+def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
     """Raise `ShardingError` for a weight that no number of ranks can share."""
     weight = place.weight
     if weight.refusal:
@@ -57,7 +57,7 @@ def _refuse_broken(place: Placed, ranks: int) -> None:
         raise _refused(place, ranks, told, "--plan FILE can replicate it")
 
 
-def _of_heads(group: Sequence[Placed], heads: Heads, ranks: int) -> Shared:
+def _of_heads(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> Shared:
     query, key, size = heads
     steps: dict[Extent, int] = {"queries": 1, "keys": 1}
     for run, block in _runs(group):
@@ -81,7 +81,7 @@ def _of_heads(group: Sequence[Placed], heads: Heads, ranks: int) -> Shared:
     }
 
 
-def _of_units(group: Sequence[Placed], ranks: int) -> list[Range]:
+def _of_units(group: Sequence[PlacedWeight], ranks: int) -> list[Range]:
     sizes = {run.stop - run.start for run, _ in _runs(group)}
     if len(sizes) > 1:
         told = f"it is computed with others, whose sizes are {', '.join(map(str, sorted(sizes)))}"
@@ -96,7 +96,7 @@ def _of_units(group: Sequence[Placed], ranks: int) -> list[Range]:
     return ranges
 
 
-def _runs(group: Sequence[Placed]) -> Iterator[tuple[Run, int]]:
+def _runs(group: Sequence[PlacedWeight]) -> Iterator[tuple[SharedRun, int]]:
     """Yield all runs, each with the size of the blocks that it must not break."""
     for place in group:
         block = _block(place)
@@ -104,11 +104,11 @@ def _runs(group: Sequence[Placed]) -> Iterator[tuple[Run, int]]:
             yield run, block
 
 
-def _block(place: Placed) -> int:
+def _block(place: PlacedWeight) -> int:
     return place.weight.blocks[place.axis]
 
 
-def _refused(place: Placed, ranks: int, told: str, hint: str) -> ShardingError:
+def _refused(place: PlacedWeight, ranks: int, told: str, hint: str) -> ShardingError:
     weight = place.weight
     return ShardingError(
         f"`{weight.name}` of shape {list(weight.shape)} cannot be cut along axis {place.axis} "

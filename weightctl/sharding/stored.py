@@ -9,15 +9,15 @@ from weightctl.formats.huggingface import config as config_beside
 from weightctl.schemes.logical import parts as parts_in
 from weightctl.schemes.logical import quantized
 from weightctl.sharding.footprints import plain
-from weightctl.weights.derived import Derived, Made, StoredTensor
+from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.sharding.footprints import Stored
-    from weightctl.weights.derived import Tensor
+    from weightctl.sharding.footprints import WeightFootprint
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
@@ -26,7 +26,7 @@ __all__ = ["as_meant", "stored_weights"]
 _ALONE = "it looks like a part of a quantized weight whose shape nothing says"
 
 
-def stored_weights(source: Source) -> dict[str, Stored]:
+def stored_weights(source: Source) -> dict[str, WeightFootprint]:
     """Return the weights by name, in the order of their first tensors; each tensor is of one.
 
     Small tensors that say the shapes of others are read, and nothing else.
@@ -36,7 +36,7 @@ def stored_weights(source: Source) -> dict[str, Stored]:
     if not together:
         return {name: plain(info) for name, info in header.tensors.items()}
     # NumPy, which nothing else here needs.
-    from weightctl.schemes.dequantize.parts import Parts
+    from weightctl.schemes.dequantize.parts import SchemeTensors
     from weightctl.schemes.dequantize.settings import Settings
     from weightctl.sharding.scales import stored_in_parts
 
@@ -50,7 +50,7 @@ def stored_weights(source: Source) -> dict[str, Stored]:
 
     found = quantized(header, config, read)
     owner = {part: each for each in found.values() for part in each.parts}
-    weights: dict[str, Stored] = {}
+    weights: dict[str, WeightFootprint] = {}
     for name, info in header.tensors.items():
         each = owner.get(name)
         if each is None:
@@ -59,15 +59,15 @@ def stored_weights(source: Source) -> dict[str, Stored]:
         elif each.name not in weights:
             tensors = tuple(StoredTensor(source, part) for part in each.parts)
             layer = settings.of(each.name.removesuffix(".weight"))
-            parts = Parts(each.name, each.shape, each.scheme, tensors, layer)
+            parts = SchemeTensors(each.name, each.shape, each.scheme, tensors, layer)
             weights[each.name] = stored_in_parts(parts)
     return weights
 
 
-def as_meant(weights: Checkpoint, stored: Mapping[str, Stored]) -> Checkpoint:
+def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Checkpoint:
     """Return a tree whose tensors are the weights as they are meant; they cannot be read."""
     source = source_of(weights)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, ReadableTensor] = {}
     is_other = False
     for name, each in stored.items():
         infos = [footprint.info for footprint in each.footprints]
@@ -75,7 +75,7 @@ def as_meant(weights: Checkpoint, stored: Mapping[str, Stored]) -> Checkpoint:
             tensors[name] = StoredTensor(source, name)
         else:
             inputs = [StoredTensor(source, info.name) for info in infos]
-            tensors[name] = Made(name, _Meant(each.shape), inputs)
+            tensors[name] = DerivedTensor(name, _Meant(each.shape), inputs)
         is_other = is_other or len(infos) > 1
     if not is_other:
         return weights
@@ -95,6 +95,8 @@ class _Meant:
         del inputs
         return self._shape, ENCODINGS["F32"]
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Raise `NotImplementedError`: plans read no weights."""
         raise NotImplementedError

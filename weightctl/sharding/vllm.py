@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families.matching import EMBEDDING_WEIGHT
-from weightctl.formats.sharded.record import Piece, Shard
+from weightctl.formats.sharded.record import Shard, SourceShard
 from weightctl.sharding.footprints import plain
-from weightctl.sharding.placing import Run, placed
-from weightctl.sharding.sharing import Heads
+from weightctl.sharding.placing import SharedRun, placed
+from weightctl.sharding.sharing import HeadCounts
 from weightctl.sharding.vllm_family import family_of
 from weightctl.sharding.vllm_names import POSITION_IDS, SCALES, in_vllm
 from weightctl.sharding.vllm_shares import Shares
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.sharding.placing import Placed
+    from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.vllm_names import Family
 
@@ -45,7 +45,7 @@ class _Parameter(NamedTuple):
     """
 
     name: str
-    places: tuple[Placed, ...]
+    places: tuple[PlacedWeight, ...]
     strategy: str
     experts: int = 0
 
@@ -59,7 +59,7 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
     """
     family = family_of(plan, checkpoint)
     fields = checkpoint.fields
-    heads = Heads(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
+    heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
     most = fields["experts"] if family.shares_experts else 0
     shares = Shares(heads, plan.grid.tp, most)
     parameters = list(_parameters(plan, checkpoint, family))
@@ -93,12 +93,12 @@ def _parameters(
     """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
     tensors = plan.source.header.tensors
     places = placed(checkpoint, {name: plain(info) for name, info in tensors.items()})
-    together: dict[str, list[tuple[int, str, Placed]]] = {}
+    together: dict[str, list[tuple[int, str, PlacedWeight]]] = {}
     for names in checkpoint.arch.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]
         place = places[plan.tied.get(stored, stored)]
         if names.line.module in family.padded:
-            rows = Run("vocabulary", 0, place.weight.shape[0])
+            rows = SharedRun("vocabulary", 0, place.weight.shape[0])
             place = place._replace(strategy="rowwise", axis=0, runs=(rows,))
         name = in_vllm(family, names)
         if names.module == EMBEDDING_WEIGHT and checkpoint.fields.get("tied", False):
@@ -117,7 +117,7 @@ def _parameters(
         )
 
 
-def _refuse_twice(places: list[Placed]) -> None:
+def _refuse_twice(places: list[PlacedWeight]) -> None:
     """Refuse a tensor that is two of vLLM's, though the config says nothing of that."""
     seen: set[str] = set()
     for name in (place.weight.name for place in places):
@@ -129,7 +129,7 @@ def _refuse_twice(places: list[Placed]) -> None:
         seen.add(name)
 
 
-def _sharding(place: Placed, shares: Shares) -> Sharding:
+def _sharding(place: PlacedWeight, shares: Shares) -> Sharding:
     parts = tuple(shares.part(place, rank) for rank in range(shares.ranks))
     return Sharding(place.strategy if shares.ranks > 1 else "replicate", parts)
 
@@ -152,13 +152,13 @@ def _shard(
     """Return a rank's tensor: its pieces follow one another, and zeros stand behind them."""
     rows = 0
     inner: list[int] = []
-    pieces: list[Piece] = []
+    pieces: list[SourceShard] = []
     for place in parameter.places:
         part = shardings[place.weight.name].parts[rank]
         first, *inner = shares.shape(place, part)
         rows += first
         if part is not None:
-            pieces.append(Piece(place.weight.name, part))
+            pieces.append(SourceShard(place.weight.name, part))
     count = parameter.experts
     shape = (count, rows // count, *inner) if count else (rows, *inner)
     info = parameter.places[0].weight.footprints[0].info
@@ -179,7 +179,7 @@ def _buffers(
         shape = (1, checkpoint.fields["context"])
         info = TensorInfo(f"model.{POSITION_IDS}", shape, ENCODINGS["I64"])
         own = tuple(
-            Piece(name, ())
+            SourceShard(name, ())
             for name, stored in plan.source.header.tensors.items()
             if checkpoint.arch.plain(name) == POSITION_IDS and stored == info._replace(name=name)
         )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from weightctl.families.sharding import Extent
-    from weightctl.sharding.placing import Placed, Run
-    from weightctl.sharding.sharing import Heads
+    from weightctl.sharding.placing import PlacedWeight, SharedRun
+    from weightctl.sharding.sharing import HeadCounts
     from weightctl.split import Part, Range
 
 __all__ = ["Shares"]
@@ -30,11 +30,11 @@ _MOST = 1024
 class Shares(NamedTuple):
     """How `ranks` share a model with these heads; there may be up to `most` ranks, 0 for any."""
 
-    heads: Heads
+    heads: HeadCounts
     ranks: int
     most: int = 0
 
-    def part(self, place: Placed, rank: int) -> Part | None:
+    def part(self, place: PlacedWeight, rank: int) -> Part | None:
         """Return what of a weight a rank has, None where that is nothing but padding."""
         if not place.runs:
             return ()
@@ -43,22 +43,22 @@ class Shares(NamedTuple):
             return None
         return part_along(place.axis, place.weight.shape[place.axis], ranges)
 
-    def shape(self, place: Placed, part: Part | None) -> tuple[int, ...]:
+    def shape(self, place: PlacedWeight, part: Part | None) -> tuple[int, ...]:
         """Return the shape of what a rank with a part of a weight has of it, with padding."""
         shape = list(part_shape(place.weight.shape, part or ()))
         if any(run.extent == "vocabulary" for run in place.runs):
             shape[place.axis] = _padded(place.weight.shape[place.axis]) // self.ranks
         return tuple(shape)
 
-    def refuse(self, places: Iterable[Placed]) -> None:
+    def refuse(self, places: Iterable[PlacedWeight]) -> None:
         """Raise `ShardingError` that names a weight of which vLLM could not give all as much."""
         places = list(places)
-        sizes: dict[tuple[Extent, int], Placed] = {}
+        sizes: dict[tuple[Extent, int], PlacedWeight] = {}
         for place in places:
             for run in place.runs:
                 sizes.setdefault((run.extent, run.stop - run.start), place)
 
-        def problems(ranks: int) -> Iterator[tuple[Placed, str]]:
+        def problems(ranks: int) -> Iterator[tuple[PlacedWeight, str]]:
             for (extent, size), place in sizes.items():
                 if told := self._uneven(extent, size, ranks):
                     yield place, told
@@ -79,7 +79,7 @@ class Shares(NamedTuple):
             hint=f"{ranks_that_work(works)}; --layout ranks takes more",
         )
 
-    def _range(self, run: Run, rank: int) -> Range:
+    def _range(self, run: SharedRun, rank: int) -> Range:
         size, ranks = run.stop - run.start, self.ranks
         if run.extent == "keys" and self.heads.keys < ranks:
             # Several ranks have the same ones.

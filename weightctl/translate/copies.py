@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.matching import EMBEDDING_WEIGHT
-from weightctl.weights.derived import Made, tensor_of
+from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import AsFloat32
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["check_copies", "is_same"]
 
@@ -44,7 +44,7 @@ def check_copies(checkpoint: RecognizedModel) -> None:
                 )
 
 
-def is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: ReadableTensor, other: ReadableTensor) -> bool:
     """Whether two tensors have the same numbers; both are read as far as they do."""
     if one.info.shape != other.info.shape:
         return False
@@ -52,7 +52,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     if span is not None and span == other.span():
         return True
     if one.info.encoding != other.info.encoding:
-        one, other = (Made(each.info.name, AsFloat32(), [each]) for each in (one, other))
+        one, other = (DerivedTensor(each.info.name, AsFloat32(), [each]) for each in (one, other))
     run = _RUN * one.info.encoding.size
     for start in range(0, one.info.nbytes, run):
         pieces = [bytearray(min(run, one.info.nbytes - start)) for _ in range(2)]

@@ -18,7 +18,7 @@ from weightctl.translate.copies import check_copies
 from weightctl.translate.pooling import pooling_keys
 from weightctl.translate.tensors import translated
 from weightctl.weights.derived import Derived
-from weightctl.weights.metadata import Value, text
+from weightctl.weights.metadata import MetadataValue, text
 from weightctl.weights.steps.numbers import numbers_of
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import Dialect, Fields
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Translation", "translate"]
 
@@ -93,9 +93,12 @@ def _left_out(checkpoint: RecognizedModel, dialect: Dialect) -> Iterator[str]:
         )
 
 
-def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Translation:
+def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor]) -> Translation:
     arch, directory = checkpoint.arch, _directory(checkpoint)
-    metadata = {ARCHITECTURE: Value("string", arch.gguf_name), "general.type": _string("model")}
+    metadata = {
+        ARCHITECTURE: MetadataValue("string", arch.gguf_name),
+        "general.type": _string("model"),
+    }
     notes: list[str] = []
     metadata |= _said_of(checkpoint, directory, notes)
     metadata |= to_gguf(arch, checkpoint.fields)
@@ -117,11 +120,15 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Tran
         notes += words.notes
         notes += filter(None, [tokenizer.assumed_end(words)])
     metadata |= ids.to_metadata(metadata)
-    metadata["general.file_type"] = Value("u32", file_type(each.info for each in tensors.values()))
+    metadata["general.file_type"] = MetadataValue(
+        "u32", file_type(each.info for each in tensors.values())
+    )
     return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
 
 
-def _said_of(checkpoint: RecognizedModel, directory: str, notes: list[str]) -> dict[str, Value]:
+def _said_of(
+    checkpoint: RecognizedModel, directory: str, notes: list[str]
+) -> dict[str, MetadataValue]:
     """Return what the model's card says of it, and how large it is."""
     sizes = {name: tensor.info.size for name, tensor in checkpoint.tensors.items()}
     of_experts = sum(
@@ -154,7 +161,9 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
             )
 
 
-def _to_hugging_face(checkpoint: RecognizedModel, tensors: Mapping[str, Tensor]) -> Translation:
+def _to_hugging_face(
+    checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor]
+) -> Translation:
     arch, metadata = checkpoint.arch, header_of(checkpoint.tree).metadata
     fields = _with_told(checkpoint)
     kind = model_type_of(arch, fields)
@@ -191,7 +200,9 @@ def _with_told(checkpoint: RecognizedModel) -> Fields:
 
 
 def _tree(
-    checkpoint: RecognizedModel, tensors: Mapping[str, Tensor], metadata: Mapping[str, Value]
+    checkpoint: RecognizedModel,
+    tensors: Mapping[str, ReadableTensor],
+    metadata: Mapping[str, MetadataValue],
 ) -> Checkpoint:
     return Checkpoint(Derived(source_of(checkpoint.tree), tensors, metadata))
 
@@ -201,5 +212,5 @@ def _directory(checkpoint: RecognizedModel) -> str:
     return os.path.dirname(files[0]) if files else ""
 
 
-def _string(content: str) -> Value:
-    return Value("string", content)
+def _string(content: str) -> MetadataValue:
+    return MetadataValue("string", content)

@@ -194,14 +194,14 @@ def _described(weights: Checkpoint, native: Dialect | None) -> Described | None:
         return None
     from weightctl.families import recognize
     from weightctl.families.written import to_gguf
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
     with suppress(ArchitectureError):
         checkpoint = recognize(weights)
         arch = checkpoint.arch
         metadata = to_gguf(arch, checkpoint.fields)
         return Described(
-            _names(checkpoint), {ARCHITECTURE: Value("string", arch.gguf_name), **metadata}
+            _names(checkpoint), {ARCHITECTURE: MetadataValue("string", arch.gguf_name), **metadata}
         )
     return None
 

@@ -9,7 +9,7 @@ from weightctl.errors import ArchitectureError, FormatError
 from weightctl.storage.mapping import MappedFile
 from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.json_file import read_json
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _HINT = "move modules.json away to convert the model without its pooling"
 
 def pooling_keys(
     directory: str, architecture: str, tell: Callable[[str], object]
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return the key of GGUF's metadata for the pooling that a directory describes; none without.
 
     Where the description is missing, `tell` gets a sentence. Raises `ArchitectureError` where it
@@ -44,7 +44,7 @@ def pooling_keys(
         config = _content(path)
         key = f"{architecture}.pooling_type"
         if is_object(config):
-            return {key: Value("u32", _kind(config, path))}
+            return {key: MetadataValue("u32", _kind(config, path))}
         tell(
             f"{path} is missing, and so the GGUF does not say how a sentence's vectors are pooled: "
             f"fetch it, or --set {key}:u32=1 for their mean"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.steps.stacked import Stacked
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.arch import Arch, TensorNames
     from weightctl.families.keys import Config, Dialect
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["translated"]
 
 
-def translated(checkpoint: RecognizedModel, dialect: Dialect) -> dict[str, Tensor]:
+def translated(checkpoint: RecognizedModel, dialect: Dialect) -> dict[str, ReadableTensor]:
     """Return the tensors of a whole checkpoint by the names that they have in a dialect.
 
     Raises `ConversionError` where one is of another shape than its step can be done to.
     """
     arch, config = checkpoint.arch, checkpoint.config
-    found: dict[str, Tensor] = {}
-    stacks: dict[str, list[Tensor]] = {}
+    found: dict[str, ReadableTensor] = {}
+    stacks: dict[str, list[ReadableTensor]] = {}
     for names in arch.tensors(config):
         name = names.name(dialect)
         if name is None:
@@ -37,29 +37,31 @@ def translated(checkpoint: RecognizedModel, dialect: Dialect) -> dict[str, Tenso
             stacks.setdefault(name, []).append(tensor)
         found[name] = tensor
     for name, parts in stacks.items():
-        found[name] = Made(name, Stacked("experts", len(parts)), parts)
+        found[name] = DerivedTensor(name, Stacked("experts", len(parts)), parts)
     return dict(_made(arch, config)) | found if dialect == "gguf" else found
 
 
-def _changed(names: TensorNames, tensor: Tensor, config: Config, dialect: Dialect) -> Tensor:
+def _changed(
+    names: TensorNames, tensor: ReadableTensor, config: Config, dialect: Dialect
+) -> ReadableTensor:
     name, change = names.module, names.change
     if change is not None:
         if not change.is_of_rows and tensor.info.encoding.block > 1:
-            tensor = Made(name, AsFloat32(), [tensor])
+            tensor = DerivedTensor(name, AsFloat32(), [tensor])
         step = change.to_gguf(config) if dialect == "gguf" else change.to_hugging_face(config)
-        tensor = Made(name, step, [tensor])
+        tensor = DerivedTensor(name, step, [tensor])
     # llama.cpp computes with no other vectors, and with no wider matrices.
     is_float32 = names.is_float32 or len(tensor.info.shape) < 2
     is_wide = tensor.info.encoding.name == "F64"
     if dialect == "gguf" and (is_wide or (is_float32 and tensor.info.encoding.name != "F32")):
-        tensor = Made(name, AsFloat32(), [tensor])
+        tensor = DerivedTensor(name, AsFloat32(), [tensor])
     return tensor
 
 
-def _made(arch: Arch, config: Config) -> Iterator[tuple[str, Tensor]]:
+def _made(arch: Arch, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
     """Yield the tensors that GGUF has for what the other dialect's config says."""
     for line in arch.names:
         numbers = None if line.made is None else line.made(config)
         if numbers is not None and line.gguf is not None:
             name = f"{line.gguf}.weight"
-            yield name, Made(name, Constant(numbers, "of the config"), [])
+            yield name, DerivedTensor(name, Constant(numbers, "of the config"), [])

@@ -13,7 +13,7 @@ from weightctl.errors import (
     WeightctlError,
 )
 from weightctl.families.recognition import recognize
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.dequantize import dequantized
 from weightctl.weights.tree import header_of, source_of
 from weightctl.write.store import open_weights
@@ -47,10 +47,10 @@ class Subject:
         return dequantized(self.stored, in_blocks=False)
 
     @property
-    def cut(self) -> Gathered | None:
+    def cut(self) -> GatheredSource | None:
         """The set that the files are, where they are those of several ranks, else None."""
         source = source_of(self.stored)
-        return source if isinstance(source, Gathered) else None
+        return source if isinstance(source, GatheredSource) else None
 
     @cached_property
     def _recognized(self) -> RecognizedModel | WeightctlError:

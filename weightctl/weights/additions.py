@@ -11,7 +11,7 @@ from weightctl.weights.nodes import find, walk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.weights.nodes import Node
+    from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["Addition", "missing", "refuse_call", "wrong_index"]
@@ -82,7 +82,7 @@ def wrong_index(key: object) -> ArgumentTypeError:
     )
 
 
-def missing(name: str, root: Node, count: int) -> MissingTensorError:
+def missing(name: str, root: TreeNode, count: int) -> MissingTensorError:
     """Return the error for a name that none of a tree's tensors has, with near names."""
     import difflib  # only on an error
 

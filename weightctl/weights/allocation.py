@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.graph.weight import Weight
     from weightctl.shape import ShapeLike
-    from weightctl.weights.request import Request
+    from weightctl.weights.request import AllocationRequest
     from weightctl.weights.source import Source
 
 __all__ = ["Allocations"]
@@ -29,7 +29,7 @@ _ABOVE = {"weight": "weightctl.graph.weight:Weight"}
 
 
 class _Allocation(NamedTuple):
-    request: Request
+    request: AllocationRequest
     stored: str | None
     weight: Weight
 
@@ -102,7 +102,7 @@ class Allocations:
                 yield name, found if found.name == name else found.renamed(name)
 
 
-def _weight(name: str, request: Request) -> Weight:
+def _weight(name: str, request: AllocationRequest) -> Weight:
     make = cast("Callable[..., Weight]", load(_ABOVE["weight"]))
     return make(
         name,

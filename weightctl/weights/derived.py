@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source, Span
 
-__all__ = ["Derived", "Made", "Step", "StoredTensor", "Tensor", "tensor_of"]
+__all__ = ["Derived", "DerivedTensor", "ReadableTensor", "Step", "StoredTensor", "tensor_of"]
 
 
-class Tensor(Protocol):
+class ReadableTensor(Protocol):
     """Something whose bytes can be had, in an encoding."""
 
     @property
@@ -53,7 +53,9 @@ class Step(Protocol):
         """Return the shape and encoding of what it makes; `ConversionError` where it cannot."""
         ...
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Fill `buffer` with the bytes of what it makes, from `start` on."""
         ...
 
@@ -83,7 +85,7 @@ class StoredTensor(NamedTuple):
         return self.source.span(self.name)
 
 
-class Made:
+class DerivedTensor:
     """A tensor that a step makes of others.
 
     Raises `ConversionError` where the step cannot make one of these.
@@ -91,7 +93,7 @@ class Made:
 
     __slots__ = ("_info", "_inputs", "_step")
 
-    def __init__(self, name: str, step: Step, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, name: str, step: Step, inputs: Sequence[ReadableTensor]) -> None:
         self._step = step
         self._inputs = tuple(inputs)
         self._info = TensorInfo(name, *step.infer([each.info for each in self._inputs]))
@@ -133,8 +135,8 @@ class Derived:
     def __init__(
         self,
         base: Source,
-        tensors: Mapping[str, Tensor],
-        metadata: Mapping[str, Value],
+        tensors: Mapping[str, ReadableTensor],
+        metadata: Mapping[str, MetadataValue],
         aliases: Mapping[str, str] | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
@@ -182,6 +184,6 @@ class Derived:
         self._base.refuse_change()
 
 
-def tensor_of(source: Source, name: str) -> Tensor:
+def tensor_of(source: Source, name: str) -> ReadableTensor:
     """Return a tensor of a source; `name` may also be a tied one."""
     return StoredTensor(source, source.header.aliases.get(name, name))

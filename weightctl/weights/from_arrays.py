@@ -13,7 +13,7 @@ from weightctl.weights.source import Declared, Held
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["as_checkpoint", "declared_weights", "loaded_checkpoint"]
 
@@ -25,7 +25,7 @@ _MEMBERS = (
 
 
 def as_checkpoint(
-    given: Weights | Mapping[str, Any], metadata: Mapping[str, Value] | None = None
+    given: Weights | Mapping[str, Any], metadata: Mapping[str, MetadataValue] | None = None
 ) -> Checkpoint:
     """Return the tree of what is given: a tree, or arrays by name.
 

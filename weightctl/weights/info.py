@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.split import Sharding
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["Extent", "Header", "Leaf", "Origin", "TensorInfo"]
 
@@ -92,7 +92,7 @@ class Header(NamedTuple):
     files: tuple[str, ...]
     tensors: Mapping[str, TensorInfo]
     extents: Mapping[str, Extent]
-    metadata: Mapping[str, Value] = _NOTHING
+    metadata: Mapping[str, MetadataValue] = _NOTHING
     aliases: Mapping[str, str] = _NOTHING
     leaves: Mapping[str, Leaf] = _NOTHING
     alignment: int = 1

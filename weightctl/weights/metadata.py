@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INTEGERS",
     "TEXT",
-    "Value",
+    "MetadataValue",
     "as_json",
     "element_type",
     "from_json",
@@ -45,16 +45,16 @@ _UNSOUND = (
 )  # fmt: skip
 
 
-class Value(NamedTuple):
+class MetadataValue(NamedTuple):
     """A metadata value and the type it has on disk; the content of an array is a sequence."""
 
     type: str
     content: Any
 
 
-def text(content: str) -> Value:
+def text(content: str) -> MetadataValue:
     """Return a plain string as safetensors keeps it."""
-    return Value(TEXT, content)
+    return MetadataValue(TEXT, content)
 
 
 def element_type(array_type: str) -> str | None:
@@ -64,7 +64,7 @@ def element_type(array_type: str) -> str | None:
     return None
 
 
-def to_json(metadata: Mapping[str, Value]) -> str:
+def to_json(metadata: Mapping[str, MetadataValue]) -> str:
     """Return `{"key": {"type": "u32", "value": 7}, ...}`; infinities and NaN become strings."""
     plain = {key: {"type": v.type, "value": as_json(v.content)} for key, v in metadata.items()}
     for key, entry in plain.items():
@@ -117,7 +117,7 @@ def as_json(content: Any) -> Any:
     return content
 
 
-def from_json(document: str) -> dict[str, Value]:
+def from_json(document: str) -> dict[str, MetadataValue]:
     """Return the metadata that `to_json` wrote.
 
     Raises `WeightctlError` where a value is not of the type it claims.
@@ -125,7 +125,7 @@ def from_json(document: str) -> dict[str, Value]:
     try:
         entries = json.loads(document)
         return {
-            _key(key): Value(entry["type"], _typed(entry["type"], entry["value"], _DEPTH))
+            _key(key): MetadataValue(entry["type"], _typed(entry["type"], entry["value"], _DEPTH))
             for key, entry in entries.items()
         }
     except _UNSOUND as error:

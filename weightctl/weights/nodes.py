@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Node", "find", "is_number", "natural", "planted", "walk"]
+__all__ = ["TreeNode", "find", "is_number", "natural", "planted", "walk"]
 
 
-class Node:
+class TreeNode:
     """A place in the tree: the tensor of this very name, if any, and what lies below it."""
 
     __slots__ = ("_is_sorted", "below", "tensor")
 
     def __init__(self) -> None:
         self.tensor: str | None = None
-        self.below: dict[str, Node] = {}
+        self.below: dict[str, TreeNode] = {}
         self._is_sorted = True
 
-    def grow(self, segment: str) -> Node:
+    def grow(self, segment: str) -> TreeNode:
         """Return the node of this segment below, made where there is none."""
         found = self.below.get(segment)
         if found is not None:
             return found
         if segment.isdecimal():
             self._is_sorted = False
-        made = self.below[segment] = Node()
+        made = self.below[segment] = TreeNode()
         return made
 
-    def children(self) -> dict[str, Node]:
+    def children(self) -> dict[str, TreeNode]:
         """What lies below by its segment, in the order of the file; numbers in their own."""
         if not self._is_sorted:
             # Experts by the thousand are plain numbers, which sort without being taken apart.
@@ -55,24 +55,24 @@ def is_number(segment: str) -> bool:
 _MAX_DEPTH = 32
 
 
-def planted(names: Iterable[str]) -> Node:
+def planted(names: Iterable[str]) -> TreeNode:
     """Return the tree of some names; the node of each knows its full name as its tensor."""
-    root = Node()
+    root = TreeNode()
     for name in names:
         _plant(root, name, name)
     return root
 
 
-def _plant(root: Node, path: str, tensor: str) -> None:
+def _plant(root: TreeNode, path: str, tensor: str) -> None:
     node = root
     for segment in path.split(".", _MAX_DEPTH):
         node = node.below.get(segment) or node.grow(segment)
     node.tensor = tensor
 
 
-def _beyond(deepest: Node, prefix: str) -> Node:
+def _beyond(deepest: TreeNode, prefix: str) -> TreeNode:
     """Return `deepest` with what starts with `prefix` below a node of its own."""
-    node = Node()
+    node = TreeNode()
     # At this depth there are only names, each with the rest of it, and so with its tensor.
     for rest, below in deepest.below.items():
         if rest == prefix:
@@ -82,7 +82,7 @@ def _beyond(deepest: Node, prefix: str) -> Node:
     return node
 
 
-def find(root: Node, prefix: str) -> Node | None:
+def find(root: TreeNode, prefix: str) -> TreeNode | None:
     """Return the node of a name or prefix, None where nothing is there."""
     if not prefix:
         return root
@@ -98,7 +98,7 @@ def find(root: Node, prefix: str) -> Node | None:
     return node.below.get(last)
 
 
-def walk(node: Node) -> Iterator[str]:
+def walk(node: TreeNode) -> Iterator[str]:
     """Yield the names of all tensors at or below a node, in order."""
     # A stack, since names may nest deeper than Python recurses.
     stack = [node]

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Request", "declared", "of_stored", "require_words"]
+__all__ = ["AllocationRequest", "declared", "of_stored", "require_words"]
 
 
-class Request(NamedTuple):
+class AllocationRequest(NamedTuple):
     """What a weight is to be: dtype and shape of its numbers, the blocks they are in, and where."""
 
     dtype: DType
@@ -60,7 +60,7 @@ def declared(
     shape: Shape | None,
     quantization: QuantizationEncoding | None,
     device: DeviceRef,
-) -> Request:
+) -> AllocationRequest:
     """Return the request for a weight of which nothing is known but what is asked for.
 
     Raises `GraphError` where that is not all there is to say, and `EncodingError` for blocks that
@@ -82,7 +82,7 @@ def declared(
         dtype, shape = DType.float32, in_elements(name, shape, quantization.encoding)
     elif quantization is not None:
         _require_fractions(name, dtype, quantization)
-    return Request(dtype, shape, quantization, device)
+    return AllocationRequest(dtype, shape, quantization, device)
 
 
 def of_stored(
@@ -91,7 +91,7 @@ def of_stored(
     shape: Shape | None,
     quantization: QuantizationEncoding | None,
     device: DeviceRef,
-) -> Request:
+) -> AllocationRequest:
     """Return the request for a stored tensor; what is not asked for is as it is stored.
 
     Raises `GraphError` for another shape than the tensor has, and `EncodingError` where it cannot
@@ -122,7 +122,7 @@ def of_stored(
         _require_fractions(info.name, dtype, quantization)
     if shape is not None:
         _require_match(info, shape)
-    request = Request(dtype, Shape(info.shape), quantization, device)
+    request = AllocationRequest(dtype, Shape(info.shape), quantization, device)
     require_astype(info, request.encoding)
     return request
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from weightctl.storage.byte_range import ByteRange
     from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Declared", "Files", "Held", "Source", "Span", "nothing_loaded"]
+__all__ = ["Declared", "FileSource", "Held", "Source", "Span", "nothing_loaded"]
 
 
 class Span(NamedTuple):
@@ -65,7 +65,7 @@ class Source(Protocol):
         ...
 
 
-class Files:
+class FileSource:
     """Tensors in files."""
 
     def __init__(self, header: Header, files: tuple[MappedFile, ...]) -> None:
@@ -155,7 +155,9 @@ def _memory(info: TensorInfo, nbytes: int) -> memoryview:
 class Held:
     """Tensors in memory."""
 
-    def __init__(self, tensors: Mapping[str, WeightData], metadata: Mapping[str, Value]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, WeightData], metadata: Mapping[str, MetadataValue]
+    ) -> None:
         self._tensors = tensors
         self._header = Header(
             format="memory",

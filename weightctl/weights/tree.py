@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
     from weightctl.weights.dlpack import DLPackArray
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.metadata import Value
-    from weightctl.weights.nodes import Node
+    from weightctl.weights.metadata import MetadataValue
+    from weightctl.weights.nodes import TreeNode
     from weightctl.weights.source import Source
 
 __all__ = [
@@ -51,7 +51,7 @@ class _Tree:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._root: Node | None = None
+        self._root: TreeNode | None = None
         self._allocations: Allocations | None = None
 
     @property
@@ -63,13 +63,13 @@ class _Tree:
         return self._allocations
 
     @property
-    def root(self) -> Node:
+    def root(self) -> TreeNode:
         if self._root is None:
             header = self.source.header
             self._root = planted(chain(header.tensors, header.aliases))
         return self._root
 
-    def find(self, prefix: str) -> Node | None:
+    def find(self, prefix: str) -> TreeNode | None:
         """Return the node of a name or prefix, None where nothing is there."""
         return find(self.root, prefix)
 
@@ -118,7 +118,7 @@ class Checkpoint(ArrayOperators, Weights):
         return header_of(self)
 
     @Addition
-    def metadata(self) -> Mapping[str, Value]:
+    def metadata(self) -> Mapping[str, MetadataValue]:
         """The checkpoint's metadata, each value with its type."""
         return header_of(self).metadata
 
@@ -365,7 +365,7 @@ def info_of(node: Checkpoint) -> TensorInfo:
     return header_of(node).tensors[stored_name(node)]._replace(name=node.name)
 
 
-def root_of(weights: Checkpoint) -> Node:
+def root_of(weights: Checkpoint) -> TreeNode:
     """Return the names of a whole tree as nodes."""
     return weights._tree.root  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weightctl.errors import ConversionError
 from weightctl.formats.imatrix import read_importance
 from weightctl.plan.align import align as aligned
-from weightctl.plan.cast import Rule, cast
+from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
 from weightctl.plan.rename import Renaming, read_renamings
@@ -121,7 +121,7 @@ def convert(
     *,
     dtype: DTypeLike | Encoding | None = None,
     quant: TypeLike | Recipe | os.PathLike[str] | None = None,
-    tensor_types: Mapping[str, TypeLike | None] | Sequence[Rule] = (),
+    tensor_types: Mapping[str, TypeLike | None] | Sequence[TypeRule] = (),
     imatrix: str | os.PathLike[str] | None = None,
     nonfinite: NonFinite | str = NonFinite.ERROR,
     allow_requantize: bool = False,

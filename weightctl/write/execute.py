@@ -10,7 +10,7 @@ from weightctl.system.interrupts import uninterrupted
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.weights.source import Span
-from weightctl.write.worker import FEWER, Made, Making, Work, Workers, is_small
+from weightctl.write.worker import FEWER, MadeChunk, Making, Work, Workers, is_small
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Plan
     from weightctl.weights.info import TensorInfo
-    from weightctl.write.pieces import Piece
+    from weightctl.write.pieces import Chunk
 
 __all__ = ["DEFAULT_MEMORY", "execute", "memory_budget"]
 
@@ -78,7 +78,7 @@ def execute(
             if isinstance(made, Span):
                 yield info, made
                 continue
-            if not isinstance(made, Made):
+            if not isinstance(made, MadeChunk):
                 # Handing it to a thread would take longer than the work.
                 made = work.made(made)
             if made.loss is not None and losses is not None:
@@ -110,12 +110,12 @@ class _Waiting:
     ) -> None:
         self._cut = work.cut(order, spans=spans)
         self._workers = Workers(work, workers)
-        self._queue: deque[tuple[TensorInfo, Span | Piece | Making]] = deque()
+        self._queue: deque[tuple[TensorInfo, Span | Chunk | Making]] = deque()
         self._most = workers * _AHEAD
         self._memory = memory
         self._begun = self._nbytes = 0
 
-    def oldest(self) -> tuple[TensorInfo, Span | Piece | Made] | None:
+    def oldest(self) -> tuple[TensorInfo, Span | Chunk | MadeChunk] | None:
         """Return the next piece of the output; None behind the last."""
         # Of thousands of small tensors not each asks for more.
         are_many = len(self._queue) - self._begun > _MOST_LIGHT * 3 // 4
@@ -125,7 +125,7 @@ class _Waiting:
             self._refill()
             return self._next()
 
-    def _next(self) -> tuple[TensorInfo, Span | Piece | Made] | None:
+    def _next(self) -> tuple[TensorInfo, Span | Chunk | MadeChunk] | None:
         if not self._queue:
             return None
         info, piece = self._queue.popleft()

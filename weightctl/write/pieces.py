@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.plan.plan import Item
 
-__all__ = ["Piece", "pieces_of", "spans_of"]
+__all__ = ["Chunk", "pieces_of", "spans_of"]
 
 # Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
 _WORKING = 64
@@ -28,7 +28,7 @@ _MIN_COPY = 1 << 16
 _MAX_SPAN = 32 << 20
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A run of whole blocks of a tensor: where it starts and ends in the source, in bytes.
 
     It is laid out as rows of `row` bytes, and becomes `made` bytes. `importance` is one weight per
@@ -50,7 +50,7 @@ def spans_of(whole: Span) -> Iterator[Span]:
         yield Span(whole.file, offset, min(_MAX_SPAN, end - offset))
 
 
-def pieces_of(item: Item, room: int) -> Iterator[Piece]:
+def pieces_of(item: Item, room: int) -> Iterator[Chunk]:
     """Cut a tensor into runs of whole blocks of both encodings, each within `room` bytes.
 
     They are never so small that the interpreter would do most of the work. Importance is of
@@ -70,7 +70,7 @@ def pieces_of(item: Item, room: int) -> Iterator[Piece]:
             elements = min(step, last - start)
             row = elements if importance is None else item.info.row
             begin = start // source.block * source.size
-            yield Piece(
+            yield Chunk(
                 item,
                 begin,
                 begin + elements // source.block * source.size,
@@ -80,14 +80,14 @@ def pieces_of(item: Item, room: int) -> Iterator[Piece]:
             )
 
 
-def _unchanged(item: Item, room: int) -> Iterator[Piece]:
+def _unchanged(item: Item, room: int) -> Iterator[Chunk]:
     # A change of byte order needs whole blocks; where blocks are unknown there is none.
     block = item.source.encoding.size if item.source.encoding.is_known else 1
     step = max(max(min(_MAX_COPY, room), _MIN_COPY) // block, 1) * block
     total = item.source.nbytes
     for start in range(0, total, step):
         stop = min(start + step, total)
-        yield Piece(item, start, stop, stop - start, stop - start)
+        yield Chunk(item, start, stop, stop - start, stop - start)
 
 
 def _runs(item: Item) -> Iterator[tuple[int, int, F32 | None]]:

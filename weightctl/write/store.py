@@ -13,7 +13,7 @@ from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
 from weightctl.text.sizes import format_size
-from weightctl.weights.source import Files
+from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
     header, files = open_files(where, format_name)
     if note := note_of_part(header.files):
         header = header._replace(notes=(*header.notes, note))
-    return Checkpoint(Files(header, files))
+    return Checkpoint(FileSource(header, files))
 
 
 def _path(given: object) -> str:

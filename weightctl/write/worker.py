@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Span
-    from weightctl.write.pieces import Piece
+    from weightctl.write.pieces import Chunk
 
-__all__ = ["FEWER", "Made", "Making", "Work", "Workers", "is_small"]
+__all__ = ["FEWER", "MadeChunk", "Making", "Work", "Workers", "is_small"]
 
 FEWER = "fewer threads take less memory: -j 2"
 
@@ -32,7 +32,7 @@ FEWER = "fewer threads take less memory: -j 2"
 _SMALL = 1 << 15
 
 
-class Made(NamedTuple):
+class MadeChunk(NamedTuple):
     """What a piece has become, in a buffer that can be used again when it is written."""
 
     bytes: memoryview
@@ -40,7 +40,7 @@ class Made(NamedTuple):
     loss: Loss | None = None
 
 
-def is_small(piece: Piece) -> bool:
+def is_small(piece: Chunk) -> bool:
     """Whether a piece is made sooner than it is handed to a thread."""
     return max(piece.stop - piece.start, piece.made) < _SMALL
 
@@ -59,7 +59,7 @@ class Work:
 
     def cut(
         self, order: tuple[TensorInfo, ...], *, spans: bool
-    ) -> Iterator[tuple[TensorInfo, Piece | Span]]:
+    ) -> Iterator[tuple[TensorInfo, Chunk | Span]]:
         """Yield the pieces of all tensors; ranges of files, where there are `spans`."""
         by_name = {item.info.name: item for item in self._plan.items}
         for info in order:
@@ -73,16 +73,16 @@ class Work:
                     span.expect(piece.start, piece.stop)
                 yield info, piece
 
-    def made(self, piece: Piece) -> Made:
+    def made(self, piece: Chunk) -> MadeChunk:
         """Read a piece and make of it what it becomes."""
         buffer = self._buffer(piece.made)
         made = memoryview(buffer)[: piece.made]
         if piece.item.is_copy:
             self._plan.source.read_into(piece.item.source.name, piece.start, made)
-            return Made(made, buffer)
-        return Made(made, buffer, self._transcoded(piece, made))
+            return MadeChunk(made, buffer)
+        return MadeChunk(made, buffer, self._transcoded(piece, made))
 
-    def _transcoded(self, piece: Piece, made: memoryview) -> Loss | None:
+    def _transcoded(self, piece: Chunk, made: memoryview) -> Loss | None:
         import numpy as np  # copies need none of it
 
         from weightctl.codecs import transcode
@@ -115,11 +115,11 @@ class Work:
 class Making:
     """A piece that is given to a thread, and what the thread makes of it: `nbytes` bytes."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Chunk) -> None:
         self.nbytes = piece.made
         self._piece = piece
         # Of the standard library's ways to wait this one needs the fewest others.
-        self._outcome: SimpleQueue[Made | BaseException] = SimpleQueue()
+        self._outcome: SimpleQueue[MadeChunk | BaseException] = SimpleQueue()
 
     def make(self, work: Work) -> None:
         """Do it; an error is raised where the outcome is asked for."""
@@ -128,7 +128,7 @@ class Making:
         except BaseException as error:  # noqa: BLE001
             self._outcome.put(error)
 
-    def made(self) -> Made:
+    def made(self) -> MadeChunk:
         """Wait for the outcome, and return it once."""
         outcome = self._outcome.get()
         if isinstance(outcome, BaseException):
@@ -145,7 +145,7 @@ class Workers:
         self._threads: list[Thread] = []
         self._begun: SimpleQueue[Making | None] = SimpleQueue()
 
-    def begin(self, piece: Piece) -> Making:
+    def begin(self, piece: Chunk) -> Making:
         """Have a piece made; `ConversionError` where there is no thread to do it."""
         if len(self._threads) < self._most:
             self._start()
@@ -181,7 +181,7 @@ class Workers:
             thread.join()
 
 
-def _refusal(piece: Piece, error: NonFiniteError) -> ConversionError:
+def _refusal(piece: Chunk, error: NonFiniteError) -> ConversionError:
     source, made = piece.item.source, piece.item.info
     index = piece.start // source.encoding.size * source.encoding.block + error.index
     what = f"`{source.name}` has {error.value:g} at element {index}, which"

@@ -14,7 +14,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.translate import translate
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def stated(
     *,
     directory: Path | None = None,
     config: Mapping[str, Any] | None = None,
-    metadata: Mapping[str, Value] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
 ) -> Weights:
     """Return a tree of tensors, shapes and encodings, a config.json beside them or metadata."""
     infos = {name: TensorInfo(name, shape, ENCODINGS[kind])
@@ -102,9 +102,9 @@ def gguf_llama(
         "attention.head_count_kv": kv_heads, "attention.key_length": head_dim,
         "attention.value_length": head_dim, "rope.dimension_count": head_dim,
     }  # fmt: skip
-    metadata = {f"llama.{key}": Value("u32", value) for key, value in values.items()}
-    metadata["llama.attention.layer_norm_rms_epsilon"] = Value("f32", 1e-5)
-    metadata["general.architecture"] = Value("string", "llama")
+    metadata = {f"llama.{key}": MetadataValue("u32", value) for key, value in values.items()}
+    metadata["llama.attention.layer_norm_rms_epsilon"] = MetadataValue("f32", 1e-5)
+    metadata["general.architecture"] = MetadataValue("string", "llama")
     shapes = {"attn_q": (heads * head_dim, hidden), "attn_k": (kv_heads * head_dim, hidden),
               "attn_v": (kv_heads * head_dim, hidden), "attn_output": (hidden, heads * head_dim),
               "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),

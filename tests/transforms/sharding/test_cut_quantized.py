@@ -18,7 +18,7 @@ from sharded_files import shard_bytes, whole_bytes, write_shards
 from weightctl import open_weights
 from weightctl.errors import ShardingError
 from weightctl.schemes.dequantize import dequantized
-from weightctl.sharding.plan_file import Rule, Rules
+from weightctl.sharding.plan_file import CutRule, CutRules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Whole, axiswise
 
@@ -218,8 +218,8 @@ SCHEMES: dict[str, Callable[[], Packed]] = {
 
 
 def planned(weights: Weights, axis: int, ranks: int) -> ShardPlan:
-    rule = Rule(re.compile("l"), "axiswise", {"axis": axis})
-    return shard_plan(weights, Grid(ranks), rules=Rules("plan.toml", (rule,)))
+    rule = CutRule(re.compile("l"), "axiswise", {"axis": axis})
+    return shard_plan(weights, Grid(ranks), rules=CutRules("plan.toml", (rule,)))
 
 
 def rank_weights(plan: ShardPlan, directory: Path, shapes: Sequence[list[int]]) -> list[Any]:
@@ -299,7 +299,7 @@ def test_tensors_that_cannot_be_cut_alike_are_refused_and_may_be_whole(
     with pytest.raises(ShardingError, match=rf"`l\.weight`.*stored as {kind}.*alike") as caught:
         planned(weights, 0, 2)
     assert "--plan" in caught.value.hint
-    plan = shard_plan(weights, Grid(2), rules=Rules("plan.toml", ()))
+    plan = shard_plan(weights, Grid(2), rules=CutRules("plan.toml", ()))
     assert all(parts == ((), ()) for _, parts in plan.shardings.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 from cut_models import gguf_llama, held, saved, stated, with_names
 
 from weightctl.errors import ArchitectureError, ConversionError, ShardingError
-from weightctl.sharding.plan_file import Rules, read_rules
+from weightctl.sharding.plan_file import CutRules, read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.sharding.possible import possible
 from weightctl.split import Grid
@@ -56,13 +56,13 @@ def stranger(directory: Path, **shapes: tuple[int, ...]) -> Weights:
     return stated(tensors, directory=directory, config={"model_type": "mamba"})
 
 
-def rules(directory: Path, *lines: str) -> Rules:
+def rules(directory: Path, *lines: str) -> CutRules:
     path = directory / "plan.toml"
     path.write_text("[tensors]\n" + "\n".join(lines))
     return read_rules(str(path))
 
 
-def parts_of(weights: Weights, grid: Grid, own: Rules | None = None) -> dict[str, list[Any]]:
+def parts_of(weights: Weights, grid: Grid, own: CutRules | None = None) -> dict[str, list[Any]]:
     """Return which entries of the first axis each rank has of each tensor."""
     plan = shard_plan(weights, grid, rules=own)
     return {name: [held(plan, name, rank) for rank in range(grid.ranks)] for name in plan.shardings}

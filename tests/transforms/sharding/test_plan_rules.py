@@ -15,16 +15,16 @@ from weightctl.split import Cut, Grid, Sharding, Whole
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.sharding.plan_file import Rules
+    from weightctl.sharding.plan_file import CutRules
 
 
-def read(folder: Path, text: str) -> Rules:
+def read(folder: Path, text: str) -> CutRules:
     path = folder / "mine.toml"
     path.write_text(text)
     return read_rules(str(path))
 
 
-def cut(rules: Rules, shape: tuple[int, ...], ranks: int = 2, name: str = "w") -> Sharding:
+def cut(rules: CutRules, shape: tuple[int, ...], ranks: int = 2, name: str = "w") -> Sharding:
     found = rules.sharding(Whole(name, shape, (1,) * len(shape)), Grid(ranks))
     assert found is not None
     return found

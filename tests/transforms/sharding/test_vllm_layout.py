@@ -18,7 +18,7 @@ from weightctl import open_weights
 from weightctl.errors import ArchitectureError, ShardingError
 from weightctl.families import ARCHS
 from weightctl.formats.sharded.manifest import read_manifest
-from weightctl.sharding.plan_file import Rules
+from weightctl.sharding.plan_file import CutRules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.write.shards.gathering import gather
@@ -275,7 +275,7 @@ def llama(folder: Path, **changes: Any) -> Weights:
     [
         (Grid(2, pp=1), {"format_name": "gguf"}, "from safetensors, and not from gguf"),
         (Grid(1, pp=2), {}, "not built for stages of layers"),
-        (Grid(2), {"rules": Rules("", ())}, "vLLM cuts tensors its own way"),
+        (Grid(2), {"rules": CutRules("", ())}, "vLLM cuts tensors its own way"),
     ],
 )
 def test_what_the_layout_is_not_built_for_is_refused(

@@ -17,7 +17,7 @@ from weightctl.storage.mapping import MappedFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.imatrix.columns import Values
+    from weightctl.formats.imatrix.columns import ColumnValues
 
 __all__ = ["Importance", "read_importance"]
 
@@ -33,7 +33,7 @@ class Importance(NamedTuple):
     """
 
     path: str
-    values: Mapping[str, Values]
+    values: Mapping[str, ColumnValues]
     dataset: str = ""
     chunks: int = 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
 
-__all__ = ["ColumnWeights", "Values"]
+__all__ = ["ColumnValues", "ColumnWeights"]
 
 
 class ColumnWeights(Protocol):
@@ -23,7 +23,7 @@ class ColumnWeights(Protocol):
         ...
 
 
-class Values(Protocol):
+class ColumnValues(Protocol):
     """Numbers for a tensor whose shape they do not know; a flat array is such."""
 
     @property

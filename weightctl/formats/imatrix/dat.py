@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError
 from weightctl.formats.base import is_text
 from weightctl.formats.cut import rest_of
-from weightctl.formats.imatrix.entry import Entry, Recorded
+from weightctl.formats.imatrix.entry import ImportanceEntry, Recorded
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
@@ -58,7 +58,7 @@ def read(file: MappedFile) -> Recorded:
         raise FormatError(
             file.path, 0, f"{count} entries are more than a model has matrices", hint=_DAMAGED
         )
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ImportanceEntry] = {}
     for _ in range(count):
         at = cursor.offset
         entry = _entry(cursor)
@@ -76,7 +76,7 @@ def read(file: MappedFile) -> Recorded:
     return Recorded(found, str(raw, "utf-8", "surrogateescape").partition("\0")[0], chunks)
 
 
-def _entry(cursor: _Cursor) -> Entry:
+def _entry(cursor: _Cursor) -> ImportanceEntry:
     at, file = cursor.offset, cursor.file
     name = str(cursor.text("a name", most=_LONGEST), "utf-8", "surrogateescape")
     if not is_text(name):
@@ -86,7 +86,7 @@ def _entry(cursor: _Cursor) -> Entry:
     start = cursor.skip(4 * count, f"the values of `{name}`")
     # Without evaluations llama.cpp takes the sums for means.
     divisor = _Divisor(evaluations if evaluations > 0 else 1)
-    return Entry(name, _Sums(file, start, count), divisor, file.path, start)
+    return ImportanceEntry(name, _Sums(file, start, count), divisor, file.path, start)
 
 
 class _Sums(NamedTuple):

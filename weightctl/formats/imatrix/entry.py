@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["Entry", "MeanSquares", "Numbers", "Recorded"]
+__all__ = ["ImportanceEntry", "ImportanceNumbers", "MeanSquares", "Recorded"]
 
 
-class Numbers(Protocol):
+class ImportanceNumbers(Protocol):
     """Numbers that stay in their file until they are asked for."""
 
     @property
@@ -28,15 +28,15 @@ class Numbers(Protocol):
         ...
 
 
-class Entry(NamedTuple):
+class ImportanceEntry(NamedTuple):
     """The sums of a tensor's columns, `size` of them, and where in which file they are.
 
     `counts` has a number for each matrix, or one for all: by how much its sums are divided.
     """
 
     name: str
-    sums: Numbers
-    counts: Numbers
+    sums: ImportanceNumbers
+    counts: ImportanceNumbers
     path: str
     offset: int
 
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 class Recorded(NamedTuple):
     """The entries of a file, what they were measured on, and how much of it: empty and 0 unsaid."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[ImportanceEntry]
     dataset: str = ""
     chunks: int = 0
 
@@ -66,7 +66,7 @@ class MeanSquares:
     for: no more than a row is in memory.
     """
 
-    entry: Entry
+    entry: ImportanceEntry
     shape: tuple[int, int]
 
     def __getitem__(self, matrix: int, /) -> F32:
@@ -102,7 +102,7 @@ class MeanSquares:
         return np.where(whole > 0, sums / np.maximum(whole, np.float32(1)), np.float32(1))
 
 
-def _require_sound(entry: Entry, start: int, sums: F32, counts: F32) -> None:
+def _require_sound(entry: ImportanceEntry, start: int, sums: F32, counts: F32) -> None:
     import numpy as np
 
     sound = np.isfinite(sums) & (sums >= 0)

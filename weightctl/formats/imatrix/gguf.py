@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats.imatrix.entry import Entry, Recorded
+from weightctl.formats.imatrix.entry import ImportanceEntry, Recorded
 from weightctl.formats.open.parts import open_files
-from weightctl.weights.source import Files
+from weightctl.weights.source import FileSource
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
@@ -33,7 +33,7 @@ def read(path: str) -> Recorded:
     Raises `FormatError` for what is no importance matrix, or not sound.
     """
     header, files = open_files(path, "gguf")
-    source = Files(header, files)
+    source = FileSource(header, files)
     names = {name.removesuffix(_SUMS): None for name in header.tensors if name.endswith(_SUMS)}
     if not names:
         raise FormatError(path, None, _nothing(header), hint="llama-imatrix makes one")
@@ -62,7 +62,7 @@ def _nothing(header: Header) -> str:
     return f"no importance matrix: it is a GGUF of something else, such as a model{kind}"
 
 
-def _entry(source: Files, name: str) -> Entry | None:
+def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
     """Return an entry, None for one of nothing, which llama.cpp passes over."""
     header = source.header
     if name + _COUNTS not in header.tensors:
@@ -75,13 +75,13 @@ def _entry(source: Files, name: str) -> Entry | None:
             header, name + _SUMS, f"{sums.size} numbers are not of {counts.size} equal matrices"
         )
     extent = header.extents[name + _SUMS]
-    return Entry(name, sums, counts, header.files[extent.file], extent.offset)
+    return ImportanceEntry(name, sums, counts, header.files[extent.file], extent.offset)
 
 
 class _Numbers(NamedTuple):
     """The numbers of a tensor of a file."""
 
-    source: Files
+    source: FileSource
     name: str
 
     @property
@@ -96,7 +96,7 @@ class _Numbers(NamedTuple):
         return numbers
 
 
-def _numbers(source: Files, name: str) -> _Numbers:
+def _numbers(source: FileSource, name: str) -> _Numbers:
     encoding = source.header.tensors[name].encoding
     if encoding.name != "F32":
         raise _error(source.header, name, f"its numbers are {encoding.name}, not F32")

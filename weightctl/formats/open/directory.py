@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_by_index, format_by_suffix, sniff
 from weightctl.formats.open.index import few, read_index
-from weightctl.formats.open.sets import Parts, indexed, part_of, set_of
+from weightctl.formats.open.sets import PartSet, indexed, part_of, set_of
 from weightctl.formats.switch import is_switch, read_switch
 from weightctl.storage.mapping import MappedFile
 from weightctl.system.temporary import is_temporary, without_temporary
@@ -29,7 +29,7 @@ _LEFT_BESIDE = re.compile(
 )
 
 
-def find_in_directory(directory: str, format_name: str | None) -> Parts:
+def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     """Choose the checkpoint in a directory; `FormatError` where there is none, or several.
 
     The first format of the table that is there; of that, the one index, else `model` with the
@@ -121,12 +121,12 @@ def _passed_over(
     return (f"{few(odd)} {are} not read: {reason(os.path.join(directory, odd[0])).message}",)
 
 
-def _choose(directory: str, format_name: str, names: Sequence[str]) -> Parts:
+def _choose(directory: str, format_name: str, names: Sequence[str]) -> PartSet:
     line = FORMATS[format_name]
     indexes = [name for name in names if _leads_by_index(directory, name)]
     if len(indexes) == 1:
         return _set_of_index(os.path.join(directory, indexes[0]), format_name)
-    checkpoints: dict[str, Parts] = {}
+    checkpoints: dict[str, PartSet] = {}
     for name in names:
         if name in indexes:
             continue
@@ -137,7 +137,7 @@ def _choose(directory: str, format_name: str, names: Sequence[str]) -> Parts:
             checkpoints[without_temporary(name)] = _switch_in(directory, name).parts()
         else:
             paths = tuple(os.path.join(directory, member) for member in members)
-            checkpoints[key] = Parts(format_name, paths)
+            checkpoints[key] = PartSet(format_name, paths)
     if len(checkpoints) == 1 and not indexes:
         return next(iter(checkpoints.values()))
     if line.in_directory in checkpoints:
@@ -155,5 +155,5 @@ def _leads_by_index(directory: str, name: str) -> bool:
     return format_by_index(name) is not None
 
 
-def _set_of_index(path: str, format_name: str) -> Parts:
+def _set_of_index(path: str, format_name: str) -> PartSet:
     return read_switch(path).parts() if is_switch(path) else indexed(read_index(path), format_name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.base import Layout
     from weightctl.weights.info import Header
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["Index", "compared", "disagreements", "few", "index_of", "read_index"]
 
@@ -32,7 +32,7 @@ class Index(NamedTuple):
 
     path: str
     weight_map: Mapping[str, str]
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
 
     @property
     def parts(self) -> tuple[str, ...]:

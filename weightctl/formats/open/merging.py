@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
 from weightctl.formats.base import SPLIT_KEYS, tied_names
-from weightctl.weights.metadata import TEXT, Value
+from weightctl.weights.metadata import TEXT, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def merged(headers: Sequence[Header]) -> Header:
 def _merged(headers: Sequence[Header]) -> Header:
     tensors: dict[str, TensorInfo] = {}
     extents: dict[str, Extent] = {}
-    metadata: dict[str, Value] = {}
+    metadata: dict[str, MetadataValue] = {}
     aliases: dict[str, str] = {}
     leaves: dict[str, Leaf] = {}
     for number, header in enumerate(headers):
@@ -71,7 +71,7 @@ def _merged(headers: Sequence[Header]) -> Header:
     )
 
 
-def _is_place(entry: tuple[str, Value]) -> bool:
+def _is_place(entry: tuple[str, MetadataValue]) -> bool:
     # A text of that name is from a safetensors header, and says nothing of this file.
     return entry[0] in SPLIT_KEYS and entry[1].type != TEXT
 

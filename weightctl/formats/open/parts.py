@@ -19,7 +19,7 @@ from weightctl.formats.open.directory import find_in_directory
 from weightctl.formats.open.index import compared, disagreements, few, read_index
 from weightctl.formats.open.merging import merged
 from weightctl.formats.open.sets import (
-    Parts,
+    PartSet,
     extra_parts,
     indexed,
     is_part,
@@ -66,14 +66,14 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
     return header._replace(notes=notes), opened
 
 
-def _find(path: str, format_name: str | None) -> Parts:
+def _find(path: str, format_name: str | None) -> PartSet:
     if os.path.isdir(path):
         return find_in_directory(path, format_name)
     found = _find_unsettled(path, format_name)
     return _find_files(path, format_name) if found is None else found
 
 
-def _find_unsettled(path: str, format_name: str | None) -> Parts | None:
+def _find_unsettled(path: str, format_name: str | None) -> PartSet | None:
     """Return what a path leads to where a run replaces it, or was stopped while it did."""
     if (switch := switch_of(path)) is not None:
         parts = switch.parts()
@@ -87,7 +87,7 @@ def _find_unsettled(path: str, format_name: str | None) -> Parts | None:
     return parts._replace(notes=(_ASIDE.format(path), *parts.notes))
 
 
-def _find_files(path: str, format_name: str | None) -> Parts:
+def _find_files(path: str, format_name: str | None) -> PartSet:
     listing = format_by_index(path)
     if listing is not None:
         if format_name not in {None, listing}:
@@ -101,13 +101,13 @@ def _find_files(path: str, format_name: str | None) -> Parts:
     directory, base = os.path.split(path)
     part = part_of(base)
     if part is None:
-        return Parts(found, (path,))
+        return PartSet(found, (path,))
     if FORMATS[found].has_index:
         beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
         listed = read_index(beside) if os.path.exists(beside) else None
         if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
             return indexed(listed, found)
-    return Parts(found, tuple(os.path.join(directory, name) for name in set_of(part)))
+    return PartSet(found, tuple(os.path.join(directory, name) for name in set_of(part)))
 
 
 def _require_there(path: str) -> None:
@@ -126,7 +126,7 @@ def _require_there(path: str) -> None:
             )  # fmt: skip
 
 
-def _read(path: str, parts: Parts) -> tuple[tuple[MappedFile, ...], list[Header]]:
+def _read(path: str, parts: PartSet) -> tuple[tuple[MappedFile, ...], list[Header]]:
     """Open all parts and read their headers; one error says all that is wrong with them."""
     missing = _missing(parts.paths)
     opened: list[MappedFile] = []
@@ -168,7 +168,7 @@ def _missing(paths: Sequence[str]) -> list[str]:
 
 
 def _error(
-    path: str, parts: Parts, problems: Sequence[str], failures: Sequence[FormatError]
+    path: str, parts: PartSet, problems: Sequence[str], failures: Sequence[FormatError]
 ) -> FormatError:
     if len(problems) == len(failures) == 1:
         return failures[0]
@@ -213,7 +213,7 @@ def _short(reason: str) -> str:
     return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
 
 
-def _odd_names(parts: Parts) -> Iterator[str]:
+def _odd_names(parts: PartSet) -> Iterator[str]:
     """Say that suffixes belong to another format, and that a download goes on."""
     odd = [path for path in parts.paths if format_by_suffix(path) not in {None, parts.format}]
     if odd:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.formats.open.index import Index
 
 __all__ = [
-    "Parts",
+    "PartSet",
     "extra_parts",
     "indexed",
     "is_part",
@@ -34,7 +34,7 @@ _PART = re.compile(
 _LONG_SUFFIX = re.compile(rf"(?s:.+)(?P<suffix>(?i:{_LONG}))")
 
 
-class Parts(NamedTuple):
+class PartSet(NamedTuple):
     """The files of one checkpoint, in order, and the index that lists them, if one does."""
 
     format: str
@@ -76,10 +76,10 @@ def set_of(part: re.Match[str]) -> Iterable[str]:
     )
 
 
-def indexed(index: Index, format_name: str) -> Parts:
+def indexed(index: Index, format_name: str) -> PartSet:
     """Return the files that an index lists."""
     directory = os.path.dirname(index.path)
-    return Parts(format_name, tuple(os.path.join(directory, name) for name in index.parts), index)
+    return PartSet(format_name, tuple(os.path.join(directory, name) for name in index.parts), index)
 
 
 def extra_parts(index: Index) -> list[str]:

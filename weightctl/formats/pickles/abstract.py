@@ -13,8 +13,8 @@ from weightctl.text.untyped import is_object, is_tuple
 
 __all__ = [
     "UNKNOWN",
-    "Made",
     "Reference",
+    "SizedObject",
     "array_nbytes",
     "build",
     "dictionary_put",
@@ -51,7 +51,7 @@ class Reference(NamedTuple):
     path: str
 
 
-class Made:
+class SizedObject:
     """An object of NumPy's or joblib's whose state says how many bytes an array takes."""
 
     __slots__ = ("arguments", "path", "state")
@@ -75,7 +75,7 @@ def made(function: Any, arguments: Any) -> Any:
     if isinstance(function, Reference) and (
         function.path == _DTYPE or function.path.endswith(_WRAPPER)
     ):
-        return Made(function.path, arguments if _is_flat(arguments) else UNKNOWN)
+        return SizedObject(function.path, arguments if _is_flat(arguments) else UNKNOWN)
     return UNKNOWN
 
 
@@ -99,24 +99,24 @@ def dictionary_put(target: Any, flat: list[Any]) -> None:
     for key, value in zip(flat[::2], flat[1::2], strict=False):
         if isinstance(key, str) and (key in target or len(target) < _LARGEST_DICT):
             is_kept = type(value) in _SCALARS or _is_flat(value)
-            is_dtype = isinstance(value, Made) and not is_object(value.state)
+            is_dtype = isinstance(value, SizedObject) and not is_object(value.state)
             target[key] = value if is_kept or is_dtype else UNKNOWN
 
 
 def build(target: Any, state: Any) -> None:
     """Give an object its state."""
-    if isinstance(target, Made):
+    if isinstance(target, SizedObject):
         target.state = state if is_object(state) or _is_flat(state) else UNKNOWN
 
 
-def array_nbytes(wrapper: Made) -> int | None:
+def array_nbytes(wrapper: SizedObject) -> int | None:
     """Return how many bytes joblib puts behind a wrapper; -1 for a pickle, None if unknown.
 
     Source: `NumpyArrayWrapper.read_array` in `joblib/numpy_pickle.py`. The padding is not counted.
     """
     state = wrapper.state if is_object(wrapper.state) else {}
     shape, dtype = state.get("shape"), state.get("dtype")
-    if not isinstance(dtype, Made) or not is_tuple(dtype.arguments) or not dtype.arguments:
+    if not isinstance(dtype, SizedObject) or not is_tuple(dtype.arguments) or not dtype.arguments:
         return None
     code = dtype.arguments[0]
     if code in _OBJECTS:
@@ -136,7 +136,7 @@ def times(size: int | None, shape: Any) -> int | None:
     return size
 
 
-def is_padded(wrapper: Made) -> bool | None:
+def is_padded(wrapper: SizedObject) -> bool | None:
     """Whether a byte that counts padding comes before the array; None if that is unknown."""
     state = wrapper.state
     if not is_object(state):

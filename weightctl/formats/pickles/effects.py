@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.pickles.abstract import (
     UNKNOWN,
-    Made,
+    SizedObject,
     build,
     dictionary_put,
     made,
@@ -20,7 +20,7 @@ from weightctl.formats.pickles.abstract import (
 from weightctl.formats.pickles.lenient import as_index, as_string, is_float, is_integer
 from weightctl.formats.pickles.limits import LimitError
 from weightctl.formats.pickles.state import LARGEST_STACK, LONGEST_NAME
-from weightctl.formats.pickles.window import LONGEST_KEPT, Cut
+from weightctl.formats.pickles.window import LONGEST_KEPT, TruncatedPickle
 from weightctl.text.untyped import is_object, is_tuple
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _global(state: State, window: Window, start: int) -> None:
     module = window.line()
     try:
         name = window.line()
-    except Cut as cut:
+    except TruncatedPickle as cut:
         # In Python a line that is cut off loses its last letter, and is looked up.
         state.name(module.decode(), cut.rest[:-1].decode(), start)
         raise
@@ -248,7 +248,7 @@ def _build(state: State, _window: Window, _start: int) -> None:
     target, value = state.take(2)
     build(target, value)
     state.push(target)
-    if isinstance(target, Made) and target.is_array:
+    if isinstance(target, SizedObject) and target.is_array:
         state.array = target
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.pickles.records import Call, Global
+from weightctl.formats.pickles.records import Global, PickledCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class Persistent:
 def emit(value: Any) -> bytes:
     """Return the pickle of a value.
 
-    It is made of dicts, lists, tuples, texts, numbers, truth values, None, `Global`, `Call` and
+    It is made of dicts, lists, tuples, texts, numbers, truth values, None, `Global`, `PickledCall` and
     `Persistent`. Raises `TypeError` for anything else, `ValueError` for an integer of more than
     `LONGEST_INTEGER` bytes, and `RecursionError` for hundreds of levels.
     """
@@ -145,7 +145,7 @@ def _pairs(emitter: _Emitter, pairs: Iterable[tuple[Any, Any]]) -> None:
         emitter.put_all(flat, b"u")
 
 
-def _call(emitter: _Emitter, value: Call) -> None:
+def _call(emitter: _Emitter, value: PickledCall) -> None:
     emitter.put(value.function)
     emitter.put(value.arguments)
     emitter.pieces.append(b"R")
@@ -164,5 +164,5 @@ def _persistent(emitter: _Emitter, value: Persistent) -> None:
 
 _WRITERS: dict[type, Callable[[_Emitter, Any], None]] = {
     type(None): _none, bool: _bool, int: _int, float: _float, str: _text, tuple: _tuple,
-    list: _list, dict: _dict, Global: _global, Call: _call, Persistent: _persistent,
+    list: _list, dict: _dict, Global: _global, PickledCall: _call, Persistent: _persistent,
 }  # fmt: skip

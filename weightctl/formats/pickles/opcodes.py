@@ -9,7 +9,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.pickles.literals import integer, quoted
-from weightctl.formats.pickles.records import Built, Call, Pairs, called
+from weightctl.formats.pickles.records import Built, Pairs, PickledCall, called
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
@@ -194,17 +194,17 @@ def _list(machine: Machine) -> None:
 
 
 def _empty_set(machine: Machine) -> None:
-    machine.stack.append(Call(machine.named("builtins", "set"), ()))
+    machine.stack.append(PickledCall(machine.named("builtins", "set"), ()))
 
 
 def _frozenset(machine: Machine) -> None:
-    made = Call(machine.named("builtins", "frozenset"), ())
+    made = PickledCall(machine.named("builtins", "frozenset"), ())
     made.elements = machine.since_mark()
     machine.stack.append(made)
 
 
 def _extend(target: Any, elements: list[Any]) -> None:
-    if isinstance(target, Call):
+    if isinstance(target, PickledCall):
         target = target.elements
     if not is_list(target):
         raise TypeError("elements for what is no list")
@@ -232,7 +232,7 @@ def _dict(machine: Machine) -> None:
 
 
 def _put(target: Any, flat: list[Any]) -> None:
-    if not isinstance(target, Pairs | Call) or len(flat) % 2:
+    if not isinstance(target, Pairs | PickledCall) or len(flat) % 2:
         raise TypeError("items for what is no mapping")
     target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
 
@@ -339,7 +339,7 @@ def _obj(machine: Machine) -> None:
 def _build(machine: Machine) -> None:
     state = machine.stack.pop()
     target = machine.stack[-1]
-    if isinstance(target, Call):
+    if isinstance(target, PickledCall):
         target.states.append(state)
     elif isinstance(target, Pairs):
         target.attributes = state

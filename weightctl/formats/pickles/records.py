@@ -9,7 +9,7 @@ from weightctl.text.untyped import is_tuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Blob", "Built", "Call", "Global", "Pairs", "called"]
+__all__ = ["Blob", "Built", "Global", "Pairs", "PickledCall", "called"]
 
 # More would be copied with each call of what is known, and nothing known takes as many.
 _MOST_ARGUMENTS = 32
@@ -52,7 +52,7 @@ class Pairs:
         self.attributes: Any = None
 
 
-class Call:
+class PickledCall:
     """An object of a class that has no meaning here: what it was called with and given later.
 
     `elements` are those of a list, `pairs` those of a mapping, `states` what it was built from.
@@ -89,7 +89,7 @@ def called(function: Any, arguments: Any) -> Any:
     if not is_tuple(arguments):
         raise ValueError("a call with what are no arguments")
     if not isinstance(function, Global) or function.make is None:
-        return Call(function, arguments)
+        return PickledCall(function, arguments)
     if len(arguments) > _MOST_ARGUMENTS:
         raise ValueError(f"`{function.path}` is called with {len(arguments)} arguments")
     try:

@@ -17,7 +17,7 @@ from weightctl.formats.pickles.window import Readable, Window
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MADE_UP", "Named", "Names", "Reading", "names"]
+__all__ = ["MADE_UP", "Named", "PickleNames", "Reading", "names"]
 
 _FRAMES = "its frames cross opcodes or one another, which programs read in different ways"
 _ARRAYS = "how many bytes an array of joblib takes cannot be computed"
@@ -42,7 +42,7 @@ class Named(NamedTuple):
     offset: int
 
 
-class Names(NamedTuple):
+class PickleNames(NamedTuple):
     """What a pickle names, where it ends, and what keeps it from being read to its end.
 
     `acts` says that a global is used for something: that it is called, say. `result` is the object
@@ -70,7 +70,7 @@ class Reading:
 
 def names(
     data: memoryview | Readable, start: int = 0, base: int = 0, reading: Reading | None = None
-) -> Names:
+) -> PickleNames:
     """Return the globals that the pickle at `start` names, each once, in their order.
 
     Offsets are reported with `base` added. Raises `LimitError` past the limit of `reading`.
@@ -93,7 +93,7 @@ def names(
             each.run()
         found = {**found, **each.state.found, **found}
     state = scanner.state
-    return Names(
+    return PickleNames(
         tuple(Named(path, base + offset) for path, offset in found.items()),
         scanner.window.at,
         problem,

@@ -10,7 +10,7 @@ from weightctl.formats.pickles.literals import MODULES
 from weightctl.formats.pickles.memo import Memo
 
 if TYPE_CHECKING:
-    from weightctl.formats.pickles.abstract import Made
+    from weightctl.formats.pickles.abstract import SizedObject
 
 __all__ = ["LARGEST_STACK", "LONGEST_NAME", "State"]
 
@@ -45,7 +45,7 @@ class State:
         self.problem = ""
         self.acts = False
         self.result: Any = UNKNOWN
-        self.array: Made | None = None
+        self.array: SizedObject | None = None
 
     def push(self, value: Any) -> None:
         """Push an object."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["LONGEST_KEPT", "Cut", "Readable", "Window"]
+__all__ = ["LONGEST_KEPT", "Readable", "TruncatedPickle", "Window"]
 
 _FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
 # Of longer arguments and lines only the start is returned.
@@ -19,7 +19,7 @@ class Readable(Protocol):
         ...
 
 
-class Cut(ValueError):  # noqa: N818  # it is raised where a pickle is cut off
+class TruncatedPickle(ValueError):  # noqa: N818  # it is raised where a pickle is cut off
     """A pickle ends in the middle of something; of a line `rest` is what is there."""
 
     def __init__(self, rest: bytes = b"") -> None:
@@ -132,7 +132,7 @@ class Window:
         self._base = self.at
         self._buffer = self._data.read(self.at, max(least, self._reads))
         if len(self._buffer) < least:
-            raise Cut
+            raise TruncatedPickle
 
     def _line(self) -> tuple[bytes, int]:
         """Return the line at the current place, and where the next one starts."""
@@ -149,6 +149,6 @@ class Window:
             if end >= 0:
                 return kept, at + end + 1
             if len(piece) < window:
-                raise Cut(kept)
+                raise TruncatedPickle(kept)
             at += len(piece)
             window = min(2 * window, _LARGEST_READ)

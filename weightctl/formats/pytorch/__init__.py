@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout, Part
     from weightctl.storage.mapping import MappedFile
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["layout", "read", "sniff", "unfit"]
 
@@ -50,7 +50,7 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 
 
 def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
     """Describe a PyTorch zip file, as `torch.save` makes it."""
     from weightctl.formats.pytorch import writing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weightctl.formats.pytorch.children import held_by, module_weight, weight
-from weightctl.formats.pytorch.records import Size, Tensor
+from weightctl.formats.pytorch.records import Size, TensorRecord
 from weightctl.text.untyped import is_list, is_tuple
 
 __all__ = ["Allowance", "UnsoundTreeError"]
@@ -13,7 +13,7 @@ __all__ = ["Allowance", "UnsoundTreeError"]
 _MAX_DEPTH = 100
 # As many in one place make no difference.
 _FEW = 8
-_SHORT = {bool, float, complex, Tensor}
+_SHORT = {bool, float, complex, TensorRecord}
 
 
 class UnsoundTreeError(ValueError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.storage.byte_range import FileRange
     from weightctl.storage.mapping import MappedFile
 
-__all__ = ["Archive", "Member", "is_zip"]
+__all__ = ["Archive", "DirectoryMember", "is_zip"]
 
 _LOCAL, _CENTRAL = b"PK\3\4", b"PK\1\2"
 _CENTRAL_RECORD = Struct("<4s6H3L5H2L")
@@ -39,7 +39,7 @@ def is_zip(file: MappedFile) -> bool:
     return file.read(0, 4) == _LOCAL
 
 
-class Member(NamedTuple):
+class DirectoryMember(NamedTuple):
     """What the directory says of a member: where its header is, its size, how it is kept."""
 
     name: str
@@ -59,18 +59,18 @@ class Archive:
     def __init__(self, file: MappedFile) -> None:
         self._file = file
         count, size, self._directory = directory_of(file)
-        self.members: Mapping[str, Member] = self._read(count, size)
+        self.members: Mapping[str, DirectoryMember] = self._read(count, size)
         self._nexts = self._spans()
 
     def _refuse(self, offset: int, message: str, hint: str = DAMAGED) -> FormatError:
         return FormatError(self._file.path, offset, message, hint=hint)
 
-    def _read(self, count: int, size: int) -> dict[str, Member]:
+    def _read(self, count: int, size: int) -> dict[str, DirectoryMember]:
         if count * _CENTRAL_RECORD.size > size:
             raise self._refuse(
                 self._directory, f"the zip's directory of {size} bytes has no {count} members"
             )
-        members: dict[str, Member] = {}
+        members: dict[str, DirectoryMember] = {}
         taken: set[str] = set()
         at, end = self._directory, self._directory + size
         size_of_one = _CENTRAL_RECORD.size
@@ -101,7 +101,7 @@ class Archive:
             taken.add(self._key(name))
             if offset + _LOCAL_RECORD.size > self._directory or packed > self._directory - offset:
                 raise self._refuse(at, f"the zip says that {_shown(name)} is where it cannot be")
-            members[name] = Member(name, offset, nbytes, method, flags, packed)
+            members[name] = DirectoryMember(name, offset, nbytes, method, flags, packed)
             at = following
         if at != end:
             raise self._refuse(at, f"the zip's directory has more than its {count} members")
@@ -126,7 +126,7 @@ class Archive:
                 raise self._refuse(before, "two members of the zip are in one place")
         return dict(zip(starts, [*starts[1:], self._directory], strict=True))
 
-    def place(self, member: Member) -> int:
+    def place(self, member: DirectoryMember) -> int:
         """Return where a member's bytes start; `FormatError` where they cannot be used in place."""
         if member.flags & _ENCRYPTED:
             raise self._refuse(

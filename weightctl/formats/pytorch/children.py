@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.pickles.records import Blob, Call, Global, Pairs
-from weightctl.formats.pytorch.records import Array, Encoded, Items, Size, Storage, Tensor
+from weightctl.formats.pickles.records import Blob, Global, Pairs, PickledCall
+from weightctl.formats.pytorch.records import Array, Encoded, Items, Size, Storage, TensorRecord
 from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def children(record: Any) -> Iterator[tuple[str, Any]]:
         yield from _numbered(record.sizes if is_tuple(record.sizes) else ())
     elif type(record) is Array:
         yield from _numbered(record.content if is_list(record.content) else ())
-    elif type(record) is Call:
+    elif type(record) is PickledCall:
         yield from _of_object(record)
 
 
@@ -77,7 +77,7 @@ def _types(key: Any) -> tuple[str, ...]:
     return tuple(type(each).__name__ for each in (key, *(key if is_tuple(key) else ())))
 
 
-def _of_object(record: Call) -> Iterator[tuple[str, Any]]:
+def _of_object(record: PickledCall) -> Iterator[tuple[str, Any]]:
     arguments = (each for each in record.arguments if not _is_bare(each))
     yield from _numbered((*record.elements, *arguments))
     yield from _by_key(_attributes(record))
@@ -92,7 +92,7 @@ def _parts(state: Any) -> tuple[Any, ...]:
     return state if is_tuple(state) and len(state) == 2 else (state,)
 
 
-def _attributes(record: Call) -> Iterator[tuple[Any, Any]]:
+def _attributes(record: PickledCall) -> Iterator[tuple[Any, Any]]:
     """Yield the attributes that an object was given."""
     for state in record.states:
         for part in _parts(state):
@@ -144,7 +144,7 @@ def weight(record: Any) -> int:
 
 def held_by(record: Any) -> Iterator[Sequence[Any]]:
     """Yield the sequences that a record is made of; several records may have one."""
-    if type(record) is Call:
+    if type(record) is PickledCall:
         yield from (record.arguments, record.pairs, record.elements, record.states)
         for state in record.states:
             yield from map(_sequence, _parts(state))
@@ -162,9 +162,11 @@ def _sequence(record: Any) -> Sequence[Any]:
 
 def module_weight(record: Any) -> int:
     """Return what a module costs besides: its tensors and modules are a level below."""
-    pairs = _attributes(record) if type(record) is Call else ()
+    pairs = _attributes(record) if type(record) is PickledCall else ()
     held = [value for key, value in pairs if type(key) is str and key in _BELOW]
-    return sum(len(each.elements if type(each) is Call else _sequence(each)) for each in held)
+    return sum(
+        len(each.elements if type(each) is PickledCall else _sequence(each)) for each in held
+    )
 
 
 # Modules.
@@ -172,27 +174,34 @@ def module_weight(record: Any) -> int:
 
 def is_script(record: Any) -> bool:
     """Whether an object is of a class that a TorchScript archive has itself."""
-    return type(record) is Call and record.path.startswith("__torch__.")
+    return type(record) is PickledCall and record.path.startswith("__torch__.")
 
 
 def is_module(record: Any) -> bool:
     """Whether an object is a pickled nn.Module, or a module of TorchScript."""
-    if type(record) is not Call:
+    if type(record) is not PickledCall:
         return False
     keys = {key for key, _ in _attributes(record) if type(key) is str}
     return is_script(record) or {"_parameters", "_modules"} <= keys
 
 
-def of_module(record: Call) -> Iterator[tuple[str, Any]]:
+def of_module(record: PickledCall) -> Iterator[tuple[str, Any]]:
     """Yield the tensors and modules in a module, by the names that state_dict() gives them."""
     if is_script(record):
         for key, value in _attributes(record):
-            if type(key) is str and type(value) in {Tensor, Storage, Call, list, tuple, Pairs}:
+            if type(key) is str and type(value) in {
+                TensorRecord,
+                Storage,
+                PickledCall,
+                list,
+                tuple,
+                Pairs,
+            }:
                 yield key, value
         return
     attributes = dict(_by_key(_attributes(record)))
     hidden = attributes.get(_HIDDEN)
-    names = hidden.elements if type(hidden) is Call else ()
+    names = hidden.elements if type(hidden) is PickledCall else ()
     left_out = {name for name in names if type(name) is str}
     for held in _MODULE:
         below = attributes.get(held)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
-from weightctl.formats.pickles.records import Call, Global, Pairs, called
+from weightctl.formats.pickles.records import Global, Pairs, PickledCall, called
 from weightctl.formats.pytorch.ordinary import NUMPY, PYTHON, is_name
-from weightctl.formats.pytorch.records import Device, Enclosed, Size, Storage, Tensor
+from weightctl.formats.pytorch.records import Device, Enclosed, Size, Storage, TensorRecord
 from weightctl.formats.pytorch.storages import STORAGE_NAMES, dtype_of
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Leaf
@@ -32,17 +32,17 @@ _LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"
 def _tensor(
     storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any = None, _hooks: Any = None,
     metadata: Any = None,
-) -> Tensor:  # fmt: skip
+) -> TensorRecord:  # fmt: skip
     encoding = storage.encoding if type(storage) is Storage else None
-    return Tensor(storage, offset, shape, strides, None if _is_lazy(metadata) else encoding)
+    return TensorRecord(storage, offset, shape, strides, None if _is_lazy(metadata) else encoding)
 
 
 def _tensor_of_dtype(
     storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any,
     *metadata: Any,
-) -> Tensor:  # fmt: skip
+) -> TensorRecord:  # fmt: skip
     encoding = None if any(map(_is_lazy, metadata)) else dtype_of(dtype)
-    return Tensor(storage, offset, shape, strides, encoding)
+    return TensorRecord(storage, offset, shape, strides, encoding)
 
 
 def _is_lazy(metadata: Any) -> bool:
@@ -53,9 +53,9 @@ def _is_lazy(metadata: Any) -> bool:
 
 def _quantized_tensor(
     storage: Any, offset: Any, shape: Any, strides: Any, quantizer: Any, *_: Any
-) -> Tensor:
+) -> TensorRecord:
     encoding = storage.encoding if type(storage) is Storage else None
-    return Tensor(storage, offset, shape, strides, encoding, quantizer)
+    return TensorRecord(storage, offset, shape, strides, encoding, quantizer)
 
 
 def _first(value: Any, *_: Any) -> Any:
@@ -67,7 +67,7 @@ def _of_type(function: Any, kind: Any, arguments: Any, state: Any = None, *_: An
     """Stand for a tensor of a subclass, or for an object of what it wraps instead of a storage."""
     if isinstance(function, Global) and function.make is not None and is_tuple(arguments):
         return called(function, arguments)
-    made = Call(kind, ())
+    made = PickledCall(kind, ())
     made.states = [state]
     return made
 
@@ -76,13 +76,13 @@ def _without_data(*_: Any) -> Leaf:
     return Leaf("torch.Tensor", "meta, without data")
 
 
-def _parts(path: str, *names: str) -> Callable[..., Call]:
+def _parts(path: str, *names: str) -> Callable[..., PickledCall]:
     """Return what makes an object of several tensors, each below it by name."""
     module, _, name = path.rpartition(".")
     kind = Global(module, name)
 
-    def make(*values: Any) -> Call:
-        made = Call(kind, ())
+    def make(*values: Any) -> PickledCall:
+        made = PickledCall(kind, ())
         labels = names if len(values) <= len(names) else map(str, range(len(values)))
         made.pairs = list(zip(labels, values, strict=False))
         return made
@@ -90,7 +90,7 @@ def _parts(path: str, *names: str) -> Callable[..., Call]:
     return make
 
 
-def _sparse(layout: Any, data: Any) -> Call:
+def _sparse(layout: Any, data: Any) -> PickledCall:
     kind = layout.path if isinstance(layout, Global) else "torch.sparse"
     values = data if is_tuple(data) and len(data) <= _MOST_PARTS else (data,)
     if kind.endswith(("csr", "csc", "bsr", "bsc")):
@@ -110,9 +110,9 @@ def _enclosed(content: Any) -> Enclosed:
     return Enclosed(content)
 
 
-def _graph_module(*arguments: Any) -> Call:
+def _graph_module(*arguments: Any) -> PickledCall:
     """Stand for a module that is made from its code: the first mapping is its attributes."""
-    made = Call(Global("torch.fx.graph_module", "GraphModule"), ())
+    made = PickledCall(Global("torch.fx.graph_module", "GraphModule"), ())
     made.states = [each for each in arguments if type(each) is Pairs][:1]
     return made
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.pickles.machine import UnsoundPickleError
 from weightctl.formats.pickles.records import Blob
 from weightctl.formats.pytorch.legacy import read_stream
-from weightctl.formats.pytorch.records import Enclosed, Encoded, Storage, Tensor
+from weightctl.formats.pytorch.records import Enclosed, Encoded, Storage, TensorRecord
 from weightctl.formats.pytorch.tensors import (
-    Placed,
+    PlacedTensor,
     UnsoundTensorError,
     flat,
     place_tensor,
@@ -47,7 +47,7 @@ class Streams:
         self._data, self._base, self._big_endian = data, base, big_endian
         self._opened: dict[object, _Opened | None] = {}
 
-    def place(self, enclosed: Enclosed, tensor: Tensor | None = None) -> Placed | None:
+    def place(self, enclosed: Enclosed, tensor: TensorRecord | None = None) -> PlacedTensor | None:
         """Return where a tensor over a stream's storage is, or all of the storage.
 
         What does not lie in the file as it is meant is held. It is None, or raises, where that of

@@ -6,22 +6,22 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.base import LEVELS_KEY
-from weightctl.formats.pickles.records import Call, Global, Pairs
+from weightctl.formats.pickles.records import Global, Pairs, PickledCall
 from weightctl.formats.pytorch.allowance import Allowance, UnsoundTreeError
 from weightctl.formats.pytorch.children import children, is_module, kind_of, of_module
 from weightctl.formats.pytorch.enclosed import Streams
-from weightctl.formats.pytorch.records import Array, Enclosed, Encoded, Items, Storage, Tensor
+from weightctl.formats.pytorch.records import Array, Enclosed, Encoded, Items, Storage, TensorRecord
 from weightctl.formats.pytorch.tensors import (
-    Placed,
+    PlacedTensor,
     UnsoundTensorError,
     flat,
     place_array,
     place_tensor,
 )
-from weightctl.formats.pytorch.values import Plain, plain
+from weightctl.formats.pytorch.values import PlainValue, plain
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Extent, Leaf, TensorInfo
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.formats.pytorch.tensors import Locate
@@ -38,7 +38,7 @@ _LONGEST = 64
 _MANY = 1000
 # Objects of these are what they hold, and nothing else.
 _TRANSPARENT = {"argparse.Namespace", "builtins.set", "builtins.frozenset"}
-_TENSORS = {Tensor, Storage, Enclosed}
+_TENSORS = {TensorRecord, Storage, Enclosed}
 
 
 class Tree:
@@ -57,7 +57,7 @@ class Tree:
         self.extents: dict[str, Extent] = {}
         self.aliases: dict[str, str] = {}
         self.leaves: dict[str, Leaf] = {}
-        self.metadata: dict[str, Value] = {}
+        self.metadata: dict[str, MetadataValue] = {}
         self.unknown: dict[str, int] = {}
         self.unread: list[str] = []
         self.renamed: list[str] = []
@@ -113,7 +113,7 @@ class Tree:
     def _tell(self, name: str, record: Any, places: int) -> None:
         """Remember where something is that holds no tensors, if it has been told often enough."""
         told = self._tellings[id(record)] = self._tellings.get(id(record), 0) + 1
-        if type(record) is Call:
+        if type(record) is PickledCall:
             self._told[id(record)] = Leaf(record.path, f"as `{name}`")
         elif told * places > _MANY:
             self._told[id(record)] = Leaf("reference", f"as `{name}`")
@@ -134,7 +134,7 @@ class Tree:
         """Walk what a container or an object holds."""
         is_a_module = is_module(record)
         below = [*(of_module(record) if is_a_module else children(record))]
-        if type(record) is Call and record.path not in _TRANSPARENT:
+        if type(record) is PickledCall and record.path not in _TRANSPARENT:
             self.unknown[record.path] = self.unknown.get(record.path, 0) + 1
             self.leaves[name] = Leaf(record.path)
         if not is_within:
@@ -153,9 +153,9 @@ class Tree:
         elif name and name not in self.leaves:
             self.leaves[name] = Leaf("dict", "{}")
             self._levels[name] = "{}"
-            self.metadata[name] = Value("string", "{}")
+            self.metadata[name] = MetadataValue("string", "{}")
 
-    def _put_tensor(self, name: str, record: Tensor | Storage | Enclosed) -> None:
+    def _put_tensor(self, name: str, record: TensorRecord | Storage | Enclosed) -> None:
         if not self._is_known(name, record):
             try:
                 placed = self._placed(record)
@@ -166,10 +166,10 @@ class Tree:
                 self.leaves[name] = Leaf("torch.Tensor", "of a type that weightctl does not know")
                 return
             self._put(name, placed, record)
-        if type(record) is Tensor and is_tuple(record.quantizer) and record.quantizer:
+        if type(record) is TensorRecord and is_tuple(record.quantizer) and record.quantizer:
             self._put_quantizer(name, record.quantizer)
 
-    def _placed(self, record: Tensor | Storage | Enclosed) -> Placed | None:
+    def _placed(self, record: TensorRecord | Storage | Enclosed) -> PlacedTensor | None:
         if isinstance(record, Enclosed):
             return self._hold(self._streams.place(record))
         if isinstance(record, Storage):
@@ -203,19 +203,21 @@ class Tree:
         self._put(name, placed, array)
         return True
 
-    def _hold(self, placed: Placed | None) -> Placed | None:
+    def _hold(self, placed: PlacedTensor | None) -> PlacedTensor | None:
         """Count the bytes that a tensor holds."""
         self._allowance.hold(len(placed.extent.held or b"") if placed is not None else 0)
         return placed
 
-    def _is_known(self, name: str, record: Tensor | Storage | Enclosed | Array) -> bool:
+    def _is_known(self, name: str, record: TensorRecord | Storage | Enclosed | Array) -> bool:
         """Put another name of a tensor that has one, if this does."""
         first = self._first.get(id(record))
         if first is not None:
             self.aliases[name] = first
         return first is not None
 
-    def _put(self, name: str, placed: Placed, record: Tensor | Storage | Enclosed | Array) -> None:
+    def _put(
+        self, name: str, placed: PlacedTensor, record: TensorRecord | Storage | Enclosed | Array
+    ) -> None:
         first = name
         if placed.extent.nbytes and placed.extent.held is None:
             place = (placed.shape, placed.encoding.name, placed.extent)
@@ -227,7 +229,7 @@ class Tree:
         self.tensors[name] = TensorInfo(name, placed.shape, placed.encoding)
         self.extents[name] = placed.extent
 
-    def _put_plain(self, name: str, value: Plain, *, is_within: bool) -> None:
+    def _put_plain(self, name: str, value: PlainValue, *, is_within: bool) -> None:
         # A module says of itself more than anybody wants to read.
         if is_within and value.leaf.kind == "None":
             return
@@ -244,7 +246,7 @@ class Tree:
             content = self._as_json(value, 8) if key == _ATTRIBUTES else None
             if content is not None:
                 place = self._place(name, _ATTRIBUTES)
-                self.metadata[place] = Value("string", json.dumps(content))
+                self.metadata[place] = MetadataValue("string", json.dumps(content))
                 self._levels[place] = _ATTRIBUTES
 
     def _as_json(self, record: Any, depth: int) -> Any:

@@ -23,12 +23,12 @@ from weightctl.formats.pytorch.plain import (
     stated,
 )
 from weightctl.text.untyped import is_text_map
-from weightctl.weights.metadata import TEXT, Value
+from weightctl.weights.metadata import TEXT, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightctl.formats.pickles.records import Call
+    from weightctl.formats.pickles.records import PickledCall
 
 __all__ = [
     "LEVELS_KEY",
@@ -60,12 +60,12 @@ class Nested(NamedTuple):
     used: frozenset[str]
 
 
-def levels_value(levels: Mapping[str, str]) -> Value:
+def levels_value(levels: Mapping[str, str]) -> MetadataValue:
     """Return the metadata value that says what stands at each place."""
-    return Value(TEXT, json.dumps(dict(levels), separators=(",", ":")))
+    return MetadataValue(TEXT, json.dumps(dict(levels), separators=(",", ":")))
 
 
-def parse_levels(metadata: Mapping[str, Value]) -> dict[str, str]:
+def parse_levels(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
     """Return what stands at each place; empty where the metadata does not say it soundly."""
     value = metadata.get(LEVELS_KEY)
     try:
@@ -80,7 +80,7 @@ def is_value(kind: str | None) -> bool:
     return kind in PLAIN or kind == _ATTRIBUTES
 
 
-def nested(leaves: Mapping[str, Any], metadata: Mapping[str, Value]) -> Nested:
+def nested(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> Nested:
     """Return `leaves`, by their full names, at their places among the values of the metadata.
 
     What the metadata says of a place and cannot be does not count.
@@ -110,7 +110,7 @@ def nested(leaves: Mapping[str, Any], metadata: Mapping[str, Value]) -> Nested:
 
 
 def stated_values(
-    levels: Mapping[str, str], metadata: Mapping[str, Value]
+    levels: Mapping[str, str], metadata: Mapping[str, MetadataValue]
 ) -> Iterator[tuple[str, Stated]]:
     """Yield the places of values and of empty containers, and what the metadata says they are."""
     for place, kind in levels.items():
@@ -133,10 +133,10 @@ def _containers(levels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _attached(
-    levels: Mapping[str, str], containers: Mapping[str, str], metadata: Mapping[str, Value]
-) -> dict[str, Call]:
+    levels: Mapping[str, str], containers: Mapping[str, str], metadata: Mapping[str, MetadataValue]
+) -> dict[str, PickledCall]:
     """Return the attributes of containers, by the attributes' own names."""
-    attached: dict[str, Call] = {}
+    attached: dict[str, PickledCall] = {}
     for container, kind in containers.items():
         place = _attributes_of(container)
         if kind in _MAPPINGS and levels.get(place) == _ATTRIBUTES and place in metadata:
@@ -149,7 +149,7 @@ def _assembled(
     places: Iterable[str],
     values: Mapping[str, Any],
     containers: Mapping[str, str],
-    attached: Mapping[str, Call],
+    attached: Mapping[str, PickledCall],
 ) -> Any:
     """Return the outermost container with all that belongs into it."""
     entries: dict[str, dict[str, Any]] = {name: {} for name in containers}
@@ -178,7 +178,7 @@ def _key(place: str, parent: str) -> str:
     return place[len(parent) + 1 :] if parent else place
 
 
-def _made(kind: str, entries: Mapping[str, Any], state: Call | None) -> Any:
+def _made(kind: str, entries: Mapping[str, Any], state: PickledCall | None) -> Any:
     """Return a container; a sequence with a key that is no number becomes a dict."""
     numbers = {key: integer(key) for key in entries} if kind not in {"dict", "{}"} else {}
     if kind not in _MAPPINGS and all(n is not None and n >= 0 for n in numbers.values()):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from weightctl.formats.pickles.records import Blob, Call, Global, Pairs
-from weightctl.formats.pytorch.records import Array, Encoded, Items, NumPyType, Scalar
+from weightctl.formats.pickles.records import Blob, Global, Pairs, PickledCall
+from weightctl.formats.pytorch.records import Array, Encoded, Items, NumpyScalar, NumPyType
 from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Leaf
 
@@ -28,9 +28,9 @@ def is_name(value: Any) -> TypeGuard[str]:
     return type(value) is str and len(value) <= _LONGEST_NAME
 
 
-def _unknown(name: str, *arguments: Any) -> Call:
+def _unknown(name: str, *arguments: Any) -> PickledCall:
     """Return the record of a call with what it is not usually called with."""
-    return Call(Global("builtins", name), arguments)
+    return PickledCall(Global("builtins", name), arguments)
 
 
 def _mapping(*arguments: Any) -> Pairs | Items:
@@ -41,8 +41,8 @@ def _default_mapping(*_factory: Any) -> Pairs:
     return Pairs()
 
 
-def _elements(name: str) -> Callable[..., Call]:
-    def make(elements: Any = (), *_: Any) -> Call:
+def _elements(name: str) -> Callable[..., PickledCall]:
+    def make(elements: Any = (), *_: Any) -> PickledCall:
         # Not copied: a pickle may make many sets of one list.
         if is_list(elements):
             made = _unknown(name)
@@ -53,13 +53,13 @@ def _elements(name: str) -> Callable[..., Call]:
     return make
 
 
-def _bytes(text: Any = "", _encoding: Any = None, *_: Any) -> Encoded | Blob | Call:
+def _bytes(text: Any = "", _encoding: Any = None, *_: Any) -> Encoded | Blob | PickledCall:
     if type(text) is str:
         return Encoded(text)
     return text if type(text) in {Blob, Encoded} else _unknown("bytes", text)
 
 
-def _complex(real: Any = 0.0, imaginary: Any = 0.0) -> complex | Call:
+def _complex(real: Any = 0.0, imaginary: Any = 0.0) -> complex | PickledCall:
     if {type(real), type(imaginary)} <= {int, float}:
         return complex(real, imaginary)
     return _unknown("complex", real, imaginary)
@@ -69,7 +69,7 @@ def _path(kind: str) -> Callable[..., Any]:
     def make(*segments: Any) -> Any:
         # A pickle may call this often with what it keeps once.
         if not all(map(is_name, segments)):
-            return Call(Global("pathlib", kind), segments)
+            return PickledCall(Global("pathlib", kind), segments)
         if sum(map(len, segments)) > _LONGEST_PATH:
             return Leaf(f"pathlib.{kind}", "longer than any")
         import pathlib  # pure paths: nothing looks at a disk
@@ -81,9 +81,9 @@ def _path(kind: str) -> Callable[..., Any]:
     return make
 
 
-def _reconstructed(kind: Any, _base: Any = None, content: Any = None, *_: Any) -> Call:
+def _reconstructed(kind: Any, _base: Any = None, content: Any = None, *_: Any) -> PickledCall:
     """Stand for an object as protocols 0 and 1 have it, which may also be a dict, list or tuple."""
-    made = Call(kind, content if is_tuple(content) else ())
+    made = PickledCall(kind, content if is_tuple(content) else ())
     if is_list(content):
         made.elements = content
     elif type(content) is Pairs:
@@ -110,8 +110,8 @@ def _array_from_buffer(content: Any, dtype: Any, shape: Any, order: Any = "C", *
     return Array(dtype, shape, content, is_fortran=order == "F")
 
 
-def _scalar(dtype: Any = None, content: Any = None, *_: Any) -> Scalar:
-    return Scalar(dtype, content)
+def _scalar(dtype: Any = None, content: Any = None, *_: Any) -> NumpyScalar:
+    return NumpyScalar(dtype, content)
 
 
 _ARRAY_PARTS: tuple[tuple[str, Callable[..., Any]], ...] = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import encoding_by_id
 from weightctl.formats.pickles.emit import LONGEST_INTEGER
-from weightctl.formats.pickles.records import Call, Global
+from weightctl.formats.pickles.records import Global, PickledCall
 from weightctl.text.untyped import is_list, is_object, is_sequence
-from weightctl.weights.metadata import INTEGERS, TEXT, Value, element_type
+from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, element_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,9 +31,11 @@ class Stated(NamedTuple):
     made: Any
 
 
-def ordered(pairs: Iterable[tuple[Any, Any]] = (), state: dict[str, Any] | None = None) -> Call:
+def ordered(
+    pairs: Iterable[tuple[Any, Any]] = (), state: dict[str, Any] | None = None
+) -> PickledCall:
     """Return the record of an `OrderedDict`, which may have attributes."""
-    made = Call(Global("collections", "OrderedDict"), ())
+    made = PickledCall(Global("collections", "OrderedDict"), ())
     made.pairs = list(pairs)
     made.states = [] if state is None else [state]
     return made
@@ -44,7 +46,7 @@ def integer(written: str) -> int | None:
     return int(written) if _DECIMAL.fullmatch(written) else None
 
 
-def attributes(content: Any) -> Call:
+def attributes(content: Any) -> PickledCall:
     """Return what the JSON of a state dict's `_metadata` says; `ValueError` where it cannot be."""
     try:
         document = json.loads(_exactly(str)(content))
@@ -87,11 +89,11 @@ def _integer(content: Any) -> int:
     return _fitting(made)
 
 
-def _complex(content: Any) -> Call:
+def _complex(content: Any) -> PickledCall:
     parts = _list(content)
     if list(map(type, parts)) != [float, float]:
         raise ValueError("no complex number")
-    return Call(Global("__builtin__", "complex"), tuple(parts))
+    return PickledCall(Global("__builtin__", "complex"), tuple(parts))
 
 
 def _list(content: Any, depth: int = _DEEPEST) -> list[Any]:
@@ -109,11 +111,11 @@ def _element(content: Any) -> Any:
     return _fitting(content) if type(content) is int else content
 
 
-def _size(content: Any) -> Call:
+def _size(content: Any) -> PickledCall:
     sizes = tuple(_list(content))
     if not all(type(size) is int for size in sizes):
         raise ValueError("a size that is no integer")
-    return Call(Global("torch", "Size"), (sizes,))
+    return PickledCall(Global("torch", "Size"), (sizes,))
 
 
 def _dtype(content: Any) -> Global:
@@ -140,7 +142,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def stated(kind: str, value: Value) -> Stated:
+def stated(kind: str, value: MetadataValue) -> Stated:
     """Return a value of a kind; that of its own type where somebody has set another since.
 
     Raises `ValueError` where it is neither.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.pytorch.records import Storage
     from weightctl.storage.mapping import MappedFile
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["read"]
 
@@ -109,7 +109,7 @@ def _read_zip(file: MappedFile) -> Header:
     return _header(file, stream, record, big_endian=big_endian)
 
 
-def _record(archive: Archive, name: str) -> dict[str, Value]:
+def _record(archive: Archive, name: str) -> dict[str, MetadataValue]:
     """Return the metadata that weightctl has put into a zip; empty where it has not."""
     if name not in archive.members:
         return {}
@@ -121,7 +121,7 @@ def _record(archive: Archive, name: str) -> dict[str, Value]:
 
 
 def _header(
-    file: MappedFile, stream: Stream, record: dict[str, Value], *, big_endian: bool
+    file: MappedFile, stream: Stream, record: dict[str, MetadataValue], *, big_endian: bool
 ) -> Header:
     tree = Tree(stream.root, stream.data, stream.base, stream.locate, big_endian=big_endian)
     together = 0

@@ -17,10 +17,10 @@ __all__ = [
     "Encoded",
     "Items",
     "NumPyType",
-    "Scalar",
+    "NumpyScalar",
     "Size",
     "Storage",
-    "Tensor",
+    "TensorRecord",
 ]
 
 
@@ -42,7 +42,7 @@ class Enclosed(NamedTuple):
     content: Any
 
 
-class Tensor(NamedTuple):
+class TensorRecord(NamedTuple):
     """A view of a storage: offset and strides are in elements.
 
     `encoding` is what the elements are. `quantizer` is how they become numbers, where they are
@@ -108,7 +108,7 @@ class Array(Built):
         self.is_fortran = bool(is_fortran)
 
 
-class Scalar(NamedTuple):
+class NumpyScalar(NamedTuple):
     """One of NumPy's numbers: its type, and its bytes."""
 
     dtype: Any

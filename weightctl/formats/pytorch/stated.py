@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.pickles.records import Call
+from weightctl.formats.pickles.records import PickledCall
 from weightctl.formats.pytorch.levels import parse_levels, stated_values
 from weightctl.formats.pytorch.records import Size
 from weightctl.formats.pytorch.values import plain
@@ -35,7 +35,7 @@ def with_leaves(header: Header) -> Header:
 def _leaf(kind: str, made: Any) -> Leaf:
     if kind in {"{}", "[]", "()"}:
         return Leaf("dict" if kind == "{}" else "list" if kind == "[]" else "tuple", kind)
-    if type(made) is Call:
+    if type(made) is PickledCall:
         made = complex(*made.arguments) if kind == "complex" else Size(*made.arguments)
     value = plain(made, _NOTHING)
     return Leaf(kind) if value is None else value.leaf

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.legacy import Stream, nbytes_of, no_storage, require_whole
-from weightctl.formats.pytorch.records import Storage, Tensor
+from weightctl.formats.pytorch.records import Storage, TensorRecord
 from weightctl.formats.pytorch.storages import key_of, storage_of
 from weightctl.text.untyped import is_list, is_tuple
 
@@ -208,11 +208,11 @@ def _tar_tensors(
     member: tuple[int, int],
     storages: dict[str, Storage],
     seen: dict[str, None],
-) -> dict[str, Tensor]:
+) -> dict[str, TensorRecord]:
     at, end = member[0], sum(member)
     data = whole.part(0, end)
     count, at = _pickle(data, at, seen)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, TensorRecord] = {}
     for _ in range(_count(count, at)):
         entry, at = _pickle(data, at, seen)
         key, storage_key, _kind = _fields(entry, 3, at)
@@ -223,7 +223,9 @@ def _tar_tensors(
         numbers = _number(Struct(f"<{2 * rank + 1}q"), data, at + _RANK.size)
         at += _RANK.size + 8 * len(numbers)
         shape, strides = numbers[:rank], numbers[rank:-1]
-        tensors[_key(key, at)] = Tensor(storage, numbers[-1], shape, strides, storage.encoding)
+        tensors[_key(key, at)] = TensorRecord(
+            storage, numbers[-1], shape, strides, storage.encoding
+        )
     _require_end(at, end)
     return tensors
 

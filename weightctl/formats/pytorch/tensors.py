@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
 from weightctl.formats.base import is_possible
 from weightctl.formats.pickles.records import Blob
-from weightctl.formats.pytorch.records import Array, NumPyType, Storage, Tensor
+from weightctl.formats.pytorch.records import Array, NumPyType, Storage, TensorRecord
 from weightctl.formats.pytorch.values import bytes_of
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Extent
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # Where the bytes of a storage start in the file, and how many they are.
     Locate = Callable[[Storage], tuple[int, int]]
 
-__all__ = ["Placed", "UnsoundTensorError", "flat", "place_array", "place_tensor", "swapped"]
+__all__ = ["PlacedTensor", "UnsoundTensorError", "flat", "place_array", "place_tensor", "swapped"]
 
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 # NumPy's types as they are pickled.
@@ -52,7 +52,7 @@ class _Layout(NamedTuple):
     is_whole: bool
 
 
-class Placed(NamedTuple):
+class PlacedTensor(NamedTuple):
     """A tensor's shape and encoding, and where its bytes are."""
 
     shape: tuple[int, ...]
@@ -60,15 +60,15 @@ class Placed(NamedTuple):
     extent: Extent
 
 
-def flat(storage: Storage) -> Tensor:
+def flat(storage: Storage) -> TensorRecord:
     """Return the tensor of all that a storage holds; bytes, where it does not say of what."""
     encoding, count = storage.encoding or ENCODINGS["U8"], storage.length
     if encoding.block > 1:
         encoding = ENCODINGS["U8"]
-    return Tensor(storage, 0, (count,), (1,), encoding)
+    return TensorRecord(storage, 0, (count,), (1,), encoding)
 
 
-def place_tensor(tensor: Tensor, locate: Locate) -> Placed | None:
+def place_tensor(tensor: TensorRecord, locate: Locate) -> PlacedTensor | None:
     """Return where a tensor is, None for one of what is not known.
 
     Raises `UnsoundTensorError` where its storage does not hold it.
@@ -98,7 +98,7 @@ def place_tensor(tensor: Tensor, locate: Locate) -> Placed | None:
         )
     offset = start + first * width if layout.size else start
     steps = None if layout.is_whole else tuple(stride * width for stride in strides)
-    return Placed(shape, encoding, Extent(0, offset, layout.size * width, steps))
+    return PlacedTensor(shape, encoding, Extent(0, offset, layout.size * width, steps))
 
 
 def _is_sizes(sizes: Any) -> TypeGuard[tuple[int, ...]]:
@@ -129,7 +129,9 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def place_array(array: Array, data: ByteRange, base: int, *, big_endian: bool) -> Placed | None:
+def place_array(
+    array: Array, data: ByteRange, base: int, *, big_endian: bool
+) -> PlacedTensor | None:
     """Return where a NumPy array is, None for one of what are no numbers.
 
     `data` is the pickle, `base` where it starts in the file; `big_endian` is the byte order of the
@@ -153,11 +155,11 @@ def place_array(array: Array, data: ByteRange, base: int, *, big_endian: bool) -
         strides = tuple(encoding.size * prod(shape[:axis]) for axis in range(len(shape)))
     is_swapped = (kind.order == ">") is not big_endian and encoding.size > 1
     if type(content) is Blob and not is_swapped:
-        return Placed(shape, encoding, Extent(0, base + content.start, nbytes, strides))
+        return PlacedTensor(shape, encoding, Extent(0, base + content.start, nbytes, strides))
     held = raw.read(0, nbytes)
     if is_swapped:
         held = swapped(held, encoding)
-    return Placed(shape, encoding, Extent(0, base, nbytes, strides, held))
+    return PlacedTensor(shape, encoding, Extent(0, base, nbytes, strides, held))
 
 
 def swapped(raw: bytes, encoding: Encoding) -> bytes:

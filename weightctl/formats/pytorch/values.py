@@ -10,19 +10,19 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.pickles.records import Blob, Global
-from weightctl.formats.pytorch.records import Array, Device, Encoded, NumPyType, Scalar, Size
+from weightctl.formats.pytorch.records import Array, Device, Encoded, NumpyScalar, NumPyType, Size
 from weightctl.formats.pytorch.storages import dtype_of
 from weightctl.storage.byte_range import HeldRange
 from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Leaf
-from weightctl.weights.metadata import INTEGERS, Value
+from weightctl.weights.metadata import INTEGERS, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["Plain", "bytes_of", "plain", "shown"]
+__all__ = ["PlainValue", "bytes_of", "plain", "shown"]
 
 _SCALARS = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q",
@@ -35,7 +35,7 @@ _LONGEST = 400
 _LONGEST_NUMBER = 16
 
 
-class Plain(NamedTuple):
+class PlainValue(NamedTuple):
     """A value: what it is in the tree, its kind among the levels, and as metadata.
 
     `kind` is empty for what is only shown; `value` is None where there is none but the kind.
@@ -43,12 +43,12 @@ class Plain(NamedTuple):
 
     leaf: Leaf
     kind: str = ""
-    value: Value | None = None
+    value: MetadataValue | None = None
 
 
-def plain(record: Any, data: ByteRange) -> Plain | None:
+def plain(record: Any, data: ByteRange) -> PlainValue | None:
     """Return what a record is, if it is a value; None for what holds other things."""
-    if type(record) is Scalar:
+    if type(record) is NumpyScalar:
         record = _number(record, data)
     kind: type = record.__class__
     if kind in {bool, int, float, str, complex, NoneType}:
@@ -60,7 +60,7 @@ def plain(record: Any, data: ByteRange) -> Plain | None:
     if kind is Array and is_list(record.content) and record.content:
         return None
     leaf = _LEAVES[kind](record) if kind in _LEAVES else None
-    return None if leaf is None else Plain(leaf)
+    return None if leaf is None else PlainValue(leaf)
 
 
 _LEAVES: dict[type, Callable[[Any], Leaf]] = {
@@ -84,28 +84,30 @@ def _fits(number: int) -> bool:
     return _LOW <= number <= _HIGH
 
 
-def _named(record: Global) -> Plain:
+def _named(record: Global) -> PlainValue:
     if dtype_of(record) is None:
-        return Plain(Leaf("class", record.path))
+        return PlainValue(Leaf("class", record.path))
     kind = "torch.dtype"
-    return Plain(Leaf(kind, record.path), kind, Value("string", record.path))
+    return PlainValue(Leaf(kind, record.path), kind, MetadataValue("string", record.path))
 
 
-def _single(value: Any) -> Plain:
+def _single(value: Any) -> PlainValue:
     if value is None:
-        return Plain(Leaf("None"), "None", Value("string", "None"))
+        return PlainValue(Leaf("None"), "None", MetadataValue("string", "None"))
     type_: type = value.__class__
     kind = type_.__name__
     if kind == "complex":
-        return Plain(Leaf(kind, str(value)), kind, Value("array[f64]", [value.real, value.imag]))
+        return PlainValue(
+            Leaf(kind, str(value)), kind, MetadataValue("array[f64]", [value.real, value.imag])
+        )
     if kind == "int" and not _LOW <= value <= _HIGH:
         if value.bit_length() > 4096:
-            return Plain(Leaf(kind, f"of {value.bit_length()} bits"))
-        return Plain(Leaf(kind, shown(str(value))), kind, Value("string", str(value)))
+            return PlainValue(Leaf(kind, f"of {value.bit_length()} bits"))
+        return PlainValue(Leaf(kind, shown(str(value))), kind, MetadataValue("string", str(value)))
     if kind == "str" and not _is_storable(value):
-        return Plain(Leaf(kind, shown(value)))
+        return PlainValue(Leaf(kind, shown(value)))
     look = shown(value) if kind == "str" else str(value)
-    return Plain(Leaf(kind, look), kind, Value(_TYPES.get(type_, "i64"), value))
+    return PlainValue(Leaf(kind, look), kind, MetadataValue(_TYPES.get(type_, "i64"), value))
 
 
 def _is_storable(text: str) -> bool:
@@ -116,15 +118,15 @@ def _is_storable(text: str) -> bool:
     return True
 
 
-def _several(record: Any) -> Plain | None:
+def _several(record: Any) -> PlainValue | None:
     """Return an array of plain values of one type; None for what is no such."""
     elements = record.sizes if type(record) is Size else record
     kind = "torch.Size" if type(record) is Size else "list" if is_list(record) else "tuple"
     if not is_list(elements) and not is_tuple(elements):
-        return Plain(Leaf(kind))
+        return PlainValue(Leaf(kind))
     if not elements and kind != "torch.Size":
         empty = "[]" if kind == "list" else "()"
-        return Plain(Leaf(kind, empty), empty, Value("string", empty))
+        return PlainValue(Leaf(kind, empty), empty, MetadataValue("string", empty))
     element: type = elements[0].__class__ if elements else int
     if element not in {int, bool, float, str} or {type(each) for each in elements} - {element}:
         return None
@@ -132,8 +134,8 @@ def _several(record: Any) -> Plain | None:
         return None
     if element is str and not all(map(_is_storable, elements)):
         return None
-    value = Value(f"array[{_TYPES.get(element, 'i64')}]", [*elements])
-    return Plain(Leaf(kind, _listed(elements)), kind, value)
+    value = MetadataValue(f"array[{_TYPES.get(element, 'i64')}]", [*elements])
+    return PlainValue(Leaf(kind, _listed(elements)), kind, value)
 
 
 def _listed(elements: Sequence[Any]) -> str:
@@ -146,7 +148,7 @@ def shown(text: str) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
-def _number(scalar: Scalar, data: ByteRange) -> Any:
+def _number(scalar: NumpyScalar, data: ByteRange) -> Any:
     content = scalar.content
     text = content.text if type(content) is Encoded else content
     # Many numbers may share a text: one of them has no more bytes.

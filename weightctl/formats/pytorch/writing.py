@@ -10,10 +10,10 @@ from zlib import crc32
 from weightctl.errors import ConversionError
 from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_alignment, tied_names
 from weightctl.formats.pickles.emit import Persistent, emit
-from weightctl.formats.pickles.records import Call, Global
+from weightctl.formats.pickles.records import Global, PickledCall
 from weightctl.formats.pytorch.levels import is_value, nested, parse_levels
 from weightctl.formats.pytorch.plain import ordered
-from weightctl.formats.pytorch.zipped import Member, directory, placed
+from weightctl.formats.pytorch.zipped import ZipMember, directory, placed
 from weightctl.weights.metadata import to_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.base import Part
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["RECORD", "layout", "unfit"]
 
@@ -58,7 +58,7 @@ def _problem(info: TensorInfo) -> str:
 
 
 def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None = None
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
     """Describe the zip that holds a state dict: its data starts on multiples of the alignment.
 
@@ -71,7 +71,7 @@ def layout(
     if rest:
         stated[RECORD] = to_json(rest).encode()
     header = bytearray()
-    members: list[Member] = []
+    members: list[ZipMember] = []
     for name, content in stated.items():
         members.append(placed(name, len(content), len(header), crc=crc32(content)))
         header += members[-1].header() + content
@@ -97,7 +97,7 @@ def layout(
     return Layout(bytes(header), tuple(tensors), offsets, nbytes, between)
 
 
-def _boundary(metadata: Mapping[str, Value]) -> int:
+def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
     stated = metadata.get(ALIGNMENT_KEY)
     # One that cannot be is none of PyTorch's business.
     if stated is None or not is_alignment(stated):
@@ -111,8 +111,8 @@ def _boundary(metadata: Mapping[str, Value]) -> int:
 
 
 def _state(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], part: Part | None
-) -> tuple[Any, dict[str, Value]]:
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None
+) -> tuple[Any, dict[str, MetadataValue]]:
     """Return what goes into the pickle, and the metadata that goes beside it."""
     leaves = {info.name: _tensor(info, str(number)) for number, info in enumerate(tensors)}
     levels = parse_levels(metadata)
@@ -130,7 +130,7 @@ def _state(
     return root, {key: metadata[key] for key in metadata if key not in used and key not in tied}
 
 
-def _tensor(info: TensorInfo, key: str) -> Call:
+def _tensor(info: TensorInfo, key: str) -> PickledCall:
     """Return the record of a contiguous tensor that has a storage for itself."""
     dtype = info.encoding.pytorch or ""
     shape = info.shape
@@ -144,5 +144,7 @@ def _tensor(info: TensorInfo, key: str) -> Call:
     storage = Persistent(("storage", kind, key, "cpu", count))
     arguments = (storage, 0, shape, strides, False, ordered())
     if named is not None:
-        return Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
-    return Call(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, Global("torch", dtype)))
+        return PickledCall(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
+    return PickledCall(
+        Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, Global("torch", dtype))
+    )

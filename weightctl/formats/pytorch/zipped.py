@@ -13,7 +13,7 @@ from weightctl.formats.base import pad
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Member", "directory", "placed"]
+__all__ = ["ZipMember", "directory", "placed"]
 
 _LOCAL = Struct("<4s5H3I2H")  # 4.3.7
 _DESCRIPTOR, _LARGE_DESCRIPTOR = Struct("<4s3I"), Struct("<4sI2Q")  # 4.3.9
@@ -29,7 +29,7 @@ _IN_DESCRIPTOR = 1 << 3  # 4.4.4
 _STORED, _TIME, _DATE = 0, 0, 1 << 5 | 1  # the first day there is, in 1980
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """A file of an archive: its local header is at `start`, and its bytes are at `offset`.
 
     The CRC-32 is None where it is known only behind the bytes.
@@ -103,7 +103,7 @@ def _extra(kind: bytes, content: bytes) -> bytes:
 
 def placed(
     name: str, nbytes: int, position: int, alignment: int = 1, crc: int | None = None
-) -> Member:
+) -> ZipMember:
     """Return a member that starts at a position or behind it, so that its bytes are aligned.
 
     The local header grows for that, and where it cannot grow as far, it starts later.
@@ -116,10 +116,10 @@ def placed(
     if filling > _SHORT - _TWO_SIZES:
         gap, filling = filling % alignment, 0
     start = position + gap
-    return Member(name, nbytes, start, start + least + filling, crc)
+    return ZipMember(name, nbytes, start, start + least + filling, crc)
 
 
-def directory(members: Iterable[Member], crcs: Iterator[int], start: int) -> bytes:
+def directory(members: Iterable[ZipMember], crcs: Iterator[int], start: int) -> bytes:
     """Return what ends an archive: its directory, which is at `start`, and the end records.
 
     `crcs` are the CRC-32 of the members that have none.

@@ -19,7 +19,7 @@ from weightctl.text.untyped import is_list, is_object, is_tuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.formats.scanning.sources import Budget, Place, Source
+    from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
 __all__ = ["array_pickles", "is_array"]
 
@@ -32,12 +32,12 @@ _LONG = re.compile(r"(?<=\d)L(?=[,)\s])")
 _UNPARSED = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, AttributeError)
 
 
-def is_array(head: bytes, _source: Source) -> bool:
+def is_array(head: bytes, _source: ScanSource) -> bool:
     """Whether bytes are a NumPy file."""
     return head.startswith(_MAGIC)
 
 
-def array_pickles(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
+def array_pickles(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
     """Yield the pickles of a NumPy file, which may have several arrays, and what follows those."""
     source, at = place.source, 0
     while source.read(at, len(_MAGIC)) == _MAGIC:
@@ -60,7 +60,7 @@ def array_pickles(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
         yield place.within(rest, "(behind the arrays)", place.name)
 
 
-def _header(source: Source, at: int) -> tuple[int, int, int]:
+def _header(source: ScanSource, at: int) -> tuple[int, int, int]:
     """Return where the header of an array starts, its length, and its version."""
     version = (source.read(at + len(_MAGIC), 1) or b"\0")[0]
     width = _WIDTHS.get(version, 4)

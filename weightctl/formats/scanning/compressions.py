@@ -18,7 +18,7 @@ from weightctl.formats.scanning.unpacked import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightctl.formats.scanning.sources import Budget, Place, Source
+    from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
 __all__ = ["COMPRESSIONS", "Compression", "is_packed", "packed_pickles"]
 
@@ -42,7 +42,7 @@ class Compression(NamedTuple):
     name: str
     begins: Callable[[bytes], bool]
     open: Callable[[], Decompressor] | None = None
-    data: Callable[[Source, int], int] | None = None
+    data: Callable[[ScanSource, int], int] | None = None
     trailer: int = 0
     is_certain: bool = True
 
@@ -51,7 +51,7 @@ def _magic(*magics: bytes) -> Callable[[bytes], bool]:
     return lambda head: head.startswith(magics)
 
 
-def _gzip_data(source: Source, at: int) -> int:
+def _gzip_data(source: ScanSource, at: int) -> int:
     head = source.read(at, 12)
     flags = head[3] if len(head) > 3 else 0
     start = at + 10
@@ -90,7 +90,7 @@ def _is_lzma(head: bytes) -> bool:
     return is_usual or head.startswith(b"\x5d\0")
 
 
-def _zfile_data(source: Source, at: int) -> int:
+def _zfile_data(source: ScanSource, at: int) -> int:
     # A header of joblib until 0.10: the length as a text, and perhaps a space.
     return at + _ZFILE + (source.read(at + _ZFILE, 1) == b" ") + 2
 
@@ -101,7 +101,7 @@ def _is_zstd(head: bytes) -> bool:
     return is_skipped or head.startswith(b"\x28\xb5\x2f\xfd")
 
 
-def _zlib_data(_: Source, at: int) -> int:
+def _zlib_data(_: ScanSource, at: int) -> int:
     return at + 2
 
 
@@ -120,21 +120,21 @@ COMPRESSIONS = (
 )
 
 
-def is_packed(compression: Compression, head: bytes, source: Source, budget: Budget) -> bool:
+def is_packed(compression: Compression, head: bytes, source: ScanSource, budget: Budget) -> bool:
     """Whether bytes are what a compression has made, as far as that can be told."""
     if not compression.begins(head):
         return False
     return compression.is_certain or bool(_stream(compression, source, budget).read(0, _TRIED))
 
 
-def _data(compression: Compression, source: Source, at: int) -> int | None:
+def _data(compression: Compression, source: ScanSource, at: int) -> int | None:
     """Return where the data of a stream starts; None where there is no stream at a place."""
     if not compression.begins(source.read(at, _ALONE + 3)):
         return None
     return compression.data(source, at) if compression.data else at
 
 
-def _stream(compression: Compression, source: Source, budget: Budget) -> Unpacked:
+def _stream(compression: Compression, source: ScanSource, budget: Budget) -> Unpacked:
     def following(at: int) -> int | None:
         return _data(compression, source, at)
 
@@ -143,8 +143,8 @@ def _stream(compression: Compression, source: Source, budget: Budget) -> Unpacke
 
 
 def packed_pickles(
-    compression: Compression, place: Place, budget: Budget
-) -> Iterator[Scanned | Place]:
+    compression: Compression, place: ScanPlace, budget: Budget
+) -> Iterator[Scanned | ScanPlace]:
     """Yield what a stream unpacks to, and what keeps it from being unpacked to its end."""
     if compression.open is None:
         problem = f"it is packed with {compression.name}: {_UNPACK}"

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from weightctl.formats.pickles.dangers import is_dangerous
-from weightctl.formats.pickles.scan import Names
+from weightctl.formats.pickles.scan import PickleNames
 from weightctl.formats.pytorch.constructors import is_allowed
 
 __all__ = ["Scanned", "Severity", "unread"]
@@ -32,7 +32,7 @@ class Scanned(NamedTuple):
 
     member: str
     start: int
-    names: Names
+    names: PickleNames
     is_script: bool = False
 
     def severity(self, path: str) -> Severity:
@@ -48,4 +48,4 @@ class Scanned(NamedTuple):
 
 def unread(problem: str, member: str = "", start: int = 0) -> Scanned:
     """Return what stands for a pickle that there may be, and that cannot be judged."""
-    return Scanned(member, start, Names((), start, problem))
+    return Scanned(member, start, PickleNames((), start, problem))

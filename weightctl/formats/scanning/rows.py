@@ -19,8 +19,8 @@ from weightctl.text.untyped import is_tuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.formats.pickles.scan import Named, Names
-    from weightctl.formats.scanning.sources import Budget, Place
+    from weightctl.formats.pickles.scan import Named, PickleNames
+    from weightctl.formats.scanning.sources import Budget, ScanPlace
 
 __all__ = ["is_called_pickle", "pickles"]
 
@@ -50,8 +50,8 @@ def is_called_pickle(name: str) -> bool:
 
 
 def pickles(
-    place: Place, head: bytes, budget: Budget, *, expected: bool
-) -> Iterator[Scanned | Place]:
+    place: ScanPlace, head: bytes, budget: Budget, *, expected: bool
+) -> Iterator[Scanned | ScanPlace]:
     """Yield the pickles that bytes begin with, and what keeps them from being read.
 
     `head` is the first of these bytes. Where no pickle is expected, a few opcodes that name nothing
@@ -82,7 +82,7 @@ def pickles(
         yield from found
 
 
-def _is_pickle(head: bytes, found: list[Scanned], place: Place) -> bool:
+def _is_pickle(head: bytes, found: list[Scanned], place: ScanPlace) -> bool:
     """Whether opcodes are a pickle: whether they do what only those of pickles do."""
     named = list(_importable(found))
     # No other file has frames, let alone such.
@@ -130,7 +130,7 @@ def _is_text(head: bytes) -> bool:
         return False
 
 
-def _stream(place: Place, budget: Budget, first: Scanned) -> Iterator[Scanned | Place]:
+def _stream(place: ScanPlace, budget: Budget, first: Scanned) -> Iterator[Scanned | ScanPlace]:
     """Yield the pickles of torch's stream, and what follows the numbers behind them."""
     source = place.source
     yield first
@@ -156,7 +156,7 @@ def _stream(place: Place, budget: Budget, first: Scanned) -> Iterator[Scanned | 
         yield unread(problem, place.member, source.base + at)
 
 
-def _storages(found: Names) -> int:
+def _storages(found: PickleNames) -> int:
     """Return how many bytes the storages take that an object refers to; `ValueError` if unknown."""
     storages: dict[str, int] = {}
     for identity in found.identities:

@@ -12,14 +12,14 @@ from weightctl.formats.scanning.arrays import array_pickles, is_array
 from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, packed_pickles
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.rows import is_called_pickle, pickles
-from weightctl.formats.scanning.sources import Budget, Place, WholeFile
+from weightctl.formats.scanning.sources import Budget, ScanPlace, WholeFile
 from weightctl.formats.scanning.tars import is_tar, tar_members
 from weightctl.formats.scanning.zips import is_zip, zip_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightctl.formats.scanning.sources import Source
+    from weightctl.formats.scanning.sources import ScanSource
     from weightctl.storage.mapping import MappedFile
 
 __all__ = ["scanned"]
@@ -32,8 +32,8 @@ _GGUF = (b"GGUF", b"FUGG")
 class _Container(NamedTuple):
     """A container: whether bytes are one, and what is in it."""
 
-    holds: Callable[[bytes, Source], bool]
-    contents: Callable[[Place, Budget], Iterator[Scanned | Place]]
+    holds: Callable[[bytes, ScanSource], bool]
+    contents: Callable[[ScanPlace, Budget], Iterator[Scanned | ScanPlace]]
 
 
 _CONTAINERS = (
@@ -46,7 +46,7 @@ _CONTAINERS = (
 def scanned(file: MappedFile) -> list[Scanned]:
     """Return the pickles in a file; none for one of another kind."""
     budget = Budget(file.size)
-    place = Place(WholeFile(file), file.path, name=file.path)
+    place = ScanPlace(WholeFile(file), file.path, name=file.path)
     found: list[Scanned] = []
     try:
         found.extend(_look(place, budget))
@@ -55,7 +55,7 @@ def scanned(file: MappedFile) -> list[Scanned]:
     return found
 
 
-def _look(place: Place, budget: Budget) -> Iterator[Scanned]:
+def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
     """Yield what is found at a place and in what it contains."""
     source = place.source
     if place.depth > _DEEPEST:
@@ -64,7 +64,7 @@ def _look(place: Place, budget: Budget) -> Iterator[Scanned]:
     head = source.read(0, _HEAD)
     if not head:
         return
-    contents: list[Iterator[Scanned | Place]] = [
+    contents: list[Iterator[Scanned | ScanPlace]] = [
         container.contents(place, budget)
         for container in _CONTAINERS
         if container.holds(head, source)
@@ -79,13 +79,13 @@ def _look(place: Place, budget: Budget) -> Iterator[Scanned]:
     contents.append(pickles(place, head, budget, expected=expected))
     for each in contents:
         for found in each:
-            if isinstance(found, Place):
+            if isinstance(found, ScanPlace):
                 yield from _look(found, budget)
             else:
                 yield found
 
 
-def _is_safetensors(head: bytes, source: Source) -> bool:
+def _is_safetensors(head: bytes, source: ScanSource) -> bool:
     """Whether bytes start with the length of a header, and the header."""
     length = int.from_bytes(head[:8], "little")
     return head[8:9] == b"{" and length <= source.size() - 8

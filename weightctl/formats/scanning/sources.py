@@ -9,7 +9,7 @@ from weightctl.formats.pickles.limits import LimitError
 from weightctl.formats.pickles.scan import Reading
 from weightctl.storage.mapping import MappedFile
 
-__all__ = ["Budget", "EnclosedFile", "Place", "Slice", "Source", "WholeFile", "as_stream"]
+__all__ = ["Budget", "EnclosedFile", "ScanPlace", "ScanSource", "Slice", "WholeFile", "as_stream"]
 
 _UNPACKED = 1 << 30
 _MEMBERS = 1 << 20
@@ -41,7 +41,7 @@ class Budget:
             raise LimitError(f"it has more than {_MEMBERS} members or pickles")
 
 
-class Source(Protocol):
+class ScanSource(Protocol):
     """Bytes that are read where they are asked for.
 
     `base` is what is added to offsets that are reported.
@@ -74,7 +74,7 @@ class WholeFile:
 class Slice:
     """A part of other bytes, as a member of an archive that is stored as it is."""
 
-    def __init__(self, source: Source, start: int, length: int) -> None:
+    def __init__(self, source: ScanSource, start: int, length: int) -> None:
         self.base = source.base + start
         self._source, self._start, self._length = source, start, length
 
@@ -91,7 +91,7 @@ class Slice:
 class EnclosedFile(MappedFile):
     """A file within a file, for what reads only files."""
 
-    def __init__(self, path: str, source: Source) -> None:
+    def __init__(self, path: str, source: ScanSource) -> None:
         self.path = path
         self.size = source.size()
         self.written = 0
@@ -102,14 +102,14 @@ class EnclosedFile(MappedFile):
         return self._source.read(offset, max(nbytes, 0))
 
 
-class Place(NamedTuple):
+class ScanPlace(NamedTuple):
     """Where a scan looks: bytes, the file that they are in, and the members that lead to them.
 
     `name` is what a program would call these bytes. `is_storage` says that they are elements of a
     tensor; `is_script` is that of `Scanned`.
     """
 
-    source: Source
+    source: ScanSource
     path: str
     member: str = ""
     name: str = ""
@@ -117,17 +117,17 @@ class Place(NamedTuple):
     is_storage: bool = False
     is_script: bool = False
 
-    def within(self, source: Source, member: str, name: str | None = None) -> Place:
+    def within(self, source: ScanSource, member: str, name: str | None = None) -> ScanPlace:
         """Return the place of a member."""
         label = f"{self.member} > {member}" if self.member else member
         name = member if name is None else name
-        return Place(source, self.path, label, name, self.depth + 1)
+        return ScanPlace(source, self.path, label, name, self.depth + 1)
 
 
 class _Stream(io.RawIOBase):
     """Bytes as a file object of Python."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ScanSource) -> None:
         self._source, self._at = source, 0
 
     def readable(self) -> bool:
@@ -157,7 +157,7 @@ class _Stream(io.RawIOBase):
 class _Limited(io.BufferedReader):
     """A file object of which not much is read at once, whatever an archive says of its headers."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ScanSource) -> None:
         super().__init__(_Stream(source))
         self._source = source
 
@@ -169,7 +169,7 @@ class _Limited(io.BufferedReader):
         return super().read(size)
 
 
-def as_stream(source: Source) -> io.BufferedReader:
+def as_stream(source: ScanSource) -> io.BufferedReader:
     """Return bytes as a file object that Python's own readers of archives take.
 
     Raises `LimitError` where they ask for more than a header.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.formats.scanning.found import Scanned
-    from weightctl.formats.scanning.sources import Budget, Place, Source
+    from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
 __all__ = ["is_tar", "tar_members"]
 
@@ -23,12 +23,12 @@ _READ = 1 << 20
 _NOT_TARS = (tarfile.TarError, ValueError, OSError, EOFError, LookupError, OverflowError)
 
 
-def is_tar(head: bytes, _source: Source) -> bool:
+def is_tar(head: bytes, _source: ScanSource) -> bool:
     """Whether bytes are a tar file, by the sum over its first header."""
     return is_any_tar(head[:_HEAD])
 
 
-def tar_members(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
+def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
     """Yield the members of a tar file, and what keeps them from being read."""
     source = place.source
     end = 0

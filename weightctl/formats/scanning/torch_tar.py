@@ -18,7 +18,7 @@ from weightctl.text.untyped import is_tuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.formats.scanning.sources import Budget, Place
+    from weightctl.formats.scanning.sources import Budget, ScanPlace
 
 __all__ = ["PARTS", "storage_nbytes", "torch_parts"]
 
@@ -35,7 +35,7 @@ def storage_nbytes(kind: Any, key: Any, count: Any) -> int:
     return nbytes_of(storage_of(kind, key, count))
 
 
-def torch_parts(place: Place, part: str, budget: Budget) -> Iterator[Scanned]:
+def torch_parts(place: ScanPlace, part: str, budget: Budget) -> Iterator[Scanned]:
     """Yield the pickles of a part, as torch loads them one after another."""
     reader = _Part(place, budget)
     try:
@@ -61,7 +61,7 @@ def torch_parts(place: Place, part: str, budget: Budget) -> Iterator[Scanned]:
 class _Part:
     """A part and how far it was read; `ValueError` where that cannot go on."""
 
-    def __init__(self, place: Place, budget: Budget) -> None:
+    def __init__(self, place: ScanPlace, budget: Budget) -> None:
         self.at = 0
         self._place, self._budget = place, budget
         self._result: Any = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.formats.scanning.sources import Budget, Source
+    from weightctl.formats.scanning.sources import Budget, ScanSource
 
 __all__ = ["Damaged", "Decompressor", "Unpacked", "bzip2", "inflated", "lzma_alone", "xz"]
 
@@ -105,7 +105,7 @@ class Unpacked:
 
     def __init__(
         self,
-        source: Source,
+        source: ScanSource,
         create: Callable[[], Decompressor],
         following: Callable[[int], int | None],
         budget: Budget,

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats.pytorch.archive import Archive, Member
+from weightctl.formats.pytorch.archive import Archive, DirectoryMember
 from weightctl.formats.pytorch.zip_end import directory_of
 from weightctl.formats.scanning.found import unread
 from weightctl.formats.scanning.sources import EnclosedFile, Slice, as_stream
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightctl.formats.scanning.found import Scanned
-    from weightctl.formats.scanning.sources import Budget, Place, Source
+    from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
     from weightctl.formats.scanning.unpacked import Decompressor
 
 __all__ = ["is_zip", "zip_members"]
@@ -41,7 +41,7 @@ _NOT_ZIPS = (
 )  # fmt: skip
 
 
-def is_zip(head: bytes, source: Source) -> bool:
+def is_zip(head: bytes, source: ScanSource) -> bool:
     """Whether bytes are a zip file; other bytes may come before it."""
     if head.startswith((_START, _END)):
         return True
@@ -50,12 +50,12 @@ def is_zip(head: bytes, source: Source) -> bool:
     return _END in end and bool(_by_zipfile(source))
 
 
-def _by_zipfile(source: Source) -> list[Member]:
+def _by_zipfile(source: ScanSource) -> list[DirectoryMember]:
     """Return the members that Python finds; none where it takes the bytes for something else."""
     try:
         with as_stream(source) as stream, zipfile.ZipFile(stream) as archive:
             return [
-                Member(
+                DirectoryMember(
                     each.filename, each.header_offset, each.file_size, each.compress_type,
                     each.flag_bits, each.compress_size,
                 )
@@ -65,7 +65,7 @@ def _by_zipfile(source: Source) -> list[Member]:
         return []
 
 
-def zip_members(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
+def zip_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
     """Yield the members of a zip file, and what keeps them from being read."""
     source = place.source
     archive: Archive | None = None
@@ -96,8 +96,8 @@ def zip_members(place: Place, budget: Budget) -> Iterator[Scanned | Place]:
 
 
 def _inside(
-    place: Place, member: Member, budget: Budget, *, is_script: bool, is_storage: bool
-) -> Iterator[Scanned | Place]:
+    place: ScanPlace, member: DirectoryMember, budget: Budget, *, is_script: bool, is_storage: bool
+) -> Iterator[Scanned | ScanPlace]:
     source = place.source
     where = place.within(source, member.name)
     start, problem = _start(source, member)
@@ -105,7 +105,7 @@ def _inside(
         yield unread(problem, where.member, source.base + member.header)
         return
     packed = Slice(source, start, member.packed)
-    content: Source = packed
+    content: ScanSource = packed
     if member.method != _STORED:
         content = _METHODS[member.method](packed, budget)
     yield where._replace(source=content, is_script=is_script, is_storage=is_storage)
@@ -120,7 +120,7 @@ def _inside(
         yield unread(problem, where.member, packed.base)
 
 
-def _start(source: Source, member: Member) -> tuple[int, str]:
+def _start(source: ScanSource, member: DirectoryMember) -> tuple[int, str]:
     """Return where the bytes of a member start, and why they cannot be read, if so."""
     head = source.read(member.header, _LOCAL_SIZE)
     if len(head) < _LOCAL_SIZE or not head.startswith(_START):
@@ -136,11 +136,11 @@ def _start(source: Source, member: Member) -> tuple[int, str]:
     return member.header + _LOCAL_SIZE + name_length + extra_length, problem
 
 
-def _alone(source: Source, create: Callable[[], Decompressor], budget: Budget) -> Unpacked:
+def _alone(source: ScanSource, create: Callable[[], Decompressor], budget: Budget) -> Unpacked:
     return Unpacked(source, create, lambda at: None if at else 0, budget)
 
 
-def _unpacked_lzma(source: Source, budget: Budget) -> Unpacked:
+def _unpacked_lzma(source: ScanSource, budget: Budget) -> Unpacked:
     # A header of another kind has the same properties: APPNOTE 5.8.8.
     properties = source.read(4, int.from_bytes(source.read(2, 2), "little"))
     head = properties[:5] + b"\xff" * 8
@@ -148,7 +148,7 @@ def _unpacked_lzma(source: Source, budget: Budget) -> Unpacked:
     return Unpacked(source, lzma_alone, lambda at: None if at else start, budget, head=head)
 
 
-_METHODS: dict[int, Callable[[Source, Budget], Unpacked]] = {
+_METHODS: dict[int, Callable[[ScanSource, Budget], Unpacked]] = {
     8: lambda source, budget: _alone(source, inflated, budget),
     12: lambda source, budget: _alone(source, bzip2, budget),
     _LZMA: _unpacked_lzma,

@@ -11,7 +11,7 @@ from weightctl.split import part_shape
 from weightctl.weights.boxes import boxes_of_run, byte_part, byte_shape, collect, meetings
 from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header
-from weightctl.weights.source import Files, Span
+from weightctl.weights.source import FileSource, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Gathered", "shard_key"]
+__all__ = ["GatheredSource", "shard_key"]
 
 # What is read beside the buffer that is to be filled, for a moment.
 _MOST_BESIDE = 1 << 20
@@ -36,7 +36,7 @@ class _Portion(NamedTuple):
     offset: int
 
 
-class Gathered:
+class GatheredSource:
     """A source of whole tensors, of which each rank's file has parts.
 
     `manifest` is what the set says of itself, and `ranks` the headers of its files as they were
@@ -53,7 +53,7 @@ class Gathered:
         self.manifest = manifest
         self.ranks = tuple(ranks)
         self._files = tuple(files)
-        self.shards = Files(_shards(self.ranks), self._files)
+        self.shards = FileSource(_shards(self.ranks), self._files)
         self._portions = _portions(manifest)
         header = self.ranks[0]._replace(
             files=self.shards.header.files,
@@ -80,7 +80,7 @@ class Gathered:
         """The files of all ranks, open."""
         return self.shards.files
 
-    def seen_by(self, ranks: Collection[int]) -> Gathered:
+    def seen_by(self, ranks: Collection[int]) -> GatheredSource:
         """Return the same source as it is read by some ranks: from their own files first."""
         seen = copy(self)
         seen._portions = _portions(self.manifest, ranks)  # noqa: SLF001  # of its own class

@@ -16,7 +16,7 @@ from weightctl.weights.json_file import read_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightctl.formats.sharded.record import Manifest, Piece, Shard
+    from weightctl.formats.sharded.record import Manifest, Shard, SourceShard
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
@@ -81,7 +81,7 @@ def _shard(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _piece(piece: Piece) -> dict[str, Any]:
+def _piece(piece: SourceShard) -> dict[str, Any]:
     return {"source": piece.source, "cuts": _cuts(piece.part)}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError
 from weightctl.formats import format_module, recognise
 from weightctl.formats.open.collection import without_collection
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.storage.mapping import MappedFile
@@ -51,7 +51,7 @@ def note_of_part(files: Sequence[str]) -> str:
     return ""
 
 
-def open_sharded(listing: str, format_name: str | None = None) -> Gathered:
+def open_sharded(listing: str, format_name: str | None = None) -> GatheredSource:
     """Open the set of a manifest; the headers of all ranks are read.
 
     Raises `FormatError` that names what is missing, or other than the manifest says.
@@ -60,7 +60,7 @@ def open_sharded(listing: str, format_name: str | None = None) -> Gathered:
         return _opened(listing, format_name)
 
 
-def _opened(listing: str, format_name: str | None) -> Gathered:
+def _opened(listing: str, format_name: str | None) -> GatheredSource:
     manifest = read_manifest(listing)
     if format_name not in {None, manifest.format}:
         raise FormatError(
@@ -92,7 +92,7 @@ def _opened(listing: str, format_name: str | None) -> Gathered:
         problems += (f"{told}: {text}" for text in _differences(stated, header))
     if problems:
         raise _error(listing, problems, failures)
-    return Gathered(manifest, listing, ranks, files)
+    return GatheredSource(manifest, listing, ranks, files)
 
 
 def _read(path: str, manifest: Manifest) -> tuple[MappedFile, Header]:

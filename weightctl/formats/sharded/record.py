@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from weightctl.split import Grid, Part, Sharding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["MANIFEST", "Identity", "Manifest", "Piece", "RankFile", "Shard"]
+__all__ = ["MANIFEST", "Identity", "Manifest", "RankFile", "Shard", "SourceShard"]
 
 # Beside the ranks' files, or directories.
 MANIFEST = "manifest.json"
 
 
-class Piece(NamedTuple):
+class SourceShard(NamedTuple):
     """A part of a tensor of the source, by its name there."""
 
     source: str
@@ -31,7 +31,7 @@ class Shard(NamedTuple):
     """
 
     info: TensorInfo
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourceShard, ...]
     strategy: str
     sha256: str = ""
 

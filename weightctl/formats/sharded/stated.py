@@ -20,7 +20,7 @@ from weightctl.formats.sharded.fields import (
     require_text,
     text_at,
 )
-from weightctl.formats.sharded.record import Identity, Manifest, Piece, RankFile, Shard
+from weightctl.formats.sharded.record import Identity, Manifest, RankFile, Shard, SourceShard
 from weightctl.split import Cut, Grid, Sharding, part_shape
 from weightctl.text.untyped import is_list
 from weightctl.weights.info import TensorInfo
@@ -149,7 +149,7 @@ def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
     return Shard(info, pieces, text_at(entry, "strategy"), sha256)
 
 
-def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> Piece:
+def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
     name = text_at(entry, "source")
     info = tensors.get(name)
     if info is None:
@@ -160,7 +160,7 @@ def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> Piece:
             raise ValueError(f"`{name}` is cut twice along an axis")
         if prod(len(cut.ranges) for cut in part) > _MOST_RANGES:
             raise ValueError(f"`{name}` is cut into more pieces than anybody can have meant")
-    return Piece(name, part)
+    return SourceShard(name, part)
 
 
 def _cut(entry: Mapping[str, Any], info: TensorInfo) -> Cut:

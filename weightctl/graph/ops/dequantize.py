@@ -13,7 +13,7 @@ from weightctl.graph.value import Value, apply
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, DTypeLike, QuantizationEncoding
-    from weightctl.graph.graph import Node
+    from weightctl.graph.graph import GraphNode
     from weightctl.graph.value import ValueLike
     from weightctl.shape import Shape
 
@@ -53,7 +53,7 @@ def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
     return found
 
 
-def blocks_of(value: Value) -> Node | None:
+def blocks_of(value: Value) -> GraphNode | None:
     """Return the node of the quantized weight that a value is, None for any other value."""
     node = current_graph().weight_node(value)
     return None if node is None or node.attributes["encoding"] is None else node

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightctl.schemes.dequantize.form import Form
+from weightctl.schemes.dequantize.form import DecodingScheme
 from weightctl.schemes.dequantize.tables import Region
 from weightctl.text.untyped import is_object
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.codecs.base import F32
-    from weightctl.schemes.dequantize.numbers import Numbers
-    from weightctl.schemes.dequantize.parts import Parts
+    from weightctl.schemes.dequantize.numbers import NumberTable
+    from weightctl.schemes.dequantize.parts import SchemeTensors
     from weightctl.schemes.dequantize.tables import Table
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["four_bit"]
 
@@ -37,7 +37,7 @@ class _Nested:
     """Scales that are quantized too: codes into `values`, scales for these, and an offset."""
 
     values: F32
-    scales: Numbers
+    scales: NumberTable
     block: int
     offset: float
 
@@ -51,12 +51,12 @@ class _FourBit:
 
     codes: Table
     values: F32
-    scales: Numbers
+    scales: NumberTable
     block: int
     columns: int
     nested: _Nested | None
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> F32:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> F32:
         """Return a rectangle: whole rows, or a part of one."""
         first = region.top * self.columns + region.left
         last = first + prod(region.shape)
@@ -73,7 +73,7 @@ class _FourBit:
             np.multiply(values, scales[blocks - blocks[0]], out=values)
         return values.reshape(region.shape)
 
-    def _scales(self, inputs: Sequence[Tensor], first: int, last: int) -> F32:
+    def _scales(self, inputs: Sequence[ReadableTensor], first: int, last: int) -> F32:
         found = self.scales.read(inputs, Region(0, 1, first, last)).reshape(-1)
         nested = self.nested
         if nested is None:
@@ -89,7 +89,7 @@ class _FourBit:
         return made
 
 
-def four_bit(parts: Parts) -> Form:
+def four_bit(parts: SchemeTensors) -> DecodingScheme:
     """The values of the codes times scales, which a second quantization may have made bytes."""
     parts.refuse_others(_MAP, _NESTED, _NESTED_MAP, *_STATES)
     state_place, map_place = parts.find(*_STATES), parts.find(_MAP)
@@ -112,10 +112,10 @@ def four_bit(parts: Parts) -> Form:
         columns=parts.shape[-1],
         nested=nested,
     )
-    return Form(parts.shape, values)
+    return DecodingScheme(parts.shape, values)
 
 
-def _nested(parts: Parts, state: dict[str, Any], count: int) -> _Nested:
+def _nested(parts: SchemeTensors, state: dict[str, Any], count: int) -> _Nested:
     place, map_place = parts.find(_NESTED), parts.find(_NESTED_MAP)
     block, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
     if (
@@ -128,14 +128,14 @@ def _nested(parts: Parts, state: dict[str, Any], count: int) -> _Nested:
     return _Nested(_values(parts, map_place, 256), scales, block, float(offset))
 
 
-def _values(parts: Parts, place: int, count: int) -> F32:
+def _values(parts: SchemeTensors, place: int, count: int) -> F32:
     info = parts.tensors[place].info
     if info.encoding.name != "F32" or info.size != count:
         raise parts.refused(f"`{info.name}` is {info.encoding} of shape {list(info.shape)}")
     return np.frombuffer(parts.raw(place), np.float32).copy()
 
 
-def _document(parts: Parts, place: int | None) -> dict[str, Any]:
+def _document(parts: SchemeTensors, place: int | None) -> dict[str, Any]:
     try:
         document = None if place is None else json.loads(parts.raw(place))
     except (ValueError, RecursionError):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
     from weightctl.schemes.dequantize.grid import PerBlock
-    from weightctl.schemes.dequantize.numbers import Numbers
+    from weightctl.schemes.dequantize.numbers import NumberTable
     from weightctl.schemes.dequantize.values import Scaled
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Blocks", "Integers", "Microscaled", "block_encoding"]
 
@@ -45,7 +45,7 @@ class Blocks(Protocol):
         """What they are."""
         ...
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
         """Return a rectangle as rows of bytes; with `turned` its columns become the rows."""
         ...
 
@@ -57,7 +57,7 @@ class Integers:
     values: Scaled
     encoding: Encoding
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
         """Return a rectangle as rows of bytes."""
         levels = _grouped(self.values.numbers.read(inputs, region), turned=turned)
         if levels.dtype == np.int8 and self.encoding.name != "Q8_0":
@@ -81,7 +81,7 @@ class Integers:
         return made.view(np.uint8)
 
     def _mins(
-        self, inputs: Sequence[Tensor], region: Region, scales: NDArray[np.float32]
+        self, inputs: Sequence[ReadableTensor], region: Region, scales: NDArray[np.float32]
     ) -> NDArray[Any]:
         if self.values.biases is not None:
             return self.values.biases.read(inputs, region)
@@ -92,7 +92,7 @@ class Integers:
 class Microscaled:
     """4-bit floats and their powers of two as MXFP4; `exponents` are the bytes of the latter."""
 
-    codes: Numbers
+    codes: NumberTable
     exponents: PerBlock
     has_nan: bool
 
@@ -101,7 +101,7 @@ class Microscaled:
         """MXFP4."""
         return ENCODINGS["MXFP4"]
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /, *, turned: bool) -> U8:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
         """Return a rectangle; `ConversionError` for a NaN, which blocks of MXFP4 have none of."""
         codes = _grouped(self.codes.read(inputs, region), turned=turned)
         made = np.empty(codes.shape[:2], MXFP4.block_dtype)
@@ -135,7 +135,7 @@ def _sampled(scales: NDArray[Any], region: Region, first: slice, *, turned: bool
 
 
 def block_encoding(
-    values: Scaled, bits: int, inputs: Sequence[Tensor], *, middle: int, are_half: bool
+    values: Scaled, bits: int, inputs: Sequence[ReadableTensor], *, middle: int, are_half: bool
 ) -> Encoding | None:
     """Return in which blocks a weight has exactly its numbers, None where there are none.
 
@@ -153,7 +153,9 @@ def block_encoding(
     return ENCODINGS[symmetric] if are_half or _are_half(values.scales, inputs) else None
 
 
-def _of_zeros(values: Scaled, bits: int, inputs: Sequence[Tensor], middle: int) -> Encoding | None:
+def _of_zeros(
+    values: Scaled, bits: int, inputs: Sequence[ReadableTensor], middle: int
+) -> Encoding | None:
     zeros = values.zeros
     is_symmetric, has_mins = bits in _SYMMETRIC, bits == 4 and middle != 0
     for cells in _pieces(values.scales.grid.table):
@@ -170,7 +172,7 @@ def _of_zeros(values: Scaled, bits: int, inputs: Sequence[Tensor], middle: int) 
     return ENCODINGS["Q4_1"] if has_mins else None
 
 
-def _are_half(numbers: PerBlock, inputs: Sequence[Tensor]) -> bool:
+def _are_half(numbers: PerBlock, inputs: Sequence[ReadableTensor]) -> bool:
     """Whether all numbers are exactly what float16 has."""
     pieces = _pieces(numbers.grid.table)
     return all(_is_half(numbers.numbers.read(inputs, cells)) for cells in pieces)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.schemes.dequantize.blocks import Microscaled
-from weightctl.schemes.dequantize.form import Form
+from weightctl.schemes.dequantize.form import DecodingScheme
 from weightctl.schemes.dequantize.grid import PerBlock
 from weightctl.schemes.dequantize.integers import column_factors, compressed, two_rows
-from weightctl.schemes.dequantize.numbers import Packed, Plain, Powers, Ternary
-from weightctl.schemes.dequantize.packing import Layout
+from weightctl.schemes.dequantize.numbers import PackedNumbers, PlainNumbers, Powers, Ternary
+from weightctl.schemes.dequantize.packing import PackingLayout
 from weightctl.schemes.dequantize.parts import aligned
 from weightctl.schemes.dequantize.values import E2M1, Scaled
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from weightctl.schemes.dequantize.parts import Parts
+    from weightctl.schemes.dequantize.parts import SchemeTensors
 
 __all__ = ["bitnet", "llm_int8", "mxfp4", "mxfp8", "nvfp4", "scaled"]
 
@@ -30,7 +30,7 @@ _COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
 _PER_127 = 7.874015718698502e-3
 
 
-def scaled(parts: Parts) -> Form:
+def scaled(parts: SchemeTensors) -> DecodingScheme:
     """Numbers of 8 bits times the scale of the tensor, of a row, of an expert or of a block."""
     numbers = parts.numbers
     if numbers.encoding.name == "I32":
@@ -52,10 +52,10 @@ def scaled(parts: Parts) -> Form:
     )
     is_float = numbers.encoding.name.startswith("F")
     middle = 0 if numbers.encoding.name == "I8" else 128
-    return Form(parts.shape, values, bits=0 if is_float else 8, middle=middle)
+    return DecodingScheme(parts.shape, values, bits=0 if is_float else 8, middle=middle)
 
 
-def _check_comfy(parts: Parts) -> None:
+def _check_comfy(parts: SchemeTensors) -> None:
     place = parts.find(".comfy_quant")
     if place is None:
         return
@@ -68,17 +68,17 @@ def _check_comfy(parts: Parts) -> None:
         raise parts.refused(f"`{parts.tensors[place].info.name}` says {kind!r}")
 
 
-def mxfp8(parts: Parts) -> Form:
+def mxfp8(parts: SchemeTensors) -> DecodingScheme:
     """FP8 with a power of two for each 32 numbers of a row."""
     parts.refuse_others()
     if parts.numbers.shape != parts.shape or parts.numbers.encoding.block != 1:
         raise parts.refused(f"`{parts.numbers.name}` is of shape {list(parts.numbers.shape)}")
     grid = parts.grid(parts.shape, parts.scales.shape)
     values = Scaled(numbers=parts.plain(0), scales=parts.per_block(1, grid, powers=True))
-    return Form(parts.shape, values)
+    return DecodingScheme(parts.shape, values)
 
 
-def mxfp4(parts: Parts) -> Form:
+def mxfp4(parts: SchemeTensors) -> DecodingScheme:
     """4-bit floats with a power of two for each 32.
 
     gpt-oss has its experts' outputs as rows, though its modules, and transformers' own way to
@@ -100,14 +100,14 @@ def mxfp4(parts: Parts) -> Form:
         # The greatest power is one of float32 when it is halved, as ggml does it.
         scales, steps = PerBlock(Powers(table, 128), grid), tuple(2 * value for value in E2M1)
     values = Scaled(numbers=codes, scales=scales, codes=steps)
-    exponents = PerBlock(Plain(table, DType.uint8), grid)
+    exponents = PerBlock(PlainNumbers(table, DType.uint8), grid)
     blocks = Microscaled(codes, exponents, has_nan) if axis else None
     turned = parts.numbers.name.endswith("_blocks") and len(shape) == 3
     made = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
-    return Form(made, values, turned=turned, microscaled=blocks)
+    return DecodingScheme(made, values, turned=turned, microscaled=blocks)
 
 
-def nvfp4(parts: Parts) -> Form:
+def nvfp4(parts: SchemeTensors) -> DecodingScheme:
     """4-bit floats with an FP8 scale for each 16, and perhaps a scale for the tensor or expert.
 
     ModelOpt multiplies with the latter, compressed-tensors divides by it.
@@ -120,7 +120,7 @@ def nvfp4(parts: Parts) -> Form:
         counts = (*shape[:-2], shape[-2] // 16, shape[-1])
     grid = parts.grid(shape, counts)
     # MLX has the bytes of FP8 as plain ones.
-    scales = Plain(parts.table(1), DType.float8_e4m3fn)
+    scales = PlainNumbers(parts.table(1), DType.float8_e4m3fn)
     place = parts.find(*_ABOVE)
     above = None
     if place is not None:
@@ -134,10 +134,10 @@ def nvfp4(parts: Parts) -> Form:
         is_divided=place is not None and parts.tensors[place].info.name.endswith("global_scale"),
         factors=column_factors(parts),
     )
-    return Form(shape, values)
+    return DecodingScheme(shape, values)
 
 
-def _codes(parts: Parts) -> tuple[Packed, int]:
+def _codes(parts: SchemeTensors) -> tuple[PackedNumbers, int]:
     """Return the codes of 4-bit floats, and the axis that they are packed along, 1 or 0."""
     info, size = parts.numbers, parts.numbers.encoding.size
     per_word = 2 * size
@@ -146,11 +146,11 @@ def _codes(parts: Parts) -> tuple[Packed, int]:
     is_along = len(info.shape) != len(parts.shape) or info.shape[-1] != parts.shape[-1]
     if is_along or info.encoding.name == "F4":
         table = parts.table(0, parts.shape[-1] // per_word)
-        return Packed(table, Layout(4, 8 * size), 1), 1
-    return Packed(parts.table(0), Layout(4, 8 * size), 0), 0
+        return PackedNumbers(table, PackingLayout(4, 8 * size), 1), 1
+    return PackedNumbers(parts.table(0), PackingLayout(4, 8 * size), 0), 0
 
 
-def bitnet(parts: Parts) -> Form:
+def bitnet(parts: SchemeTensors) -> DecodingScheme:
     """BitNet's -1, 0 and 1, divided by the scale; its newer layers multiply with it."""
     parts.refuse_others()
     if len(parts.shape) != 2:
@@ -161,10 +161,10 @@ def bitnet(parts: Parts) -> Form:
         scales=parts.per_block(1, grid),
         inverse=parts.settings.text("linear_class") != "autobitlinear",
     )
-    return Form(parts.shape, values)
+    return DecodingScheme(parts.shape, values)
 
 
-def llm_int8(parts: Parts) -> Form:
+def llm_int8(parts: SchemeTensors) -> DecodingScheme:
     """LLM.int8() of bitsandbytes: the largest absolute value of a row stands for 127."""
     parts.refuse_others(".weight_format")
     place = parts.find(".weight_format")
@@ -172,4 +172,4 @@ def llm_int8(parts: Parts) -> Form:
         raise parts.refused(f"`{parts.tensors[place].info.name}` says an order for one kind of GPU")
     grid = parts.grid(parts.shape, (parts.shape[0], 1))
     values = Scaled(numbers=parts.plain(0), scales=parts.per_block(1, grid), factor=_PER_127)
-    return Form(parts.shape, values)
+    return DecodingScheme(parts.shape, values)

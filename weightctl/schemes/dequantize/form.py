@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from weightctl.schemes.dequantize.blocks import Microscaled
-    from weightctl.schemes.dequantize.values import Values
+    from weightctl.schemes.dequantize.values import WeightValues
 
-__all__ = ["Form"]
+__all__ = ["DecodingScheme"]
 
 
-class Form(NamedTuple):
+class DecodingScheme(NamedTuple):
     """How a weight is made of its parts.
 
     `values` give it as a matrix, or several; with `turned` the columns of those are its rows.
@@ -21,7 +21,7 @@ class Form(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    values: Values
+    values: WeightValues
     turned: bool = False
     bits: int = 0
     middle: int = 0

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.schemes.dequantize.numbers import Numbers
-    from weightctl.weights.derived import Tensor
+    from weightctl.schemes.dequantize.numbers import NumberTable
+    from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Grid", "Order", "PerBlock"]
+__all__ = ["BlockGrid", "Order", "PerBlock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Order:
     axis: int
     groups: int
 
-    def read(self, inputs: Sequence[Tensor], first: int, last: int) -> NDArray[np.int64]:
+    def read(self, inputs: Sequence[ReadableTensor], first: int, last: int) -> NDArray[np.int64]:
         """Return the groups of a run of indices; `ConversionError` for any that does not exist."""
         tensor = inputs[self.part]
         size = tensor.info.encoding.size
@@ -47,7 +47,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class BlockGrid:
     """Blocks of `blocks` elements in each dimension of `shape`, the last ones perhaps cut off.
 
     There are `counts` of them. A table has the last dimension as its columns, and all before it as
@@ -64,7 +64,7 @@ class Grid:
         """The rows and columns of the table that has a cell for each block."""
         return prod(self.counts[:-1]), self.counts[-1]
 
-    def rows(self, inputs: Sequence[Tensor], top: int, bottom: int) -> NDArray[np.int64]:
+    def rows(self, inputs: Sequence[ReadableTensor], top: int, bottom: int) -> NDArray[np.int64]:
         """Return the row of the table of blocks for each of some rows."""
         if self.order is not None and self.order.axis == 0:
             return self.order.read(inputs, top, bottom)
@@ -78,7 +78,7 @@ class Grid:
             step *= count
         return made
 
-    def columns(self, inputs: Sequence[Tensor], left: int, right: int) -> NDArray[np.int64]:
+    def columns(self, inputs: Sequence[ReadableTensor], left: int, right: int) -> NDArray[np.int64]:
         """Return the column of the table of blocks for each of some columns."""
         if self.order is not None and self.order.axis == 1:
             return self.order.read(inputs, left, right)
@@ -89,10 +89,10 @@ class Grid:
 class PerBlock:
     """A number for each block of a grid."""
 
-    numbers: Numbers
-    grid: Grid
+    numbers: NumberTable
+    grid: BlockGrid
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return the numbers for a rectangle: one row or column where all are alike."""
         rows = _alike(self.grid.rows(inputs, region.top, region.bottom))
         columns = _alike(self.grid.columns(inputs, region.left, region.right))

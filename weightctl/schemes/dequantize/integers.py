@@ -5,25 +5,25 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.dequantize.form import Form
+from weightctl.schemes.dequantize.form import DecodingScheme
 from weightctl.schemes.dequantize.grid import PerBlock
-from weightctl.schemes.dequantize.numbers import Packed
-from weightctl.schemes.dequantize.packing import Layout
+from weightctl.schemes.dequantize.numbers import PackedNumbers
+from weightctl.schemes.dequantize.packing import PackingLayout
 from weightctl.schemes.dequantize.parts import aligned
 from weightctl.schemes.dequantize.values import Scaled
 
 if TYPE_CHECKING:
-    from weightctl.schemes.dequantize.parts import Parts
+    from weightctl.schemes.dequantize.parts import SchemeTensors
 
 __all__ = ["awq", "column_factors", "compressed", "gptq", "mlx", "two_rows"]
 
 # The columns whose numbers are in a word, as AutoAWQ's kernels have them.
-_AWQ = Layout(4, 32, order=(0, 2, 4, 6, 1, 3, 5, 7))
+_AWQ = PackingLayout(4, 32, order=(0, 2, 4, 6, 1, 3, 5, 7))
 # AutoRound writes zeros as they are, unless it says that it writes as AutoGPTQ does.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
 
 
-def gptq(parts: Parts) -> Form:
+def gptq(parts: SchemeTensors) -> DecodingScheme:
     """GPTQ: `[in, out]`, packed along the inputs, zeros along the outputs.
 
     In files of its first version zeros are stored less one (GPTQModel's `_shift_gptq_qzeros`).
@@ -32,7 +32,7 @@ def gptq(parts: Parts) -> Form:
     bits, version = _bits(parts), parts.settings.text("checkpoint_format") or "gptq"
     if bits not in {2, 3, 4, 8} or version not in {"gptq", "gptq_v2"}:
         raise parts.refused(f"it is `{version}` of {bits} bits")
-    layout, (outputs, inputs) = Layout(bits, 32), parts.shape
+    layout, (outputs, inputs) = PackingLayout(bits, 32), parts.shape
     groups = parts.scales.shape[0]
     grid = parts.ordered(parts.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)
     place, middle = parts.find(".qzeros"), 1 << (bits - 1)
@@ -49,10 +49,10 @@ def gptq(parts: Parts) -> Form:
         zeros=zeros,
         zero=0 if zeros else middle,
     )
-    return Form(parts.shape, values, turned=True, bits=bits, middle=middle)
+    return DecodingScheme(parts.shape, values, turned=True, bits=bits, middle=middle)
 
 
-def awq(parts: Parts) -> Form:
+def awq(parts: SchemeTensors) -> DecodingScheme:
     """AWQ: `[in, out]`, packed along the outputs in an order of its own; GEMV is `[out, in]`."""
     parts.refuse_others(".qzeros")
     place = parts.find(".qzeros")
@@ -67,11 +67,11 @@ def awq(parts: Parts) -> Form:
         scales=parts.per_block(1, grid),
         zeros=PerBlock(parts.packed(place, _AWQ, 1, grid.table), grid),
     )
-    return Form(parts.shape, values, turned=True, bits=4, middle=8)
+    return DecodingScheme(parts.shape, values, turned=True, bits=4, middle=8)
 
 
-def _awq_gemv(parts: Parts, place: int) -> Form:
-    layout, inputs = Layout(4, 32), parts.shape[1]
+def _awq_gemv(parts: SchemeTensors, place: int) -> DecodingScheme:
+    layout, inputs = PackingLayout(4, 32), parts.shape[1]
     rows, columns = parts.scales.shape
     # Its tables of scales and zeros are padded: only the settings tell the groups.
     size = next((size for size in parts.settings.sizes(-1) if -(-inputs // size) <= columns), None)
@@ -84,19 +84,19 @@ def _awq_gemv(parts: Parts, place: int) -> Form:
         scales=PerBlock(parts.plain(1), grid),
         zeros=PerBlock(parts.packed(place, layout, 1, (rows, columns)), grid),
     )
-    return Form(parts.shape, values, bits=4, middle=8)
+    return DecodingScheme(parts.shape, values, bits=4, middle=8)
 
 
-def compressed(parts: Parts) -> Form:
+def compressed(parts: SchemeTensors) -> DecodingScheme:
     """compressed-tensors `pack-quantized`: rows, with zeros packed along the other axis."""
     parts.refuse_others(".weight_shape", ".weight_zero_point", ".weight_g_idx")
     shape, bits = parts.shape, _bits(parts)
     _check_shape(parts)
     words = parts.numbers.shape[-1]
     # Its first versions split no number between two words.
-    layout = Layout(bits, 32)
+    layout = PackingLayout(bits, 32)
     if layout.words_of(shape[-1]) != words:
-        layout = Layout(bits, 32, whole=True)
+        layout = PackingLayout(bits, 32, whole=True)
     counts = aligned(parts.scales.shape, shape)
     grid = parts.ordered(parts.find(".weight_g_idx"), shape, counts, -1)
     middle = 1 << (bits - 1)
@@ -115,10 +115,10 @@ def compressed(parts: Parts) -> Form:
         zero=zero,
         zeros=zeros,
     )
-    return Form(shape, values, bits=bits, middle=middle)
+    return DecodingScheme(shape, values, bits=bits, middle=middle)
 
 
-def _check_shape(parts: Parts) -> None:
+def _check_shape(parts: SchemeTensors) -> None:
     """Refuse a weight that says another shape of itself than those that look like it."""
     place = parts.find(".weight_shape")
     if place is None:
@@ -133,19 +133,19 @@ def _check_shape(parts: Parts) -> None:
         raise parts.refused(f"`{parts.tensors[place].info.name}` says {said}")
 
 
-def two_rows(parts: Parts) -> Form:
+def two_rows(parts: SchemeTensors) -> DecodingScheme:
     """ModelOpt's INT4: two rows in one, of signed numbers; inputs may have factors."""
     parts.refuse_others(".pre_quant_scale")
     grid = parts.grid(parts.shape, parts.scales.shape)
     values = Scaled(
-        numbers=Packed(parts.table(0), Layout(4, 8), 0, signed=True),
+        numbers=PackedNumbers(parts.table(0), PackingLayout(4, 8), 0, signed=True),
         scales=parts.per_block(1, grid),
         factors=column_factors(parts),
     )
-    return Form(parts.shape, values, bits=0 if values.factors else 4)
+    return DecodingScheme(parts.shape, values, bits=0 if values.factors else 4)
 
 
-def column_factors(parts: Parts) -> PerBlock | None:
+def column_factors(parts: SchemeTensors) -> PerBlock | None:
     """Return what the inputs are multiplied with before the weight is, as ModelOpt's AWQ has it."""
     place = parts.find(".pre_quant_scale")
     if place is None:
@@ -157,7 +157,7 @@ def column_factors(parts: Parts) -> PerBlock | None:
     return parts.per_block(place, parts.grid(parts.shape, counts))
 
 
-def mlx(parts: Parts) -> Form:
+def mlx(parts: SchemeTensors) -> DecodingScheme:
     """MLX: number * scale + bias, for groups along the rows."""
     parts.refuse_others(".biases", ".qbiases")
     place, bits = parts.find(".biases", ".qbiases"), _bits(parts)
@@ -165,13 +165,15 @@ def mlx(parts: Parts) -> Form:
         raise parts.refused("it has no biases")
     grid = parts.grid(parts.shape, parts.scales.shape)
     values = Scaled(
-        numbers=parts.packed(0, Layout(bits, 32), 1, (prod(parts.shape[:-1]), parts.shape[-1])),
+        numbers=parts.packed(
+            0, PackingLayout(bits, 32), 1, (prod(parts.shape[:-1]), parts.shape[-1])
+        ),
         scales=parts.per_block(1, grid),
         biases=parts.per_block(place, grid),
     )
-    return Form(parts.shape, values, bits=bits)
+    return DecodingScheme(parts.shape, values, bits=bits)
 
 
-def _bits(parts: Parts) -> int:
+def _bits(parts: SchemeTensors) -> int:
     """Return the bits of a number, as the packing's name has them: `GPTQ 4-bit`, `INT4 scaled`."""
     return int("".join(letter for letter in parts.scheme if letter.isdecimal()))

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.schemes.dequantize.packing import Layout
+    from weightctl.schemes.dequantize.packing import PackingLayout
     from weightctl.schemes.dequantize.tables import Region, Table
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Numbers", "Packed", "Plain", "Powers", "Ternary"]
+__all__ = ["NumberTable", "PackedNumbers", "PlainNumbers", "Powers", "Ternary"]
 
 
-class Numbers(Protocol):
+class NumberTable(Protocol):
     """A table of numbers of which rectangles can be had."""
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return a rectangle: float32, or integers of 8 bits."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainNumbers:
     """Numbers that are stored one by one, as `dtype`."""
 
     table: Table
     dtype: DType
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return them: integers of 8 bits as they are, all others as float32."""
         numbers = unpack(self.table.read(inputs, region).view(np.uint8), self.dtype)
         if self.dtype in {DType.int8, DType.uint8}:
@@ -54,7 +54,7 @@ class Powers:
     table: Table
     bias: int = 127
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return the powers; the greatest byte is no NaN here."""
         exponents = self.table.read(inputs, region).astype(np.int32) - self.bias
         with np.errstate(over="ignore"):
@@ -62,7 +62,7 @@ class Powers:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedNumbers:
     """Numbers packed along an axis of a table of words, 0 or 1.
 
     `plus` is added to each, and what goes beyond their bits is lost. With `signed` the upper half
@@ -70,12 +70,12 @@ class Packed:
     """
 
     table: Table
-    layout: Layout
+    layout: PackingLayout
     axis: int
     plus: int = 0
     signed: bool = False
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return them, as uint8, or int8 where they are signed."""
         along = region if self.axis else region.turned
         numbers, words = self.layout.numbers, self.layout.words
@@ -103,7 +103,7 @@ class Ternary:
     table: Table
     quarter: int
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return them as int8."""
         made = np.empty(region.shape, np.int8)
         top = region.top

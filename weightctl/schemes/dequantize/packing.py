@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
 
-__all__ = ["Layout", "unpacked"]
+__all__ = ["PackingLayout", "unpacked"]
 
 
-class Layout(NamedTuple):
+class PackingLayout(NamedTuple):
     """How numbers of `bits` bits follow one another in words of `word` bits, the lowest first.
 
     They are one stream of bits; with `whole` no number is split between two words, and what is left
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
         return -(-count * self.bits // self.word)
 
 
-def unpacked(words: NDArray[Any], layout: Layout, axis: int) -> U8:
+def unpacked(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
     """Return the numbers of a table of unsigned words, packed along an axis (0 or 1).
 
     Where the words end within a repetition of the layout, the numbers that are not there are 0.

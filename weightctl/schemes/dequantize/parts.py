@@ -10,21 +10,21 @@ import numpy as np
 
 from weightctl.dtype import DType
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.grid import Grid, Order, PerBlock
-from weightctl.schemes.dequantize.numbers import Packed, Plain, Powers
+from weightctl.schemes.dequantize.grid import BlockGrid, Order, PerBlock
+from weightctl.schemes.dequantize.numbers import PackedNumbers, PlainNumbers, Powers
 from weightctl.schemes.dequantize.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.schemes.dequantize.numbers import Numbers
-    from weightctl.schemes.dequantize.packing import Layout
+    from weightctl.schemes.dequantize.numbers import NumberTable
+    from weightctl.schemes.dequantize.packing import PackingLayout
     from weightctl.schemes.dequantize.settings import Settings
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Parts", "aligned"]
+__all__ = ["SchemeTensors", "aligned"]
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # No part that is read at once is larger: what says an order has some bytes for each input.
@@ -37,13 +37,13 @@ _ACTIVATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SchemeTensors:
     """The tensors that a weight is stored as, the numbers first and their scales next."""
 
     name: str
     shape: tuple[int, ...]
     scheme: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[ReadableTensor, ...]
     settings: Settings
 
     @property
@@ -95,7 +95,7 @@ class Parts:
             columns = (info.shape[-1] if info.shape else 1) // info.encoding.block
         return Table(place, columns, word)
 
-    def plain(self, place: int, columns: int | None = None, *, powers: bool = False) -> Numbers:
+    def plain(self, place: int, columns: int | None = None, *, powers: bool = False) -> NumberTable:
         """Return the numbers of a part; with `powers` bytes are exponents of two, plus 127."""
         info = self.tensors[place].info
         dtype = info.encoding.dtype
@@ -103,19 +103,19 @@ class Parts:
         if dtype is None or not is_readable or info.encoding.block != 1:
             raise self.refused(f"`{info.name}` is of {info.encoding}")
         table = self.table(place, columns)
-        return Powers(table) if powers and dtype is DType.uint8 else Plain(table, dtype)
+        return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)
 
     def packed(
-        self, place: int, layout: Layout, axis: int, shape: tuple[int, int], *, plus: int = 0
-    ) -> Packed:
+        self, place: int, layout: PackingLayout, axis: int, shape: tuple[int, int], *, plus: int = 0
+    ) -> PackedNumbers:
         """Return a part as a table of packed numbers of a shape, packed along an axis of it."""
         info, (rows, columns) = self.tensors[place].info, shape
         words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
         if info.size != prod(words) or 8 * info.encoding.size != layout.word:
             raise self.refused(f"`{info.name}` is {info.encoding} of shape {list(info.shape)}")
-        return Packed(self.table(place, words[1]), layout, axis, plus=plus)
+        return PackedNumbers(self.table(place, words[1]), layout, axis, plus=plus)
 
-    def grid(self, shape: Sequence[int], counts: Sequence[int], axis: int = -1) -> Grid:
+    def grid(self, shape: Sequence[int], counts: Sequence[int], axis: int = -1) -> BlockGrid:
         """Return which of `counts` blocks the elements of `shape` are in.
 
         The sizes of blocks are those that the settings name where these fit, then powers of two,
@@ -126,7 +126,7 @@ class Parts:
             distance = place - len(shape)
             sizes = self.settings.sizes(-1 if distance == axis else -2)
             blocks.append(self._block(length, count, sizes))
-        return Grid(tuple(shape), tuple(counts), tuple(blocks))
+        return BlockGrid(tuple(shape), tuple(counts), tuple(blocks))
 
     def _block(self, length: int, count: int, sizes: Sequence[int]) -> int:
         if count in {1, length}:
@@ -139,7 +139,7 @@ class Parts:
             return length // count
         raise self.refused(f"nothing says which of {length} elements each of {count} scales is for")
 
-    def per_block(self, place: int, grid: Grid, *, powers: bool = False) -> PerBlock:
+    def per_block(self, place: int, grid: BlockGrid, *, powers: bool = False) -> PerBlock:
         """Return a part as the numbers of a grid's blocks."""
         info = self.tensors[place].info
         if info.size != prod(grid.counts):
@@ -148,7 +148,7 @@ class Parts:
 
     def ordered(
         self, place: int | None, shape: tuple[int, ...], counts: tuple[int, ...], axis: int
-    ) -> Grid:
+    ) -> BlockGrid:
         """Return a grid of groups along an axis, -1 or -2 of two.
 
         A part may say in which group each index of the axis is. Where there is none, or it is
@@ -173,8 +173,8 @@ class Parts:
         blocks = [*others.blocks]
         blocks[axis] = size
         if np.array_equal(said, np.arange(said.size) // size):
-            return Grid(shape, counts, tuple(blocks))
-        return Grid(shape, counts, others.blocks, Order(place, axis + 2, groups))
+            return BlockGrid(shape, counts, tuple(blocks))
+        return BlockGrid(shape, counts, others.blocks, Order(place, axis + 2, groups))
 
 
 def aligned(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.schemes.dequantize.blocks import Blocks
-    from weightctl.schemes.dequantize.values import Values
-    from weightctl.weights.derived import Tensor
+    from weightctl.schemes.dequantize.values import WeightValues
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Dequantized", "Repacked"]
@@ -38,7 +38,7 @@ class Dequantized:
 
     scheme: str
     shape: tuple[int, ...]
-    values: Values
+    values: WeightValues
     turned: bool = False
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
@@ -46,7 +46,9 @@ class Dequantized:
         del inputs
         return self.shape, ENCODINGS["F32"]
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Compute a run."""
         made = np.frombuffer(buffer, np.float32)
         first = start // 4
@@ -77,7 +79,9 @@ class Repacked:
         del inputs
         return self.shape, self.blocks.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Pack a run of blocks."""
         block, size = self.blocks.encoding.block, self.blocks.encoding.size
         made: U8 = np.frombuffer(buffer, np.uint8)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Region", "Table"]
 
@@ -47,7 +47,7 @@ class Table(NamedTuple):
     columns: int
     word: str
 
-    def read(self, inputs: Sequence[Tensor], region: Region) -> NDArray[Any]:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region) -> NDArray[Any]:
         """Return a rectangle, of the shape of `region`."""
         tensor, kind = inputs[self.part], np.dtype(self.word)
         rows, width = region.shape
@@ -65,7 +65,7 @@ class Table(NamedTuple):
 
 
 def _read_bands(
-    tensor: Tensor, begin: int, stride: int, left: int, made: NDArray[np.uint8]
+    tensor: ReadableTensor, begin: int, stride: int, left: int, made: NDArray[np.uint8]
 ) -> None:
     """Fill `made` with what is at `left` in each row of `stride` bytes, the first at `begin`."""
     rows, piece = made.shape

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, cast
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import config as config_beside
 from weightctl.schemes.dequantize.blocks import Integers, block_encoding
-from weightctl.schemes.dequantize.parts import Parts, is_half
+from weightctl.schemes.dequantize.parts import SchemeTensors, is_half
 from weightctl.schemes.dequantize.settings import Settings
 from weightctl.schemes.dequantize.steps import Dequantized, Repacked
 from weightctl.schemes.dequantize.values import Scaled
 from weightctl.schemes.logical import parts as parts_in
 from weightctl.schemes.logical import quantized
 from weightctl.system.registry import load
-from weightctl.weights.derived import Derived, Made, StoredTensor
+from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.schemes.dequantize.form import Form
+    from weightctl.schemes.dequantize.form import DecodingScheme
     from weightctl.schemes.logical import Quantized
-    from weightctl.weights.derived import Step, Tensor
+    from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import Header
     from weightctl.weights.source import Source
 
@@ -76,7 +76,7 @@ def without_parts(source: Source, *, in_blocks: bool) -> Checkpoint:
         for name, form in forms.items()
     }
     owner = {part: name for name, each in found.items() for part in each.parts}
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, ReadableTensor] = {}
     left_out: list[str] = []
     for name, info in header.tensors.items():
         if name in owner:
@@ -104,21 +104,21 @@ def _refuse_rest(header: Header, found: Mapping[str, Quantized]) -> None:
             )
 
 
-def _parts(source: Source, each: Quantized, settings: Settings) -> Parts:
+def _parts(source: Source, each: Quantized, settings: Settings) -> SchemeTensors:
     tensors = tuple(StoredTensor(source, part) for part in each.parts)
     layer = settings.of(each.name.removesuffix(".weight"))
-    return Parts(each.name, each.shape, each.scheme, tensors, layer)
+    return SchemeTensors(each.name, each.shape, each.scheme, tensors, layer)
 
 
-def _form(parts: Parts) -> Form:
+def _form(parts: SchemeTensors) -> DecodingScheme:
     scheme = parts.scheme
     name = _SCALED if scheme.endswith(" scaled") else _FORMS.get(scheme.split()[0])
     if name is None or not parts.shape:
         raise parts.refused("weightctl does not know how")
-    return cast("Callable[[Parts], Form]", load(name))(parts)
+    return cast("Callable[[SchemeTensors], DecodingScheme]", load(name))(parts)
 
 
-def _cost(parts: Parts, form: Form) -> int:
+def _cost(parts: SchemeTensors, form: DecodingScheme) -> int:
     """Return the bytes that must be read to know whether blocks hold a weight exactly."""
     values = form.values
     if not form.bits or not isinstance(values, Scaled):
@@ -127,16 +127,18 @@ def _cost(parts: Parts, form: Form) -> int:
     return sum(part.info.nbytes for part in parts.tensors[1:]) if are_many else 0
 
 
-def _whole(parts: Parts, form: Form, *, in_blocks: bool, may_read: bool) -> Tensor:
+def _whole(
+    parts: SchemeTensors, form: DecodingScheme, *, in_blocks: bool, may_read: bool
+) -> ReadableTensor:
     step: Step | None = None
     if in_blocks:
         step = _repacked(parts, form, may_read=may_read)
     if step is None:
         step = Dequantized(parts.scheme, form.shape, form.values, form.turned)
-    return Made(parts.name, step, parts.tensors)
+    return DerivedTensor(parts.name, step, parts.tensors)
 
 
-def _repacked(parts: Parts, form: Form, *, may_read: bool) -> Step | None:
+def _repacked(parts: SchemeTensors, form: DecodingScheme, *, may_read: bool) -> Step | None:
     """Return the step that makes blocks of a weight; None where they would not be the same."""
     values = form.values
     if form.microscaled is not None:
@@ -163,7 +165,7 @@ def _repacked(parts: Parts, form: Form, *, may_read: bool) -> Step | None:
 
 
 def _aliases(
-    header: Header, tensors: Mapping[str, Tensor], owner: Mapping[str, str]
+    header: Header, tensors: Mapping[str, ReadableTensor], owner: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the further names of what is there; parts with two names are a weight with two."""
     made: dict[str, str] = {}

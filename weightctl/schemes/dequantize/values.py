@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.schemes.dequantize.grid import PerBlock
-    from weightctl.schemes.dequantize.numbers import Numbers
+    from weightctl.schemes.dequantize.numbers import NumberTable
     from weightctl.schemes.dequantize.tables import Region
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["E2M1", "Scaled", "Values"]
+__all__ = ["E2M1", "Scaled", "WeightValues"]
 
 # Elements that stay in the processor's cache while all is done to them.
 _BAND = 1 << 16
@@ -28,10 +28,10 @@ E2M1: tuple[float, ...] = (
 )  # fmt: skip
 
 
-class Values(Protocol):
+class WeightValues(Protocol):
     """A table of the values of a weight of which rectangles can be had."""
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> F32:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> F32:
         """Return a rectangle."""
         ...
 
@@ -47,7 +47,7 @@ class Scaled:
     scale.
     """
 
-    numbers: Numbers
+    numbers: NumberTable
     scales: PerBlock
     zero: int = 0
     zeros: PerBlock | None = None
@@ -59,7 +59,7 @@ class Scaled:
     factors: PerBlock | None = None
     inverse: bool = False
 
-    def read(self, inputs: Sequence[Tensor], region: Region, /) -> F32:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> F32:
         """Return a rectangle of the weight."""
         levels = self.numbers.read(inputs, region)
         made = np.empty(region.shape, np.float32)
@@ -74,7 +74,7 @@ class Scaled:
         return made
 
     def _fill(
-        self, made: F32, levels: NDArray[Any], inputs: Sequence[Tensor], region: Region
+        self, made: F32, levels: NDArray[Any], inputs: Sequence[ReadableTensor], region: Region
     ) -> None:
         """Compute a rectangle from its numbers."""
         if self.codes:
@@ -94,14 +94,14 @@ class Scaled:
         if self.factor != 1.0:
             made *= np.float32(self.factor)
 
-    def zeros_of(self, inputs: Sequence[Tensor], region: Region) -> F32:
+    def zeros_of(self, inputs: Sequence[ReadableTensor], region: Region) -> F32:
         """Return what is subtracted from the numbers of a rectangle, to be broadcast."""
         zero = np.full((1, 1), self.zero, np.float32)
         if self.zeros is None:
             return zero
         return self.zeros.read(inputs, region).astype(np.float32) + zero
 
-    def scales_of(self, inputs: Sequence[Tensor], region: Region) -> F32:
+    def scales_of(self, inputs: Sequence[ReadableTensor], region: Region) -> F32:
         """Return what the numbers of a rectangle are multiplied with, to be broadcast."""
         scales = self.scales.read(inputs, region).astype(np.float32)
         if self.above is None:

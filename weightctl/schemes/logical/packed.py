@@ -13,12 +13,12 @@ from weightctl.schemes.logical.scaled import microscaled
 from weightctl.schemes.logical.stored import BITS, Logical, ceiling, covers, tiles, times
 
 if TYPE_CHECKING:
-    from weightctl.schemes.logical.stored import Stored
+    from weightctl.schemes.logical.stored import StoredScheme
 
 __all__ = ["awq_fast", "compressed", "exl2", "exl3", "gptq_or_awq", "hqq", "mlx"]
 
 
-def gptq_or_awq(stored: Stored) -> Logical | None:
+def gptq_or_awq(stored: StoredScheme) -> Logical | None:
     """GPTQ packs the inputs of `[in, out]`, AutoAWQ its outputs; AWQ's GEMV is `[out, in]`."""
     if not len(stored.numbers.shape) == len(stored.scales.shape) == 2:
         return None
@@ -28,7 +28,7 @@ def gptq_or_awq(stored: Stored) -> Logical | None:
     return _awq(stored) if columns < outputs else _awq_gemv(stored)
 
 
-def _gptq(stored: Stored) -> Logical | None:
+def _gptq(stored: StoredScheme) -> Logical | None:
     rows, outputs = stored.numbers.shape
     groups = stored.scales.shape[0]
     zeros, order = stored.shape(".qzeros"), stored.shape(".g_idx")
@@ -48,7 +48,7 @@ def _gptq(stored: Stored) -> Logical | None:
     return _known((outputs, inputs), "GPTQ", bits)
 
 
-def _awq(stored: Stored) -> Logical | None:
+def _awq(stored: StoredScheme) -> Logical | None:
     inputs, columns = stored.numbers.shape
     groups, outputs = stored.scales.shape
     if stored.shape(".qzeros") not in {None, (groups, columns)} or not tiles(groups, inputs):
@@ -56,7 +56,7 @@ def _awq(stored: Stored) -> Logical | None:
     return _known((outputs, inputs), "AWQ", times(32 * columns, outputs))
 
 
-def _awq_gemv(stored: Stored) -> Logical | None:
+def _awq_gemv(stored: StoredScheme) -> Logical | None:
     outputs, columns = stored.numbers.shape
     rows, groups = stored.scales.shape
     zeros = stored.shape(".qzeros")
@@ -66,7 +66,7 @@ def _awq_gemv(stored: Stored) -> Logical | None:
     return _known((outputs, times(32 * columns, bits)), "AWQ", bits)
 
 
-def awq_fast(stored: Stored) -> Logical | None:
+def awq_fast(stored: StoredScheme) -> Logical | None:
     """AutoAWQ's GEMV-fast: four rows of 4-bit numbers interleaved in a row of I16."""
     numbers, scales = stored.numbers.shape, stored.scales.shape
     if len(numbers) != 2 or len(scales) != 2 or scales[1] != 4 * numbers[0]:
@@ -74,7 +74,7 @@ def awq_fast(stored: Stored) -> Logical | None:
     return Logical((4 * numbers[0], numbers[1]), "AWQ 4-bit")
 
 
-def compressed(stored: Stored) -> Logical | None:
+def compressed(stored: StoredScheme) -> Logical | None:
     """What compressed-tensors packs: integers into I32, their shape in a tensor; floats into U8."""
     if stored.numbers.encoding.name == "U8":
         return microscaled(stored)
@@ -89,7 +89,7 @@ def compressed(stored: Stored) -> Logical | None:
     return None
 
 
-def mlx(stored: Stored) -> Logical | None:
+def mlx(stored: StoredScheme) -> Logical | None:
     """MLX: rows packed into U32, scales and biases of groups whose size only the config says."""
     numbers, scales = stored.numbers.shape, stored.scales.shape
     biases = stored.shape(".biases") or stored.shape(".qbiases")
@@ -101,7 +101,7 @@ def mlx(stored: Stored) -> Logical | None:
     return _known((*numbers[:-1], columns), "MLX", times(32 * numbers[-1], columns))
 
 
-def hqq(stored: Stored) -> Logical | None:
+def hqq(stored: StoredScheme) -> Logical | None:
     """HQQ: numbers packed in any shape, and two tensors that hold the shape and the bits."""
     shape, bits = stored.integers(".shape"), stored.integers(".nbits")
     if not shape or not bits or stored.numbers.encoding.block != 1:
@@ -111,7 +111,7 @@ def hqq(stored: Stored) -> Logical | None:
     return _known(shape, "HQQ", bits[0]) if needed <= held < 2 * needed else None
 
 
-def exl2(stored: Stored) -> Logical | None:
+def exl2(stored: StoredScheme) -> Logical | None:
     """ExLlamaV2: columns packed with bits that change from group to group of the inputs."""
     order = stored.shape(".q_invperm") or stored.shape(".q_perm")
     if not order or len(stored.numbers.shape) != 2:
@@ -120,7 +120,7 @@ def exl2(stored: Stored) -> Logical | None:
     return Logical((outputs, order[0]), "EXL2") if order[0] <= 32 * words <= 8 * order[0] else None
 
 
-def exl3(stored: Stored) -> Logical | None:
+def exl3(stored: StoredScheme) -> Logical | None:
     """ExLlamaV3: tiles of 16 inputs and 16 outputs, each in 16 words of I16 for a bit."""
     if len(stored.numbers.shape) != 3:
         return None

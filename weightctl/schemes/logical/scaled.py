@@ -16,7 +16,7 @@ from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
-    from weightctl.schemes.logical.stored import Stored
+    from weightctl.schemes.logical.stored import StoredScheme
 
 __all__ = ["bitsandbytes", "gpt_oss", "llm_int8", "microscaled", "scaled", "unsaid"]
 
@@ -30,7 +30,7 @@ _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
 _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 
 
-def microscaled(stored: Stored) -> Logical | None:
+def microscaled(stored: StoredScheme) -> Logical | None:
     """MXFP and NVFP4, packed along the last axis; Llama 4's experts along the one before."""
     return _microscaled(*stored.numbers[1:], *stored.scales[1:])
 
@@ -59,7 +59,7 @@ def _holds(encoding: Encoding, bits: int) -> bool:
     return encoding.name == "U32" or (bits == 8) == encoding.name.startswith("F8")
 
 
-def scaled(stored: Stored) -> Logical | None:
+def scaled(stored: StoredScheme) -> Logical | None:
     """Scales for the tensor, each row or each block: compressed-tensors, DeepSeek, ModelOpt."""
     if found := microscaled(stored):
         return found
@@ -69,7 +69,7 @@ def scaled(stored: Stored) -> Logical | None:
     return Logical(shape, f"{_INTEGERS.get(name, name)} scaled") if covers(scales, shape) else None
 
 
-def _packed_rows(stored: Stored) -> Logical | None:
+def _packed_rows(stored: StoredScheme) -> Logical | None:
     """ModelOpt's INT4, two rows in one, and BitNet's -1, 0 and 1, four rows in one."""
     shape, scales = stored.numbers.shape, stored.scales.shape
     if len(shape) < 2:
@@ -82,14 +82,14 @@ def _packed_rows(stored: Stored) -> Logical | None:
     return None
 
 
-def llm_int8(stored: Stored) -> Logical | None:
+def llm_int8(stored: StoredScheme) -> Logical | None:
     """LLM.int8() of bitsandbytes: I8, and the largest absolute value of each row."""
     shape = stored.numbers.shape
     fits = len(shape) == 2 and stored.scales.shape == shape[:1]
     return Logical(shape, "LLM.int8()") if fits else None
 
 
-def bitsandbytes(stored: Stored) -> Logical | None:
+def bitsandbytes(stored: StoredScheme) -> Logical | None:
     """NF4 and FP4 of bitsandbytes: two numbers in a byte, the shape in a tensor of JSON."""
     for kind in ("nf4", "fp4"):
         raw = stored.bytes_of(f".weight.quant_state.bitsandbytes__{kind}")
@@ -105,7 +105,7 @@ def bitsandbytes(stored: Stored) -> Logical | None:
     return None
 
 
-def gpt_oss(stored: Stored) -> Logical | None:
+def gpt_oss(stored: StoredScheme) -> Logical | None:
     """gpt-oss: MXFP4 as bytes `[..., rows, groups, 16]`, a scale for each group of 32."""
     shape = stored.numbers.shape
     if len(shape) < 2 or shape[-1] != 16 or shape[:-1] != stored.scales.shape:
@@ -113,5 +113,5 @@ def gpt_oss(stored: Stored) -> Logical | None:
     return Logical((*shape[:-2], 32 * shape[-2]), "MXFP4")
 
 
-def unsaid(_stored: Stored) -> None:
+def unsaid(_stored: StoredScheme) -> None:
     """Integers of quanto with fewer than 8 bits: no tensor says the shape of the weight."""

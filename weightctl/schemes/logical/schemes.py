@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.schemes.logical.packed import awq_fast, compressed, exl2, exl3, gptq_or_awq, hqq, mlx
 from weightctl.schemes.logical.scaled import bitsandbytes, gpt_oss, llm_int8, scaled, unsaid
-from weightctl.schemes.logical.stored import Stored
+from weightctl.schemes.logical.stored import StoredScheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ class Scheme(NamedTuple):
     scales: str
     numbers: str
     weight: str
-    layout: Callable[[Stored], Logical | None]
+    layout: Callable[[StoredScheme], Logical | None]
     encodings: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class Scheme(NamedTuple):
         tensors: Mapping[str, TensorInfo],
         config: Mapping[str, Any],
         content: Callable[[TensorInfo, TensorInfo], bytes | None],
-    ) -> Stored | None:
+    ) -> StoredScheme | None:
         """Return the tensors that belong to these scales, None where they are of no such weight."""
         if not scales.name.endswith(self.scales):
             return None
@@ -56,7 +56,7 @@ class Scheme(NamedTuple):
             for ending in self.others
             if (info := tensors.get(layer + ending)) is not None
         }
-        return Stored(layer, numbers, scales, others, config, content)
+        return StoredScheme(layer, numbers, scales, others, config, content)
 
 
 _F8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BITS", "Logical", "Stored", "ceiling", "covers", "sound", "tiles", "times"]
+__all__ = ["BITS", "Logical", "StoredScheme", "ceiling", "covers", "sound", "tiles", "times"]
 
 # The usual ones first: a few small shapes fit several.
 BITS = (4, 8, 2, 3, 6, 5, 7, 1)
@@ -30,7 +30,7 @@ class Logical(NamedTuple):
     scheme: str
 
 
-class Stored(NamedTuple):
+class StoredScheme(NamedTuple):
     """The tensors of one weight; `others` are known by the endings of their names.
 
     `config` is config.json's content. `content` gives the bytes of a small tensor that stands

@@ -14,7 +14,7 @@ from weightctl.translate.card.keys import LISTS, NAMES, SOURCES, TEXTS
 from weightctl.translate.card.model_id import parse_model_id, title
 from weightctl.translate.card.origins import origin
 from weightctl.weights.json_file import read_json
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def from_directory(
     *,
     experts: int = 0,
     of_experts: int = 0,
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return what a model's README, config.json and the name of its directory say of it.
 
     What stands first in that order wins. `parameters` is how many numbers the model has, 0 where
@@ -59,13 +59,15 @@ def from_directory(
             _complete(texts, parse_model_id(_whole(text), parameters))
     if parameters and "size_label" not in texts:
         texts["size_label"] = size_label(parameters, experts, of_experts)
-    metadata = {f"general.{key}": Value("string", texts[key]) for key in TEXTS if key in texts}
+    metadata = {
+        f"general.{key}": MetadataValue("string", texts[key]) for key in TEXTS if key in texts
+    }
     for kind, names in SOURCES.items():
         metadata |= _origins(kind, card, names, parameters)
     for key, called in LISTS.items():
         listed = [text for name in called for text in _texts(card.get(name))]
         if listed:
-            metadata[f"general.{key}"] = Value("array[string]", list(dict.fromkeys(listed)))
+            metadata[f"general.{key}"] = MetadataValue("array[string]", list(dict.fromkeys(listed)))
     return metadata
 
 
@@ -130,15 +132,15 @@ def _whole(text: str) -> str:
 
 def _origins(
     kind: str, card: Mapping[str, Any], names: tuple[str, ...], parameters: int
-) -> dict[str, Value]:
+) -> dict[str, MetadataValue]:
     """Return what a card says of the models, or the data, that this one was made from."""
     content = next((card[name] for name in names if name in card), None)
     listed = content[:_MOST_LISTED] if is_list(content) else [content]
     entries = [entry for each in listed if (entry := origin(each, parameters))]
     if not entries:
         return {}
-    metadata = {f"general.{kind}.count": Value("u32", len(entries))}
+    metadata = {f"general.{kind}.count": MetadataValue("u32", len(entries))}
     for place, entry in enumerate(entries):
         for key, text in entry.items():
-            metadata[f"general.{kind}.{place}.{key}"] = Value("string", _whole(text))
+            metadata[f"general.{kind}.{place}.{key}"] = MetadataValue("string", _whole(text))
     return metadata

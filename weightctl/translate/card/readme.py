@@ -12,14 +12,14 @@ from weightctl.translate.card.origins import written_origin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["to_readme"]
 
 _MOST_LISTED = 1000
 
 
-def to_readme(metadata: Mapping[str, Value]) -> bytes | None:
+def to_readme(metadata: Mapping[str, MetadataValue]) -> bytes | None:
     """Return a README whose front matter says what the metadata do; None where they say nothing."""
     facts: dict[str, Any] = {}
     for key, names in TEXTS.items():
@@ -42,7 +42,7 @@ def to_readme(metadata: Mapping[str, Value]) -> bytes | None:
     return "\n".join(parts).encode()
 
 
-def _origins(metadata: Mapping[str, Value], kind: str) -> list[Any]:
+def _origins(metadata: Mapping[str, MetadataValue], kind: str) -> list[Any]:
     count = metadata.get(f"general.{kind}.count")
     number = count.content if count is not None and isinstance(count.content, int) else 0
     found = [
@@ -52,7 +52,7 @@ def _origins(metadata: Mapping[str, Value], kind: str) -> list[Any]:
     return [written_origin(entry) for entry in found if entry]
 
 
-def _text(metadata: Mapping[str, Value], key: str) -> str:
+def _text(metadata: Mapping[str, MetadataValue], key: str) -> str:
     value = metadata.get(key)
     return _clean(value.content) if value is not None and isinstance(value.content, str) else ""
 

@@ -12,7 +12,7 @@ from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
 from weightctl.translate.tokenizer.rules import (
-    Rule,
+    PreTokenizerRule,
     byte_level,
     parse,
     shown,
@@ -24,12 +24,12 @@ from weightctl.translate.tokenizer.surroundings import to_template
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
 
 __all__ = ["from_files", "pre_of", "to_tokenizer_json"]
 
 
-def from_files(files: Files, model_type: str) -> Tokenizer:
+def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return the tokenizer that a directory's tokenizer.json, or vocab.json and merges.txt, say.
 
     Raises `TokenizerError` for a rule that GGUF has no name for, showing it.
@@ -106,7 +106,7 @@ def pre_of(tokenizer: Tokenizer) -> Pre:
 def _name(
     document: Mapping[str, Any], model: Mapping[str, Any], merges: tuple[str, ...], where: str
 ) -> str:
-    rule: Rule = parse(document, where)
+    rule: PreTokenizerRule = parse(document, where)
     names = list(names_of(rule))
     if not names:
         raise TokenizerError(

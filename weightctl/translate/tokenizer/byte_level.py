@@ -8,21 +8,26 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer import regexes
 from weightctl.translate.tokenizer.files import KEEP_HINT
-from weightctl.translate.tokenizer.rules import BYTES, Rule, to_normalizer, to_pre_tokenizer
+from weightctl.translate.tokenizer.rules import (
+    BYTES,
+    PreTokenizerRule,
+    to_normalizer,
+    to_pre_tokenizer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
 
 __all__ = ["merged", "read_merges", "slow_document"]
 
 _SPACE = "\u0120"  # what byte-level tokens have for a space
 # How the classes of tokenizers without a tokenizer.json cut text.
 _CLASSES = {
-    "GPT2Tokenizer": Rule((regexes.GPT_2, BYTES)),
-    "RobertaTokenizer": Rule((regexes.GPT_2, BYTES)),
-    "Qwen2Tokenizer": Rule((regexes.QWEN_2, BYTES), is_composed=True),
+    "GPT2Tokenizer": PreTokenizerRule((regexes.GPT_2, BYTES)),
+    "RobertaTokenizer": PreTokenizerRule((regexes.GPT_2, BYTES)),
+    "Qwen2Tokenizer": PreTokenizerRule((regexes.QWEN_2, BYTES), is_composed=True),
 }
 _CLASS = "GPT2Tokenizer"
 # Digits of an id; of thousands Python makes no number.
@@ -70,7 +75,7 @@ def merged(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
     return made
 
 
-def slow_document(files: Files) -> dict[str, Any]:
+def slow_document(files: TokenizerFiles) -> dict[str, Any]:
     """Return the document that a tokenizer.json would be, of vocab.json and merges.txt."""
     vocabulary = files.document("vocab.json")
     merges = files.text("merges.txt")
@@ -94,12 +99,12 @@ def slow_document(files: Files) -> dict[str, Any]:
     }
 
 
-def _class_of(files: Files) -> str:
+def _class_of(files: TokenizerFiles) -> str:
     return str(files.config.get("tokenizer_class", _CLASS)).removesuffix("Fast")
 
 
 def _added(
-    files: Files, vocabulary: Mapping[str, Any], added: Mapping[str, Any]
+    files: TokenizerFiles, vocabulary: Mapping[str, Any], added: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     decoder = files.config.get("added_tokens_decoder")
     if is_object(decoder):

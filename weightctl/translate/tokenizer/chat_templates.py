@@ -10,7 +10,7 @@ from weightctl.text.untyped import is_list, is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
 
 __all__ = ["read_chat_templates", "to_config", "to_documents"]
 
@@ -21,7 +21,7 @@ _MAX_COUNT = 100
 _DEFAULT = "default"
 
 
-def read_chat_templates(files: Files) -> dict[str, str]:
+def read_chat_templates(files: TokenizerFiles) -> dict[str, str]:
     """Return a directory's chat templates by name, "" for the default one.
 
     The files come before tokenizer_config.json, as in transformers. Raises `TokenizerError`.
@@ -55,7 +55,7 @@ def to_documents(templates: Mapping[str, str]) -> dict[str, bytes]:
     return {_FILE: templates[""].encode("utf-8", "surrogateescape")}
 
 
-def _additional(files: Files) -> list[str]:
+def _additional(files: TokenizerFiles) -> list[str]:
     path = files.path(_DIRECTORY)
     if not os.path.isdir(path):
         return []

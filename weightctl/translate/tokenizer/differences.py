@@ -16,7 +16,7 @@ from weightctl.translate.tokenizer.surroundings import read_surroundings
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
 __all__ = ["added_entries_of", "differences"]
@@ -51,7 +51,7 @@ _COMPOSES = (
 )
 
 
-def differences(tokenizer: Tokenizer, files: Files, name: str) -> Iterator[str]:
+def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Iterator[str]:
     """Yield where llama.cpp treats text otherwise than the files of a directory say.
 
     `name` is what GGUF calls the model, `general.name`: llama.cpp goes by it.
@@ -77,7 +77,7 @@ def _is_listed(step: Mapping[str, Any], usual: Mapping[str, dict[str, Any] | Non
     return kind in usual and options.items() <= step.items()
 
 
-def added_entries_of(files: Files) -> dict[int, Mapping[str, Any]]:
+def added_entries_of(files: TokenizerFiles) -> dict[int, Mapping[str, Any]]:
     """Return the added tokens of a directory by id, as tokenizer.json has their entries."""
     listed = (files.tokenizer or {}).get("added_tokens")
     if is_list(listed):
@@ -154,7 +154,7 @@ def _rewrites(document: Mapping[str, Any]) -> bool:
     return any(step.get("type") != "Replace" for step in steps)
 
 
-def _of_surroundings(tokenizer: Tokenizer, files: Files) -> Iterator[str]:
+def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[str]:
     document = files.tokenizer or {}
     around = read_surroundings(document)
     is_bert = tokenizer.model == "bert"

@@ -12,7 +12,7 @@ from weightctl.translate.tokenizer import READERS
 from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, padding
 from weightctl.translate.tokenizer.chat_templates import read_chat_templates
 from weightctl.translate.tokenizer.differences import differences
-from weightctl.translate.tokenizer.files import KEEP_HINT, Files, open_files
+from weightctl.translate.tokenizer.files import KEEP_HINT, TokenizerFiles, open_files
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.remainder import remembered
 from weightctl.translate.tokenizer.sentencepiece_added import ADDED_SCORE
@@ -53,7 +53,7 @@ def from_directory(
         ) from error
 
 
-def _kind(files: Files) -> str | None:
+def _kind(files: TokenizerFiles) -> str | None:
     if files.tokenizer is not None:
         return _kind_of(files.tokenizer, files)
     if any(map(files.has, _SENTENCEPIECE_FILES)):
@@ -65,7 +65,7 @@ def _kind(files: Files) -> str | None:
     return None
 
 
-def _kind_of(document: Mapping[str, Any], files: Files) -> str:
+def _kind_of(document: Mapping[str, Any], files: TokenizerFiles) -> str:
     model = document.get("model")
     kind = model.get("type") if is_object(model) else None
     if kind is None and is_object(model):  # older files leave it out
@@ -126,7 +126,7 @@ def _padded(tokenizer: Tokenizer, vocabulary: int, directory: str) -> Tokenizer:
     )
 
 
-def _completed(tokenizer: Tokenizer, files: Files, name: str) -> Tokenizer:
+def _completed(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
     given = read_token_ids(files.directory)
     special = {**tokenizer.special, **read_special(files, ids, given)}

@@ -16,7 +16,7 @@ from weightctl.translate.tokenizer.metadata import from_metadata
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["Encoder", "encoder_of"]
 
@@ -101,7 +101,7 @@ class Encoder:
 
 
 def encoder_of(
-    metadata: Mapping[str, Value], directory: str | None, model_type: str, where: str
+    metadata: Mapping[str, MetadataValue], directory: str | None, model_type: str, where: str
 ) -> Encoder | None:
     """Return the tokenizer of a GGUF's metadata, else of a model's directory; None without one.
 

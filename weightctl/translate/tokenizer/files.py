@@ -14,7 +14,7 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KEEP_HINT", "Files", "open_files", "read_document"]
+__all__ = ["KEEP_HINT", "TokenizerFiles", "open_files", "read_document"]
 
 KEEP_HINT = (
     "without its files the model becomes a GGUF that takes token ids; `--names keep` converts the "
@@ -26,7 +26,7 @@ _UNREADABLE = "fetch the file again from where the checkpoint is from"
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class TokenizerFiles:
     """A directory's tokenizer.json (None where there is none) and tokenizer_config.json."""
 
     directory: str
@@ -73,9 +73,9 @@ class Files:
         return read_document(self.directory, name)
 
 
-def open_files(directory: str) -> Files:
+def open_files(directory: str) -> TokenizerFiles:
     """Return a directory's files of a tokenizer; raises `TokenizerError` where one is damaged."""
-    return Files(
+    return TokenizerFiles(
         directory,
         read_document(directory, "tokenizer.json"),
         read_document(directory, "tokenizer_config.json") or {},

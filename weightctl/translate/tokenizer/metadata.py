@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_sequence
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _OLD_WORDS = {"separator": "seperator"}
 _HINT = "the file was written by a faulty tool: `--names keep` converts its tensors all the same"
 
 
-def from_metadata(metadata: Mapping[str, Value], where: str) -> Tokenizer | None:
+def from_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Tokenizer | None:
     """Return the tokenizer that a GGUF file's metadata says, None where it says none.
 
     `where` names the file in errors. Raises `TokenizerError` for values that contradict each other.
@@ -65,45 +65,45 @@ def from_metadata(metadata: Mapping[str, Value], where: str) -> Tokenizer | None
     )
 
 
-def to_metadata(tokenizer: Tokenizer) -> dict[str, Value]:
+def to_metadata(tokenizer: Tokenizer) -> dict[str, MetadataValue]:
     """Return what a GGUF file's metadata says of a tokenizer, in the order of llama.cpp's tools."""
-    made = {"model": Value("string", tokenizer.model)}
+    made = {"model": MetadataValue("string", tokenizer.model)}
     if tokenizer.pre is not None:
-        made["pre"] = Value("string", tokenizer.pre)
+        made["pre"] = MetadataValue("string", tokenizer.pre)
     if tokenizer.token_type_count is not None:
-        made["token_type_count"] = Value("u32", tokenizer.token_type_count)
-    made["tokens"] = Value("array[string]", list(tokenizer.tokens))
+        made["token_type_count"] = MetadataValue("u32", tokenizer.token_type_count)
+    made["tokens"] = MetadataValue("array[string]", list(tokenizer.tokens))
     if tokenizer.scores is not None:
-        made["scores"] = Value("array[f32]", list(tokenizer.scores))
-    made["token_type"] = Value("array[i32]", list(map(int, tokenizer.types)))
+        made["scores"] = MetadataValue("array[f32]", list(tokenizer.scores))
+    made["token_type"] = MetadataValue("array[i32]", list(map(int, tokenizer.types)))
     if tokenizer.merges is not None:
-        made["merges"] = Value("array[string]", list(tokenizer.merges))
+        made["merges"] = MetadataValue("array[string]", list(tokenizer.merges))
     if tokenizer.charsmap is not None:
-        made["precompiled_charsmap"] = Value("array[u8]", list(tokenizer.charsmap))
+        made["precompiled_charsmap"] = MetadataValue("array[u8]", list(tokenizer.charsmap))
     for word, token in tokenizer.special.items():
-        made[f"{word}_token_id"] = Value("u32", token)
+        made[f"{word}_token_id"] = MetadataValue("u32", token)
     if tokenizer.ends:  # llama.cpp does not read it, other programs do
-        made[_ENDS] = Value("array[i32]", list(tokenizer.ends))
+        made[_ENDS] = MetadataValue("array[i32]", list(tokenizer.ends))
     for flag, value in tokenizer.flags.items():
-        made[flag] = Value("bool", value)
+        made[flag] = MetadataValue("bool", value)
     values = {f"{_PREFIX}{key}": value for key, value in made.items()}
     values |= _as_values(tokenizer.chat_templates)
     if tokenizer.remainder is not None:
-        values[_REMAINDER] = Value("string", tokenizer.remainder)
+        values[_REMAINDER] = MetadataValue("string", tokenizer.remainder)
     return values
 
 
-def _as_values(templates: Mapping[str, str]) -> dict[str, Value]:
+def _as_values(templates: Mapping[str, str]) -> dict[str, MetadataValue]:
     named = {name: template for name, template in templates.items() if name}
-    made = {f"{_TEMPLATE}.{name}": Value("string", text) for name, text in named.items()}
+    made = {f"{_TEMPLATE}.{name}": MetadataValue("string", text) for name, text in named.items()}
     if named:
-        made[_TEMPLATE_NAMES] = Value("array[string]", list(named))
+        made[_TEMPLATE_NAMES] = MetadataValue("array[string]", list(named))
     if "" in templates:
-        made[_TEMPLATE] = Value("string", templates[""])
+        made[_TEMPLATE] = MetadataValue("string", templates[""])
     return made
 
 
-def _templates(metadata: Mapping[str, Value]) -> dict[str, str]:
+def _templates(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
     return {
         key.removeprefix(_TEMPLATE).removeprefix("."): value.content
         for key, value in metadata.items()
@@ -111,12 +111,12 @@ def _templates(metadata: Mapping[str, Value]) -> dict[str, str]:
     }
 
 
-def _remainder(metadata: Mapping[str, Value]) -> str | None:
+def _remainder(metadata: Mapping[str, MetadataValue]) -> str | None:
     value = metadata.get(_REMAINDER)
     return value.content if value is not None and isinstance(value.content, str) else None
 
 
-def _special(metadata: Mapping[str, Value], count: int, where: str) -> dict[str, int]:
+def _special(metadata: Mapping[str, MetadataValue], count: int, where: str) -> dict[str, int]:
     made: dict[str, int] = {}
     for key, value in metadata.items():
         if not (key.startswith(_PREFIX) and key.endswith("_token_id")):
@@ -133,7 +133,7 @@ def _special(metadata: Mapping[str, Value], count: int, where: str) -> dict[str,
     return made
 
 
-def _ends(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:
+def _ends(metadata: Mapping[str, MetadataValue], count: int, where: str) -> tuple[int, ...]:
     key = f"{_PREFIX}{_ENDS}"
     if key not in metadata:
         return ()
@@ -143,7 +143,7 @@ def _ends(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, .
     return tuple(token for token in dict.fromkeys(ends) if 0 <= token < count)
 
 
-def _types(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, ...]:
+def _types(metadata: Mapping[str, MetadataValue], count: int, where: str) -> tuple[int, ...]:
     key = f"{_PREFIX}token_type"
     if key not in metadata:
         return (int(TokenType.NORMAL),) * count
@@ -155,7 +155,9 @@ def _types(metadata: Mapping[str, Value], count: int, where: str) -> tuple[int, 
     return types
 
 
-def _scores(metadata: Mapping[str, Value], count: int, where: str) -> tuple[float, ...] | None:
+def _scores(
+    metadata: Mapping[str, MetadataValue], count: int, where: str
+) -> tuple[float, ...] | None:
     key = f"{_PREFIX}scores"
     if key not in metadata:
         return None
@@ -166,7 +168,7 @@ def _scores(metadata: Mapping[str, Value], count: int, where: str) -> tuple[floa
     return scores
 
 
-def _charsmap(metadata: Mapping[str, Value], where: str) -> bytes | None:
+def _charsmap(metadata: Mapping[str, MetadataValue], where: str) -> bytes | None:
     key = f"{_PREFIX}precompiled_charsmap"
     if key not in metadata:
         return None
@@ -176,7 +178,7 @@ def _charsmap(metadata: Mapping[str, Value], where: str) -> bytes | None:
     return bytes(each & 0xFF for each in content)  # some tools write it as i8
 
 
-def _strings(metadata: Mapping[str, Value], name: str, where: str) -> tuple[str, ...]:
+def _strings(metadata: Mapping[str, MetadataValue], name: str, where: str) -> tuple[str, ...]:
     key = f"{_PREFIX}{name}"
     strings = tuple(_array(metadata[key], key, where))
     if not all(isinstance(each, str) for each in strings):
@@ -184,7 +186,7 @@ def _strings(metadata: Mapping[str, Value], name: str, where: str) -> tuple[str,
     return strings
 
 
-def _array(value: Value, key: str, where: str) -> Sequence[Any]:
+def _array(value: MetadataValue, key: str, where: str) -> Sequence[Any]:
     if not is_sequence(value.content):
         raise TokenizerError(f"{where}: `{key}` is a {value.type}, no array", hint=_HINT)
     return value.content[:]  # of a file's array the whole is had at once
@@ -197,12 +199,14 @@ def _check_count(found: Sequence[Any], count: int, key: str, where: str) -> None
         )
 
 
-def _optional(metadata: Mapping[str, Value], name: str, kind: type[_T], where: str) -> _T | None:
+def _optional(
+    metadata: Mapping[str, MetadataValue], name: str, kind: type[_T], where: str
+) -> _T | None:
     value = metadata.get(f"{_PREFIX}{name}")
     return None if value is None else _one(value, kind, name, where)
 
 
-def _one(value: Value, kind: type[_T], name: str, where: str) -> _T:
+def _one(value: MetadataValue, kind: type[_T], name: str, where: str) -> _T:
     if not isinstance(value.content, kind) or isinstance(value.content, bool):
         raise TokenizerError(
             f"{where}: `{_PREFIX}{name}` is {value.content!r:.200}, a {value.type}", hint=_HINT

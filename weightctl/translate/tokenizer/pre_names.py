@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightctl.translate.tokenizer import regexes as r
-from weightctl.translate.tokenizer.rules import BYTES, Rule
+from weightctl.translate.tokenizer.rules import BYTES, PreTokenizerRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,18 +25,18 @@ class Pre:
     where there is no `add_bos_token` or `add_sep_token`.
     """
 
-    rule: Rule
+    rule: PreTokenizerRule
     ignores_merges: bool = False
     adds_bos: bool = False
     adds_separator: bool = False
 
 
-def _bytes(*steps: str) -> Rule:
-    return Rule((*steps, BYTES))
+def _bytes(*steps: str) -> PreTokenizerRule:
+    return PreTokenizerRule((*steps, BYTES))
 
 
-def _composed(*steps: str) -> Rule:
-    return Rule((*steps, BYTES), is_composed=True)
+def _composed(*steps: str) -> PreTokenizerRule:
+    return PreTokenizerRule((*steps, BYTES), is_composed=True)
 
 
 _LLAMA_3 = Pre(_bytes(r.LLAMA_3), ignores_merges=True, adds_bos=True)
@@ -81,7 +81,7 @@ PRES: dict[str, Pre] = {
     "mpt": _NEOX,
     "roberta-bpe": _ROBERTA,
     "falcon": Pre(
-        Rule((r.PUNCTUATION_FALCON, r.GPT_2, BYTES, r.ANY_DIGITS, r.THREE_DIGITS)),
+        PreTokenizerRule((r.PUNCTUATION_FALCON, r.GPT_2, BYTES, r.ANY_DIGITS, r.THREE_DIGITS)),
     ),
     "bloom": _BLOOM,
     "viking": Pre(_bytes(r.BLOOM, r.DIGIT)),
@@ -127,7 +127,7 @@ PRES: dict[str, Pre] = {
 DEFAULT = "default"
 
 
-def names_of(rule: Rule) -> Iterator[str]:
+def names_of(rule: PreTokenizerRule) -> Iterator[str]:
     """Yield what GGUF calls a rule, the names of just this one first.
 
     llama.cpp normalizes no text of byte-level BPE, so that a rule that differs in this alone still

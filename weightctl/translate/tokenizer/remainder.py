@@ -21,7 +21,7 @@ from weightctl.translate.tokenizer.record import WORDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
 __all__ = ["config_of", "remembered", "restored"]
@@ -37,7 +37,7 @@ _CHARSMAP = "precompiled_charsmap"  # which GGUF has a key for
 _MAX_SIZE = 200_000
 
 
-def remembered(tokenizer: Tokenizer, files: Files) -> Tokenizer:
+def remembered(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
     """Return a tokenizer that knows what its files say beyond GGUF's words."""
     document = files.tokenizer
     if document is None:

@@ -18,7 +18,15 @@ from weightctl.translate.tokenizer.files import KEEP_HINT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["BYTES", "Rule", "byte_level", "parse", "shown", "to_normalizer", "to_pre_tokenizer"]
+__all__ = [
+    "BYTES",
+    "PreTokenizerRule",
+    "byte_level",
+    "parse",
+    "shown",
+    "to_normalizer",
+    "to_pre_tokenizer",
+]
 
 # The step that makes characters of bytes.
 BYTES = ""
@@ -27,20 +35,20 @@ _COVERING = r"\s+", r"\s{1}"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PreTokenizerRule:
     """The steps that text takes before BPE, and whether it is brought to Unicode's NFC first."""
 
     steps: tuple[str, ...]
     is_composed: bool = False
 
 
-def parse(document: Mapping[str, Any], where: str) -> Rule:
+def parse(document: Mapping[str, Any], where: str) -> PreTokenizerRule:
     """Return the rule that a tokenizer.json says.
 
     Raises `TokenizerError`, with the part of the document, for what GGUF has no word for.
     """
     steps = tuple(_steps(document.get("pre_tokenizer"), where))
-    return Rule(steps, _is_composed(document.get("normalizer"), where))
+    return PreTokenizerRule(steps, _is_composed(document.get("normalizer"), where))
 
 
 def shown(document: Mapping[str, Any]) -> str:
@@ -50,12 +58,12 @@ def shown(document: Mapping[str, Any]) -> str:
     return written if len(written) < 1500 else f"{written[:1500]}..."
 
 
-def to_normalizer(rule: Rule) -> dict[str, Any] | None:
+def to_normalizer(rule: PreTokenizerRule) -> dict[str, Any] | None:
     """Return the normalizer of a rule, as tokenizer.json has it."""
     return {"type": "NFC"} if rule.is_composed else None
 
 
-def to_pre_tokenizer(rule: Rule) -> dict[str, Any] | None:
+def to_pre_tokenizer(rule: PreTokenizerRule) -> dict[str, Any] | None:
     """Return the pre_tokenizer of a rule, as tokenizer.json has it."""
     steps = list(rule.steps)
     made: list[dict[str, Any]] = []

@@ -11,7 +11,11 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-from weightctl.translate.tokenizer.sentencepiece_added import Entry, Vocabulary, added_tokens
+from weightctl.translate.tokenizer.sentencepiece_added import (
+    TokenTable,
+    VocabularyEntry,
+    added_tokens,
+)
 from weightctl.translate.tokenizer.sentencepiece_proto import BPE, UNIGRAM, parse_sentencepiece
 from weightctl.translate.tokenizer.sentencepiece_rules import (
     TextRule,
@@ -30,7 +34,7 @@ from weightctl.translate.tokenizer.surroundings import Surroundings, read_surrou
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.sentencepiece_proto import SentencePieceModel
 
 __all__ = ["from_files"]
@@ -39,7 +43,7 @@ __all__ = ["from_files"]
 _MODEL_FILES = ("tokenizer.model", "spiece.model")
 
 
-def from_files(files: Files, model_type: str) -> Tokenizer:  # noqa: ARG001 (what readers are given)
+def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: ARG001 (what readers are given)
     """Return the SentencePiece tokenizer of a directory.
 
     The scores are those of its model file. Where that is not there, or tokenizer.json has another
@@ -79,19 +83,19 @@ def _is_of(model: SentencePieceModel, document: Mapping[str, Any]) -> bool:
     )
 
 
-def _from_model(files: Files, model: SentencePieceModel, path: str) -> Tokenizer:
+def _from_model(files: TokenizerFiles, model: SentencePieceModel, path: str) -> Tokenizer:
     if model.algorithm not in {BPE, UNIGRAM}:
         raise TokenizerError(
             f"{path}: its algorithm is number {model.algorithm}, neither BPE nor unigram",
             hint=KEEP_HINT,
         )
     is_unigram = model.algorithm == UNIGRAM
-    vocabulary = Vocabulary(path)
+    vocabulary = TokenTable(path)
     for index, piece in enumerate(model.pieces):
         if piece.type == TokenType.USER_DEFINED:
             vocabulary.add(index, piece.text, special=False)
         else:
-            vocabulary.put(index, Entry(piece.text, piece.score, piece.type))
+            vocabulary.put(index, VocabularyEntry(piece.text, piece.score, piece.type))
     document = files.tokenizer
     if document is not None and is_sentencepiece(document):
         # What transformers goes by.
@@ -109,9 +113,9 @@ def _from_model(files: Files, model: SentencePieceModel, path: str) -> Tokenizer
     return _finished(files, vocabulary, rule, special=special, flags=flags, is_unigram=is_unigram)
 
 
-def _from_json(files: Files, document: Mapping[str, Any]) -> Tokenizer:
+def _from_json(files: TokenizerFiles, document: Mapping[str, Any]) -> Tokenizer:
     model, path = document["model"], files.path("tokenizer.json")
-    vocabulary = Vocabulary(path)
+    vocabulary = TokenTable(path)
     is_unigram = is_list(model.get("vocab"))
     if is_unigram:
         put_unigram(vocabulary, model, path)
@@ -122,8 +126,8 @@ def _from_json(files: Files, document: Mapping[str, Any]) -> Tokenizer:
 
 
 def _finished(
-    files: Files,
-    vocabulary: Vocabulary,
+    files: TokenizerFiles,
+    vocabulary: TokenTable,
     rule: TextRule,
     *,
     special: Mapping[str, int] | None,

@@ -13,9 +13,9 @@ from weightctl.translate.tokenizer.record import TokenType
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["ADDED_SCORE", "SPACE", "Entry", "Vocabulary", "added_tokens"]
+__all__ = ["ADDED_SCORE", "SPACE", "TokenTable", "VocabularyEntry", "added_tokens"]
 
 SPACE = "▁"
 # What llama.cpp's script gives to tokens that were added, and to the rows that no token is for.
@@ -23,7 +23,7 @@ ADDED_SCORE = -1000.0
 _UNUSED_SCORE = -10000.0
 
 
-class Entry(NamedTuple):
+class VocabularyEntry(NamedTuple):
     """A token: its text as GGUF spells it, its score, its `TokenType`."""
 
     text: str
@@ -31,17 +31,17 @@ class Entry(NamedTuple):
     type: int
 
 
-class Vocabulary:
+class TokenTable:
     """Tokens by id; ids may come in any order, and what none came for is unused."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, VocabularyEntry] = {}
 
-    def __getitem__(self, index: int) -> Entry | None:
+    def __getitem__(self, index: int) -> VocabularyEntry | None:
         return self._entries.get(index)
 
-    def put(self, index: object, entry: Entry) -> None:
+    def put(self, index: object, entry: VocabularyEntry) -> None:
         """Give an id its token; raises `TokenizerError` for an id that none can have."""
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_TOKENS:
             raise TokenizerError(
@@ -55,20 +55,21 @@ class Vocabulary:
         if there is not None and there.type in {TokenType.UNKNOWN, TokenType.BYTE}:
             self.put(index, there._replace(text=text))
         elif type_of_added({"content": text, "special": special}) == TokenType.CONTROL:
-            self.put(index, Entry(text, ADDED_SCORE, TokenType.CONTROL))
+            self.put(index, VocabularyEntry(text, ADDED_SCORE, TokenType.CONTROL))
         else:
             # llama.cpp looks for these in the text as it was written.
             plain = text.replace(SPACE, " ")
-            self.put(index, Entry(plain, ADDED_SCORE, TokenType.USER_DEFINED))
+            self.put(index, VocabularyEntry(plain, ADDED_SCORE, TokenType.USER_DEFINED))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[VocabularyEntry]:
         """Return all tokens.
 
         Raises `TokenizerError` where two are the same, where there are none, or where an id is far
         beyond their number.
         """
         made = [
-            self._entries.get(index) or Entry(padding(index), _UNUSED_SCORE, TokenType.UNUSED)
+            self._entries.get(index)
+            or VocabularyEntry(padding(index), _UNUSED_SCORE, TokenType.UNUSED)
             for index in range(id_count(self._entries, self._path))
         ]
         seen: dict[str, int] = {}
@@ -82,7 +83,7 @@ class Vocabulary:
         return made
 
 
-def added_tokens(files: Files) -> Iterator[tuple[object, str, bool]]:
+def added_tokens(files: TokenizerFiles) -> Iterator[tuple[object, str, bool]]:
     """Yield the id and text of each added token and whether it is special.
 
     A token that several files tell of comes once for each, what transformers heeds most at the

@@ -15,7 +15,7 @@ from weightctl.errors import TokenizerError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BPE", "UNIGRAM", "Piece", "SentencePieceModel", "parse_sentencepiece"]
+__all__ = ["BPE", "UNIGRAM", "SentencePiece", "SentencePieceModel", "parse_sentencepiece"]
 
 UNIGRAM: Final = 1
 BPE: Final = 2
@@ -28,7 +28,7 @@ _HINT = "fetch tokenizer.model again from where the checkpoint is from"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SentencePiece:
     """A token; `type` is one of GGUF's `TokenType`, whose numbers are sentencepiece's."""
 
     text: str
@@ -45,7 +45,7 @@ class SentencePieceModel:
     `denormalizes`: the text of tokens is rewritten too.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentencePiece, ...]
     algorithm: int = UNIGRAM
     unknown: int = 0
     bos: int = 1
@@ -74,7 +74,7 @@ class _Reader:
         self._path = path
 
     def model(self) -> SentencePieceModel:
-        pieces: list[Piece] = []
+        pieces: list[SentencePiece] = []
         numbers: dict[int, int] = {}
         flags: dict[int, int] = {}
         name = charsmap = denormalizer = b""
@@ -111,7 +111,7 @@ class _Reader:
             denormalizes=bool(denormalizer),
         )
 
-    def _piece(self, start: int, stop: int) -> Piece:
+    def _piece(self, start: int, stop: int) -> SentencePiece:
         text, score, kind = "", 0.0, 1
         for number, wire, at, value in self._fields(start, stop):
             if number == 1 and wire == _BYTES:
@@ -125,7 +125,7 @@ class _Reader:
                 kind = value
         if not 1 <= kind <= 6:
             raise self._error(start, f"a piece is of type {kind}, which is none")
-        return Piece(text, score, kind)
+        return SentencePiece(text, score, kind)
 
     def _numbers(self, start: int, stop: int) -> dict[int, int]:
         return {

@@ -9,13 +9,13 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.translate.tokenizer.sentencepiece_added import SPACE, Entry
+from weightctl.translate.tokenizer.sentencepiece_added import SPACE, VocabularyEntry
 from weightctl.translate.tokenizer.sentencepiece_merges import ranked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.translate.tokenizer.sentencepiece_added import Vocabulary
+    from weightctl.translate.tokenizer.sentencepiece_added import TokenTable
 
 __all__ = ["check_bytes", "check_words", "put_bpe", "put_unigram"]
 
@@ -26,7 +26,7 @@ _BYTES = 256
 _OPTIONS = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "ignore_merges")
 
 
-def put_unigram(vocabulary: Vocabulary, model: Mapping[str, Any], path: str) -> None:
+def put_unigram(vocabulary: TokenTable, model: Mapping[str, Any], path: str) -> None:
     """Put the tokens of a unigram model into a vocabulary; raises `TokenizerError`."""
     unknown = model.get("unk_id")
     for index, entry in enumerate(model["vocab"]):
@@ -41,7 +41,7 @@ def put_unigram(vocabulary: Vocabulary, model: Mapping[str, Any], path: str) -> 
                 )
 
 
-def put_bpe(vocabulary: Vocabulary, model: Mapping[str, Any], path: str, added: set[str]) -> None:
+def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: set[str]) -> None:
     """Put the tokens of a BPE into a vocabulary, with scores in the order of its merges.
 
     Tokens that merges make come first, in their order, then the others in the order of their ids,
@@ -70,7 +70,7 @@ def put_bpe(vocabulary: Vocabulary, model: Mapping[str, Any], path: str, added: 
             score -= 1.0
 
 
-def check_bytes(entries: Sequence[Entry], where: str, *, is_unigram: bool) -> None:
+def check_bytes(entries: Sequence[VocabularyEntry], where: str, *, is_unigram: bool) -> None:
     """Check what becomes of characters that the vocabulary does not have.
 
     A BPE makes bytes of them in llama.cpp, and a unigram model the unknown token. Raises
@@ -93,7 +93,7 @@ def check_bytes(entries: Sequence[Entry], where: str, *, is_unigram: bool) -> No
         )
 
 
-def check_words(entries: Sequence[Entry], where: str) -> None:
+def check_words(entries: Sequence[VocabularyEntry], where: str) -> None:
     """Check that no token reaches over words, where text is split into them first.
 
     llama.cpp does not split it. Raises `TokenizerError` that names such a token.
@@ -107,12 +107,14 @@ def check_words(entries: Sequence[Entry], where: str) -> None:
             )
 
 
-def _entry(text: str, score: float, model: Mapping[str, Any], *, is_unknown: bool) -> Entry:
+def _entry(
+    text: str, score: float, model: Mapping[str, Any], *, is_unknown: bool
+) -> VocabularyEntry:
     if is_unknown:
-        return Entry(text, 0.0, TokenType.UNKNOWN)
+        return VocabularyEntry(text, 0.0, TokenType.UNKNOWN)
     if model.get("byte_fallback") is True and _BYTE.fullmatch(text):
-        return Entry(text, 0.0, TokenType.BYTE)
-    return Entry(text, score, TokenType.NORMAL)
+        return VocabularyEntry(text, 0.0, TokenType.BYTE)
+    return VocabularyEntry(text, score, TokenType.NORMAL)
 
 
 def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:

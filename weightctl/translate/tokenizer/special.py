@@ -10,14 +10,14 @@ from weightctl.translate.tokenizer.surroundings import Surroundings, read_surrou
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
     from weightctl.translate.tokenizer.token_ids import TokenIds
 
 __all__ = ["read_flags", "read_special", "to_config"]
 
 
-def read_special(files: Files, ids: Mapping[str, int], given: TokenIds) -> dict[str, int]:
+def read_special(files: TokenizerFiles, ids: Mapping[str, int], given: TokenIds) -> dict[str, int]:
     """Return the ids of special tokens by GGUF's words, of a directory's files.
 
     tokenizer_config.json names the tokens. `given` is what the files of the model say, which counts
@@ -33,7 +33,9 @@ def read_special(files: Files, ids: Mapping[str, int], given: TokenIds) -> dict[
     return made
 
 
-def read_flags(files: Files, special: Mapping[str, int], ids: Mapping[str, int]) -> dict[str, bool]:
+def read_flags(
+    files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]
+) -> dict[str, bool]:
     """Return `add_bos_token`, `add_eos_token` and `add_sep_token` of a directory's files.
 
     tokenizer.json's post_processor says what happens; where tokenizer_config.json speaks, it is

@@ -16,7 +16,7 @@ from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.translate.tokenizer.ends import DEFAULT_ENDS, listed_ends
 from weightctl.translate.tokenizer.files import read_document
 from weightctl.translate.tokenizer.record import WORDS
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,12 +58,12 @@ class TokenIds(NamedTuple):
             found += [each for each in (value if is_list(value) else [value]) if _is_id(each)]
         return found
 
-    def to_metadata(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
+    def to_metadata(self, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
         """Return the key that keeps the entries, for a GGUF file that has these other keys."""
         if not self.config and self.generation is None:
             return {}
         kept = {"of": _written(metadata), _CONFIG: self.config, _GENERATION: self.generation}
-        return {_KEPT: Value("string", json.dumps(kept, separators=(",", ":")))}
+        return {_KEPT: MetadataValue("string", json.dumps(kept, separators=(",", ":")))}
 
 
 def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> TokenIds:
@@ -81,7 +81,7 @@ def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> T
     )
 
 
-def ids_of(metadata: Mapping[str, Value], tokenizer: Tokenizer | None) -> TokenIds:
+def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -> TokenIds:
     """Return what config.json and generation_config.json are to say of a GGUF file's tokens.
 
     `tokenizer` is what the metadata describes, None where they describe none.
@@ -119,7 +119,7 @@ def _entries(document: Mapping[str, Any], directory: str, name: str) -> dict[str
     return found
 
 
-def _kept(metadata: Mapping[str, Value]) -> TokenIds | None:
+def _kept(metadata: Mapping[str, MetadataValue]) -> TokenIds | None:
     value = metadata.get(_KEPT)
     if value is None or not isinstance(value.content, str) or len(value.content) > _MAX_TEXT:
         return None
@@ -135,7 +135,7 @@ def _kept(metadata: Mapping[str, Value]) -> TokenIds | None:
     return TokenIds(config, generation)
 
 
-def _written(metadata: Mapping[str, Value]) -> dict[str, Any]:
+def _written(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:
     """Return the ids of a GGUF file by their keys."""
     found: dict[str, Any] = dict(_special(metadata))
     for key, value in metadata.items():
@@ -146,7 +146,7 @@ def _written(metadata: Mapping[str, Value]) -> dict[str, Any]:
     return found
 
 
-def _special(metadata: Mapping[str, Value]) -> dict[str, int]:
+def _special(metadata: Mapping[str, MetadataValue]) -> dict[str, int]:
     return {
         key.removeprefix(_PREFIX).removesuffix(_ID): value.content
         for key, value in metadata.items()

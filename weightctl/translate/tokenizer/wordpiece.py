@@ -17,7 +17,7 @@ from weightctl.translate.tokenizer.surroundings import read_surroundings, to_ber
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
 
 __all__ = ["from_files", "to_tokenizer_json"]
 
@@ -39,7 +39,7 @@ _SPECIAL = {
 _DEFAULTS = {"cls": 101, "seperator": 102, "unknown": 100}
 
 
-def from_files(files: Files, model_type: str) -> Tokenizer:
+def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return the tokenizer that a directory's tokenizer.json, or vocab.txt, says.
 
     Raises `TokenizerError` for rules that GGUF's WordPiece has not, showing them.
@@ -170,7 +170,7 @@ def _flags(document: Mapping[str, Any], where: str) -> dict[str, bool]:
     }
 
 
-def _slow_document(files: Files) -> dict[str, Any]:
+def _slow_document(files: TokenizerFiles) -> dict[str, Any]:
     lines = (files.text("vocab.txt") or "").split("\n")
     vocabulary = {text.rstrip("\r"): token for token, text in enumerate(lines) if text}
     special = {*_SPECIAL.values(), *files.special_tokens().values()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header, TensorInfo
 
 
@@ -40,7 +40,7 @@ _EIGHT_BITS = (7.0, 9.0)
 _ABOVE_BLOCKS = 5.0
 
 
-def count_bits(header: Header) -> Callable[[Tensor], float]:
+def count_bits(header: Header) -> Callable[[ReadableTensor], float]:
     """Return what tells the bits per number of a tensor of this header, or made of one.
 
     A weight that is stored in parts, of which scales are some, is counted with all of them.
@@ -51,7 +51,7 @@ def count_bits(header: Header) -> Callable[[Tensor], float]:
         if (info := header.tensors.get(name)) is not None and info.size and origin.sources
     }
 
-    def bits(tensor: Tensor) -> float:
+    def bits(tensor: ReadableTensor) -> float:
         sources = tensor.origin.sources
         encoding = sources[0].encoding if sources else tensor.info.encoding
         return apart.get(sources, encoding.size * 8 / encoding.block)

@@ -12,7 +12,7 @@ from math import inf, nan, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.rows import RowOrder
 
 if TYPE_CHECKING:
@@ -194,5 +194,5 @@ def rows_of_runs(pair: Pair, runs: list[int]) -> list[int]:
 
 def stored_rows(pair: Pair, rows: list[int]) -> list[int]:
     """Return the same rows, smallest first, as the file that the tensor is in counts them."""
-    step = pair.tensor.step if isinstance(pair.tensor, Made) else None
+    step = pair.tensor.step if isinstance(pair.tensor, DerivedTensor) else None
     return sorted(step.order[row] for row in rows) if isinstance(step, RowOrder) else rows

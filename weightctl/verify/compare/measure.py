@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
     from weightctl.verify.compare.pairs import Pair
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
     F64 = NDArray[np.float64]
     Bools = NDArray[np.bool_]
@@ -65,7 +65,7 @@ class _Piece(NamedTuple):
     stop: int
 
 
-def read_values(tensor: Tensor, start: int, count: int) -> F32:
+def read_values(tensor: ReadableTensor, start: int, count: int) -> F32:
     """Return some numbers of a tensor, whole blocks of it, in float32."""
     encoding = tensor.info.encoding
     first = start // encoding.block * encoding.block
@@ -82,7 +82,7 @@ def measure_pair(pair: Pair, limit: float) -> Measured:
     return found
 
 
-def take_sample(tensor: Tensor) -> F32:
+def take_sample(tensor: ReadableTensor) -> F32:
     """Return some numbers from all over a tensor."""
     size = tensor.info.size
     starts = dict.fromkeys(size * part // _SAMPLES // RUN * RUN for part in range(_SAMPLES))
@@ -90,7 +90,7 @@ def take_sample(tensor: Tensor) -> F32:
     return np.concatenate(pieces)
 
 
-def measure_sample(pair: Pair, sample: Callable[[Tensor], F32] = take_sample) -> float:
+def measure_sample(pair: Pair, sample: Callable[[ReadableTensor], F32] = take_sample) -> float:
     """Return the relative RMSE of some numbers of a pair, from all over it."""
     own, reference = (sample(each).astype(np.float64) for each in (pair.tensor, pair.reference))
     error, squares = float(np.sum((own - reference) ** 2)), float(np.vdot(reference, reference))
@@ -168,12 +168,12 @@ def _adds(pair: Pair) -> bool:
     return not steps.isdisjoint({str(Plus(1.0)), str(Plus(-1.0))})
 
 
-def _count_bytes(tensor: Tensor, piece: _Piece) -> int:
+def _count_bytes(tensor: ReadableTensor, piece: _Piece) -> int:
     encoding = tensor.info.encoding
     return (piece.stop - piece.start) // encoding.block * encoding.size
 
 
-def _read(tensor: Tensor, start: int, room: memoryview) -> U8:
+def _read(tensor: ReadableTensor, start: int, room: memoryview) -> U8:
     encoding = tensor.info.encoding
     tensor.read_into(start // encoding.block * encoding.size, room)
     return np.frombuffer(room, np.uint8)
@@ -189,9 +189,9 @@ class Samples:
 
     def __init__(self) -> None:
         # With the tensor, so that no other has its number.
-        self._kept: dict[int, tuple[Tensor, F32]] = {}
+        self._kept: dict[int, tuple[ReadableTensor, F32]] = {}
 
-    def of(self, tensor: Tensor) -> F32:
+    def of(self, tensor: ReadableTensor) -> F32:
         """Return some numbers from all over a tensor."""
         kept = self._kept.pop(id(tensor), None) or (tensor, take_sample(tensor))
         self._kept[id(tensor)] = kept

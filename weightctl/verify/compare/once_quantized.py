@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.verify.compare.pairs import Pair
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["OnceQuantized", "exchange_sides", "find_former_encoding", "find_once_quantized"]
 
@@ -108,7 +108,7 @@ def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
                 yield PairSide(encoding, bits)
 
 
-def _sample_values(tensor: Tensor) -> F32:
+def _sample_values(tensor: ReadableTensor) -> F32:
     """Return numbers of rows from all over a tensor, whole blocks of each."""
     width = tensor.info.shape[-1]
     rows = tensor.info.size // width if width else 0

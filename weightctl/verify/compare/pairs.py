@@ -15,7 +15,7 @@ from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
 from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized
 from weightctl.verify.config_keys import find_spelling
-from weightctl.weights.derived import Made, StoredTensor, tensor_of
+from weightctl.weights.derived import DerivedTensor, StoredTensor, tensor_of
 from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.tree import header_of, info_of, source_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Dialect
     from weightctl.verify.results import Cause
     from weightctl.verify.subject import Subject
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
 
@@ -54,8 +54,8 @@ class Pair(NamedTuple):
     layer: int | None
     name: str
     reference_name: str
-    tensor: Tensor
-    reference: Tensor
+    tensor: ReadableTensor
+    reference: ReadableTensor
     names: TensorNames | None = None
     bits: float = 32
     reference_bits: float = 32
@@ -149,8 +149,8 @@ def _group(
 
 
 def convert_dialect(
-    names: TensorNames, tensor: Tensor, checkpoint: RecognizedModel, dialect: Dialect
-) -> Tensor:
+    names: TensorNames, tensor: ReadableTensor, checkpoint: RecognizedModel, dialect: Dialect
+) -> ReadableTensor:
     """Return a tensor of a checkpoint as another dialect has it; itself where that is its own.
 
     Raises `ConversionError` where it is of another shape than the change between them can be done
@@ -160,10 +160,10 @@ def convert_dialect(
     if change is None or checkpoint.dialect == dialect:
         return tensor
     if not change.is_of_rows and tensor.info.encoding.block > 1:
-        tensor = Made(names.module, AsFloat32(), [tensor])
+        tensor = DerivedTensor(names.module, AsFloat32(), [tensor])
     config = checkpoint.config
     step = change.to_gguf(config) if dialect == "gguf" else change.to_hugging_face(config)
-    return Made(names.module, step, [tensor])
+    return DerivedTensor(names.module, step, [tensor])
 
 
 def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
@@ -244,7 +244,7 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
 
 def _complete(
     own: RecognizedModel, other: RecognizedModel, lines: dict[str, TensorNames]
-) -> Mapping[str, Tensor]:
+) -> Mapping[str, ReadableTensor]:
     """Return a model's tensors, with those that it alone has in another form.
 
     That is the embedding as output, and what its config says where the other dialect has numbers.
@@ -256,7 +256,7 @@ def _complete(
             if numbers is not None and line.gguf is not None:
                 module, name = f"{line.module}.weight", f"{line.gguf}.weight"
                 lines.setdefault(module, TensorNames(module, name, None, line))
-                tensors[module] = Made(name, Constant(numbers, "of the config"), [])
+                tensors[module] = DerivedTensor(name, Constant(numbers, "of the config"), [])
     output = lines.get(OUTPUT_WEIGHT)
     is_tied = (
         OUTPUT_WEIGHT not in tensors
@@ -271,12 +271,12 @@ def _complete(
 def _convert_both(
     names: TensorNames,
     own: RecognizedModel,
-    tensor: Tensor,
+    tensor: ReadableTensor,
     other: RecognizedModel,
-    reference: Tensor,
+    reference: ReadableTensor,
     *,
     is_finer: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[ReadableTensor, ReadableTensor]:
     """Return both in one dialect, as they are where that cannot be done to their shapes.
 
     Where numbers change it is that of the one that has fewer bits, which stays as it is stored.
@@ -297,7 +297,7 @@ def _name_part(names: TensorNames) -> str:
     return f"{part.rpartition('{}.')[2]}.{names.kind}"
 
 
-def _name_stored(tensor: Tensor) -> str:
+def _name_stored(tensor: ReadableTensor) -> str:
     """Return what a checkpoint calls the tensor that another is made of, or that it is itself."""
     if isinstance(tensor, StoredTensor):
         return tensor.name

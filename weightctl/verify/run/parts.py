@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.errors import WeightctlError
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.formats.sharded.gathered import Gathered
+    from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.graph.types import TensorType
     from weightctl.nn.models.network import Network
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "explain_unbuilt", "name_layer"]
 
-Replaced: TypeAlias = "Mapping[str, Tensor | F32]"
+Replaced: TypeAlias = "Mapping[str, ReadableTensor | F32]"
 
 EMBEDDING, OUTPUT = "embedding", "output"
 # The input of encoders, and what networks call the first dimension of theirs.
@@ -74,7 +74,10 @@ class Running:
     """
 
     def __init__(
-        self, checkpoint: RecognizedModel, device: DeviceRef = CPU, cut: Gathered | None = None
+        self,
+        checkpoint: RecognizedModel,
+        device: DeviceRef = CPU,
+        cut: GatheredSource | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.notes: tuple[str, ...] = ()
@@ -183,7 +186,7 @@ class Running:
                 registry[name] = self.checkpoint.weights[name]
         return self._session.load(graph, registry).execute(*given)
 
-    def _stood_in(self, name: str, given: Tensor | F32) -> Checkpoint | F32:
+    def _stood_in(self, name: str, given: ReadableTensor | F32) -> Checkpoint | F32:
         if isinstance(given, np.ndarray):
             return given
         return Checkpoint(Derived(source_of(self.checkpoint.tree), {name: given}, {}))[name]
@@ -214,7 +217,7 @@ def _build(network: Network, name: str, types: Sequence[TensorType]) -> Generato
         yield graph
 
 
-def _find_storage(given: Tensor | F32) -> tuple[tuple[int, ...], Encoding]:
+def _find_storage(given: ReadableTensor | F32) -> tuple[tuple[int, ...], Encoding]:
     if isinstance(given, np.ndarray):
         return given.shape, DType(given.dtype.name).encoding
     return given.info.shape, given.info.encoding

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.families.matching import match
 from weightctl.nn.across_ranks import parallel
 from weightctl.schemes.dequantize import dequantized
-from weightctl.weights.derived import Derived, Made
+from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.steps.sliced import Sliced
 from weightctl.weights.tree import Checkpoint, source_of
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.formats.sharded.gathered import Gathered
+    from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.graph.weight import Weight
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Ranks"]
 
@@ -31,7 +31,9 @@ class Ranks:
     cannot be cut for so many.
     """
 
-    def __init__(self, checkpoint: RecognizedModel, gathered: Gathered, device: DeviceRef) -> None:
+    def __init__(
+        self, checkpoint: RecognizedModel, gathered: GatheredSource, device: DeviceRef
+    ) -> None:
         self.grid = gathered.manifest.grid
         grid = self.grid._replace(pp=1)
         network = checkpoint.module()
@@ -51,16 +53,16 @@ class Ranks:
         if whole is None or rank is None or weight.part is None:
             raise ValueError(f"`{weight.name}` is no shard")
         tensor = self._tensors[rank][whole.name]
-        made = Made(weight.name, Sliced(weight.part), [tensor])
+        made = DerivedTensor(weight.name, Sliced(weight.part), [tensor])
         source = source_of(self._trees[rank])
         return Checkpoint(Derived(source, {weight.name: made}, {}))[weight.name]
 
 
-def _make_tree(gathered: Gathered) -> Checkpoint:
+def _make_tree(gathered: GatheredSource) -> Checkpoint:
     return dequantized(Checkpoint(gathered), in_blocks=False)
 
 
-def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, Tensor]:
+def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
     arch, config = checkpoint.arch, checkpoint.config
     return match(tree, arch, checkpoint.dialect, config, checkpoint.where).tensors

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.dtype import Encoding
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["AsFloat32", "Constant", "Plus", "numbers_of"]
@@ -39,7 +39,9 @@ class AsFloat32:
             )
         return info.shape, ENCODINGS["F32"]
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Decode the run."""
         import numpy as np
 
@@ -62,7 +64,9 @@ class Plus:
         """Return the shape, and F32."""
         return AsFloat32().infer(inputs)
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Decode the run, and add."""
         import numpy as np
 
@@ -86,7 +90,9 @@ class Constant:
         del inputs
         return self.numbers.shape, ENCODINGS["F32"]
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Copy them."""
         del inputs
         raw = memoryview(self.numbers.astype("<f4").tobytes())
@@ -96,12 +102,12 @@ class Constant:
         return self.text
 
 
-def numbers_of(tensor: Tensor) -> NDArray[np.float32]:
+def numbers_of(tensor: ReadableTensor) -> NDArray[np.float32]:
     """Return all numbers of a small tensor, in float32 and in its shape."""
     return _floats(tensor, 0, tensor.info.size).reshape(tensor.info.shape)
 
 
-def _floats(tensor: Tensor, first: int, count: int) -> NDArray[np.float32]:
+def _floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.float32]:
     """Return some of a tensor's numbers, from whole blocks around them."""
     import numpy as np
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Entry", "RowOrder", "Rows"]
+__all__ = ["RowOrder", "RowRange", "StackedEntry"]
 
 
 # Rows that are further apart than this, in bytes, are read one by one.
@@ -46,7 +46,9 @@ class RowOrder:
             )
         return info.shape, info.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read the rows' neighbourhood, and pick them from it."""
         import numpy as np
 
@@ -73,7 +75,7 @@ class RowOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRange:
     """The rows from `start` to behind the last, `stop`."""
 
     start: int
@@ -90,7 +92,9 @@ class Rows:
             )
         return (self.stop - self.start, *info.shape[1:]), info.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read those rows."""
         (tensor,) = inputs
         tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
@@ -100,7 +104,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StackedEntry:
     """One of the tensors that are stacked along the first dimension."""
 
     index: int
@@ -115,7 +119,9 @@ class Entry:
             )
         return info.shape[1:], info.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read that one."""
         (tensor,) = inputs
         tensor.read_into(self.index * _row_bytes(tensor.info) + start, buffer)

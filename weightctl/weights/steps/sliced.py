@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.split import Part
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Run", "Sliced", "read_part", "runs", "unfit"]
+__all__ = ["ByteRun", "Sliced", "read_part", "runs", "unfit"]
 
 # Bytes that nobody asked for are read too where they are fewer than this between two that were:
 # the system reads whole pages.
@@ -27,7 +27,7 @@ _PAGE = 4096
 _MOST = 1 << 20
 
 
-class Run(NamedTuple):
+class ByteRun(NamedTuple):
     """Bytes of a part that follow one another in the whole too, from `offset` on."""
 
     offset: int
@@ -48,7 +48,9 @@ class Sliced:
                                   f"cannot be cut: {problem}")  # fmt: skip
         return part_shape(info.shape, self.part), info.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read that part alone."""
         (tensor,) = inputs
         read_part(tensor.info, self.part, tensor.read_into, start, buffer)
@@ -101,10 +103,12 @@ def read_part(
             done += nbytes
 
 
-def runs(info: TensorInfo, part: Part, start: int = 0, stop: int | None = None) -> Iterator[Run]:
+def runs(
+    info: TensorInfo, part: Part, start: int = 0, stop: int | None = None
+) -> Iterator[ByteRun]:
     """Yield the runs that the bytes of a part from `start` to `stop` are, in their order."""
     if not part:
-        yield Run(start, (info.nbytes if stop is None else stop) - start)
+        yield ByteRun(start, (info.nbytes if stop is None else stop) - start)
         return
     whole, cuts = byte_shape(info), {cut.axis: cut.ranges for cut in byte_part(info, part)}
     own = part_shape(whole, byte_part(info, part))
@@ -122,7 +126,7 @@ def runs(info: TensorInfo, part: Part, start: int = 0, stop: int | None = None) 
             nbytes = (last - first) * inner
             begin, end = max(position, start), min(position + nbytes, stop)
             if begin < end:
-                yield Run(base + first * inner + begin - position, end - begin)
+                yield ByteRun(base + first * inner + begin - position, end - begin)
             position += nbytes
 
 
@@ -146,9 +150,9 @@ def _entry(
     return found
 
 
-def _neighbours(found: Iterator[Run]) -> Iterator[list[Run]]:
+def _neighbours(found: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
     """Yield runs together that are best read together."""
-    near: list[Run] = []
+    near: list[ByteRun] = []
     for run in found:
         if near:
             gap = run.offset - near[-1].offset - near[-1].nbytes

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Transposed"]
@@ -35,7 +35,9 @@ class Transposed:
             )
         return info.shape[::-1], info.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read the part of each row that the columns are in, and turn it."""
         import numpy as np
 

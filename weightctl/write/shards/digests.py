@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.gathered import Gathered, shard_key
+from weightctl.formats.sharded.gathered import GatheredSource, shard_key
 from weightctl.write.digests import digests
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Altered(NamedTuple):
 
 
 def altered(
-    gathered: Gathered,
+    gathered: GatheredSource,
     *,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
@@ -47,7 +47,7 @@ def altered(
     ]
 
 
-def checked_bytes(gathered: Gathered) -> int:
+def checked_bytes(gathered: GatheredSource) -> int:
     """Return how many bytes `altered` reads."""
     return sum(info.nbytes for info in gathered.shards.header.tensors.values())
 
@@ -62,7 +62,7 @@ def refuse_altered(
 
     Reads all its files, as `altered` does, and nothing of a source that is no sharded checkpoint.
     """
-    if not isinstance(source, Gathered):
+    if not isinstance(source, GatheredSource):
         return
     found = altered(source, threads=threads, progress=progress)
     if not found:

@@ -20,7 +20,7 @@ from weightctl.write.targets import target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.formats.sharded.gathered import Gathered
+    from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.write.outcome import Outcome
     from weightctl.write.store import Saved
 
@@ -34,7 +34,7 @@ class Gathering:
     `nbytes` are those that are read to be checked, and those that are written.
     """
 
-    gathered: Gathered
+    gathered: GatheredSource
     plan: Plan
     outcome: Outcome
 

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from weightctl.formats.base import Layout
-    from weightctl.formats.sharded.record import Piece, Shard
+    from weightctl.formats.sharded.record import Shard, SourceShard
     from weightctl.weights.info import Header, TensorInfo
 
-__all__ = ["Content", "Pass", "Place", "passes"]
+__all__ = ["Content", "Pass", "RankOffset", "passes"]
 
 # Where bytes that follow one another are fewer, ranks that have what is between them read together.
 _LEAST_RUN = 1 << 16
@@ -22,7 +22,7 @@ _LEAST_RUN = 1 << 16
 _LARGE = 1 << 26
 
 
-class Place(NamedTuple):
+class RankOffset(NamedTuple):
     """Where a tensor of a rank stands in the rank's file."""
 
     rank: int
@@ -33,9 +33,9 @@ class Place(NamedTuple):
 class Content(NamedTuple):
     """Bytes that tensors of ranks have: pieces of the source one after the other, then zeros."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourceShard, ...]
     nbytes: int
-    places: tuple[Place, ...]
+    places: tuple[RankOffset, ...]
 
 
 class Pass(NamedTuple):
@@ -64,14 +64,14 @@ def passes(
 
     What several ranks have alike is made once.
     """
-    places: dict[tuple[tuple[Piece, ...], int], list[Place]] = {}
+    places: dict[tuple[tuple[SourceShard, ...], int], list[RankOffset]] = {}
     for rank, (shards, layout) in enumerate(zip(ranks, layouts, strict=True)):
         offsets = {
             info.name: offset for info, offset in zip(layout.tensors, layout.offsets, strict=True)
         }
         for info, pieces, *_ in shards:
             if (rank, info.name) not in done:
-                place = Place(rank, info.name, offsets[info.name])
+                place = RankOffset(rank, info.name, offsets[info.name])
                 places.setdefault((pieces, info.nbytes), []).append(place)
     found: list[Pass] = []
     together: dict[tuple[str, ...], list[Content]] = {}
@@ -93,7 +93,7 @@ def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
     return -(each.nbytes // _LARGE), first, each.contents[0].places[0].rank
 
 
-def _is_long(tensors: Mapping[str, TensorInfo], piece: Piece) -> bool:
+def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
     """Whether the bytes of a piece follow one another for long, or are all that there are."""
     if not piece.part:
         return True

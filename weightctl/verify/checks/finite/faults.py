@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.system.threads import Memory
     from weightctl.verify.checks.finite.scales import Codes, ScaleField
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 
 __all__ = [
@@ -74,7 +74,7 @@ class ScaleFault:
     found: Occurrences = dataclasses.field(default_factory=Occurrences)
 
 
-def find_nonfinite(tensor: Tensor, memory: Memory) -> tuple[Occurrences, Occurrences]:
+def find_nonfinite(tensor: ReadableTensor, memory: Memory) -> tuple[Occurrences, Occurrences]:
     """Return the numbers of a tensor that are NaN, and those that are infinite."""
     nan, infinite = Occurrences(), Occurrences()
     encoding = tensor.info.encoding
@@ -86,7 +86,9 @@ def find_nonfinite(tensor: Tensor, memory: Memory) -> tuple[Occurrences, Occurre
     return nan, infinite
 
 
-def find_bad_scales(tensor: Tensor, memory: Memory) -> tuple[list[ScaleFault], list[ScaleSpread]]:
+def find_bad_scales(
+    tensor: ReadableTensor, memory: Memory
+) -> tuple[list[ScaleFault], list[ScaleSpread]]:
     """Return the scales of a tensor that no healthy one has, and how all of them spread."""
     info = tensor.info
     fields = find_scales(info.encoding)
@@ -156,7 +158,7 @@ def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
     return alone
 
 
-def has_swapped_bytes(tensor: Tensor) -> bool:
+def has_swapped_bytes(tensor: ReadableTensor) -> bool:
     """Whether plain numbers are weights of usual sizes with their bytes in reverse, and only so."""
     info = tensor.info
     encoding = info.encoding

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.verify.checks.finite.faults import ScaleFault
     from weightctl.verify.checks.finite.survey import Survey
     from weightctl.verify.subject import Subject
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Finding", "Judge"]
@@ -85,7 +85,7 @@ class Judge:
         notes = [f"{idle} {which} nothing, {meant}"] if self._idle else []
         return [*notes, *self._unused[:MOST_NAMED]]
 
-    def findings(self, tensor: Tensor, survey: Survey) -> Iterator[Finding]:
+    def findings(self, tensor: ReadableTensor, survey: Survey) -> Iterator[Finding]:
         """Yield all that is wrong with a tensor."""
         info = tensor.info
         damaged: list[Finding] = []
@@ -116,7 +116,7 @@ class Judge:
         elif survey.zeros:
             yield from self._empty_rows(info, survey)
 
-    def _nonfinite(self, tensor: Tensor) -> str:
+    def _nonfinite(self, tensor: ReadableTensor) -> str:
         info = tensor.info
         nan, infinite = find_nonfinite(tensor, self._memory)
         kinds = [("NaN", nan), ("infinite", infinite)]
@@ -130,7 +130,7 @@ class Judge:
         ]
         return "; ".join(told)
 
-    def _scales(self, tensor: Tensor) -> Iterator[Finding]:
+    def _scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
         info = tensor.info
         kinds, spreads = find_bad_scales(tensor, self._memory)
         for kind in kinds:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
     from weightctl.system.threads import Memory
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = [
@@ -86,7 +86,7 @@ def cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
         yield Stretch(info.name, start, min(start + step, info.size))
 
 
-def read_runs(tensor: Tensor, start: int, stop: int, memory: Memory) -> Iterator[RowRun]:
+def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> Iterator[RowRun]:
     """Yield the runs of a stretch of a tensor; each is only good until the next.
 
     Raises `FormatError` where a file cannot be read.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Blame"]
 
@@ -123,9 +123,9 @@ class Blame:
                 groups.setdefault(pair.part, []).append(pair)
         return groups
 
-    def _stand_ins(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+    def _stand_ins(self, pairs: Sequence[Pair]) -> dict[str, ReadableTensor]:
         own, other = self._running.checkpoint, self._pairing.reference
-        made: dict[str, Tensor] = {}
+        made: dict[str, ReadableTensor] = {}
         for pair in pairs:
             tensor = None if other is None else other.tensors.get(pair.module)
             if tensor is None or other is None or pair.names is None:
@@ -137,7 +137,7 @@ class Blame:
                 continue
         return made
 
-    def _lent(self, part: ComparedPart, running: Running) -> dict[str, Tensor]:
+    def _lent(self, part: ComparedPart, running: Running) -> dict[str, ReadableTensor]:
         """Return the reference's tensors that a corrected config asks for and nobody has."""
         own, other = self._running.checkpoint, self._pairing.reference
         if other is None:
@@ -156,9 +156,9 @@ class _Trial(NamedTuple):
 
     part: ComparedPart
     running: Running
-    lent: dict[str, Tensor]
+    lent: dict[str, ReadableTensor]
 
-    def is_well(self, replaced: dict[str, Tensor]) -> bool:
+    def is_well(self, replaced: dict[str, ReadableTensor]) -> bool:
         """Whether the part is as it should be with some tensors replaced."""
         try:
             return self.part.is_well(self.running, self.lent | replaced)

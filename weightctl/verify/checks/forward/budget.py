@@ -12,7 +12,7 @@ from weightctl.errors import ConversionError
 from weightctl.verify.compare.cost import PairSide
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.compare.pairs import convert_dialect
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.families import RecognizedModel
     from weightctl.verify.compare.pairs import Pair
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Degraded", "degrade"]
@@ -37,7 +37,9 @@ _PLAIN = 16
 _MOST_CHANGED = 0.5
 
 
-def degrade(pair: Pair, subject: RecognizedModel, reference: RecognizedModel) -> Tensor | None:
+def degrade(
+    pair: Pair, subject: RecognizedModel, reference: RecognizedModel
+) -> ReadableTensor | None:
     """Return the reference's tensor, in its dialect, as far off as the subject's may be.
 
     None where the subject's should be equal to it, and where no encoding explains a difference, as
@@ -66,7 +68,7 @@ def degrade(pair: Pair, subject: RecognizedModel, reference: RecognizedModel) ->
         wanted = convert_dialect(pair.names, other, reference, dialect)
         if turned.info.shape != wanted.info.shape:
             return None
-        made = Made(pair.module, step, [wanted, turned])
+        made = DerivedTensor(pair.module, step, [wanted, turned])
         turned_back = replace(reference, dialect=dialect)
         return convert_dialect(pair.names, made, turned_back, reference.dialect)
     except ConversionError:
@@ -102,7 +104,9 @@ class Degraded:
                 raise ConversionError(f"`{info.name}` has rows of no whole blocks")
         return AsFloat32().infer(inputs[:1])
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Encode and decode the run, and the rows around it."""
         made = np.frombuffer(buffer, np.float32)
         shape = inputs[0].info.shape
@@ -119,7 +123,7 @@ class Degraded:
     def __str__(self) -> str:
         return "as far off as its encoding"
 
-    def _numbers(self, inputs: Sequence[Tensor], first: int, last: int, row: int) -> F32:
+    def _numbers(self, inputs: Sequence[ReadableTensor], first: int, last: int, row: int) -> F32:
         numbers = read_values(inputs[0], first, last - first).reshape(-1, row)
         if self.is_again:
             return _add_noise(numbers, self.stored.typical, first)
@@ -170,7 +174,7 @@ def _is_otherwise_quantized(pair: Pair) -> bool:
     return changed > blocks * _MOST_CHANGED
 
 
-def _read_bytes(tensor: Tensor, start: int, length: int) -> NDArray[np.uint8]:
+def _read_bytes(tensor: ReadableTensor, start: int, length: int) -> NDArray[np.uint8]:
     raw = bytearray(length)
     tensor.read_into(start, memoryview(raw))
     return np.frombuffer(raw, np.uint8)

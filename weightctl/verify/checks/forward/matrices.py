@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.verify.request import Request
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Origin, TensorInfo
 
 __all__ = ["check_matrices"]
@@ -45,7 +45,7 @@ _ABSURD = 1e8
 class _Rows(NamedTuple):
     """Some rows of a tensor, that is taken as so many columns side by side."""
 
-    tensor: Tensor
+    tensor: ReadableTensor
     columns: int
     start: int
     rows: int
@@ -124,7 +124,7 @@ def _judge_gain(gain: float) -> str:
 
 
 def _measure_gain(
-    session: InferenceSession, request: Request, tensor: Tensor, at_once: int
+    session: InferenceSession, request: Request, tensor: ReadableTensor, at_once: int
 ) -> tuple[float, float]:
     """Return the length of what a matrix makes of a unit vector, and what would be usual."""
     columns = _count_columns(tensor.info.shape)
@@ -139,7 +139,7 @@ def _measure_gain(
     return length**0.5, (squares / columns) ** 0.5
 
 
-def _cut_rows(tensor: Tensor, columns: int, at_once: int) -> Iterator[_Rows]:
+def _cut_rows(tensor: ReadableTensor, columns: int, at_once: int) -> Iterator[_Rows]:
     rows, step = tensor.info.size // columns, max(1, at_once // columns)
     for start in range(0, rows, step):
         yield _Rows(tensor, columns, start, min(step, rows - start))

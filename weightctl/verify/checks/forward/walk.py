@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import Activation
     from weightctl.verify.run.parts import Flow, Replaced, Running
     from weightctl.verify.run.prompt import Prompt
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
 
 
 __all__ = ["ComparedPart", "Walk"]
@@ -129,8 +129,8 @@ class Walk:
             expected = again(self.reference, far_off)
         return ComparedPart(name, found, expected, again)
 
-    def _far_off(self, name: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def _far_off(self, name: str) -> dict[str, ReadableTensor]:
+        found: dict[str, ReadableTensor] = {}
         for module in self.reference.weights_of(name):
             pair = self._pairs.get(module)
             if name == OUTPUT and module == _EMBEDDING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.verify.checks.metadata.description import Description
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["compare_configs", "compare_other_keys"]
 
@@ -78,7 +78,7 @@ def _list_values(description: Description, checkpoint: RecognizedModel | None) -
 
 
 def _list_of_metadata(
-    metadata: Mapping[str, Value], checkpoint: RecognizedModel | None
+    metadata: Mapping[str, MetadataValue], checkpoint: RecognizedModel | None
 ) -> Iterator[tuple[str, Any]]:
     if ARCHITECTURE not in metadata:
         return

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.families.keys import Dialect
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.subject import Subject
-    from weightctl.weights.metadata import Value
+    from weightctl.weights.metadata import MetadataValue
 
 
 __all__ = ["TOKENIZER_KEYS", "Description", "describe", "is_id", "read_ends", "read_raw"]
@@ -55,8 +55,8 @@ class Description:
     where: str
     tokenizer: Tokenizer | None
     refusal: str = ""
-    files: Files | None = None
-    metadata: Mapping[str, Value] = field(default_factory=dict[str, "Value"])
+    files: TokenizerFiles | None = None
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict[str, "MetadataValue"])
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     generation: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -103,7 +103,7 @@ def describe(subject: Subject) -> Description | None:
     return _describe_directory(subject, directory or ".", config(files))
 
 
-def _describe_metadata(metadata: Mapping[str, Value], where: str) -> Description:
+def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Description:
     tokens = metadata.get(_TOKENS)
     count = len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
     # An id out of bounds is a problem of its own, and hides none of the others.
@@ -167,7 +167,7 @@ def is_id(content: Any) -> bool:
     return isinstance(content, int) and not isinstance(content, bool) and content >= 0
 
 
-def read_raw(files: Files) -> Tokenizer | None:
+def read_raw(files: TokenizerFiles) -> Tokenizer | None:
     """Return what a tokenizer.json says literally: tokens by id, types of added ones, merges.
 
     None where there is none, or its model has no vocabulary. Raises `TokenizerError` for added

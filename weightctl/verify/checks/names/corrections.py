@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
 from weightctl.families.configs import MODEL_TYPE
-from weightctl.families.kinds import Whole, shown
+from weightctl.families.kinds import WholeNumber, shown
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import layer
 from weightctl.families.recognition import recognize
@@ -15,7 +15,7 @@ from weightctl.system.registry import load
 from weightctl.verify.checks.names.fit import measure_fit
 from weightctl.verify.results import Cause
 from weightctl.weights.derived import Derived, tensor_of
-from weightctl.weights.metadata import Value
+from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None
 
 
 def _find_keys(arch: Arch, fields: Iterable[str]) -> list[Key]:
-    known = {key.field: key for key in reversed(arch.keys) if isinstance(key.kind, Whole)}
+    known = {key.field: key for key in reversed(arch.keys) if isinstance(key.kind, WholeNumber)}
     return [known[field] for field in fields if field in known]
 
 
@@ -165,7 +165,7 @@ def _try_value(
             header_of(weights).metadata[name].type if name in header_of(weights).metadata else "u32"
         )
         tensors = {each: tensor_of(source_of(weights), each) for each in header_of(weights).tensors}
-        metadata = {**header_of(weights).metadata, name: Value(kind, value)}
+        metadata = {**header_of(weights).metadata, name: MetadataValue(kind, value)}
         weights = Checkpoint(Derived(source_of(weights), tensors, metadata))
     try:
         return measure_fit(recognize(weights, config))

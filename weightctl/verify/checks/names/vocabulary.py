@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.families import RecognizedModel
-    from weightctl.translate.tokenizer.files import Files
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.checks.names.fit import Fit
 
 __all__ = ["Counts", "compare_counts"]
@@ -104,7 +104,7 @@ def _check_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
             yield Problem(where=key, text=text)
 
 
-def _count_tokens(files: Files, model_type: str) -> tuple[int, int]:
+def _count_tokens(files: TokenizerFiles, model_type: str) -> tuple[int, int]:
     """Return how many tokens a directory's tokenizer has, and behind the last added one.
 
     Each is 0 where there are none. Raises `TokenizerError` for files that are damaged.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.formats.huggingface import CONFIG
-from weightctl.formats.sharded.gathered import Gathered
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.storage.mapping import MappedFile
 from weightctl.text.untyped import is_object
 from weightctl.verify.checks.structure.pickles import scan_pickles
@@ -44,11 +44,11 @@ def check(request: Request) -> Result:
     header = source.header
     request.tell("reading headers", 0)
     problems = [problem for find in _PROBLEMS for problem in find(header)]
-    if isinstance(source, Gathered):
+    if isinstance(source, GatheredSource):
         problems += check_digests(source, request)
     request.tell("asking other readers", 0.2)
     found = scan_pickles(header)
-    headers = source.ranks if isinstance(source, Gathered) else (header,)
+    headers = source.ranks if isinstance(source, GatheredSource) else (header,)
     answer = (
         Answer(find_reader(header), reason=found.reason) if found.reason else ask_reader(*headers)
     )
@@ -185,7 +185,7 @@ _NOTES: tuple[Callable[[Header], Iterator[str]], ...] = (
 )
 
 
-def check_digests(gathered: Gathered, request: Request) -> Sequence[Problem]:
+def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Problem]:
     """Return a problem for each tensor of a rank whose SHA-256 is not the manifest's.
 
     Raises `FormatError` where a file cannot be read.

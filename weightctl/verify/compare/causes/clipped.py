@@ -11,7 +11,7 @@ from weightctl.text.wording import number, percent
 from weightctl.verify.compare.causes.proof import explains
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["find_clipped"]
@@ -43,7 +43,7 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     if limits is None:
         return None
     count = sum(_count_beyond(reference, limits) for _, reference in _read_pieces(pair))
-    made = pair._replace(reference=Made(pair.module, limits, [pair.reference]))
+    made = pair._replace(reference=DerivedTensor(pair.module, limits, [pair.reference]))
     if not explains(made, pairing, found):
         return None
     size = pair.tensor.info.size
@@ -64,7 +64,9 @@ class _Limits(NamedTuple):
         """Return the shape, and F32."""
         return AsFloat32().infer(inputs)
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Decode the numbers, and limit them."""
         AsFloat32().read_into(inputs, start, buffer)
         numbers = np.frombuffer(buffer, np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 
 from weightctl.errors import ConversionError
 from weightctl.verify.results import Cause
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.rows import RowOrder
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
     Guess = tuple[Pair, Cause]
@@ -42,7 +42,7 @@ def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         rows = pair.reference.info.shape[0]
         if rows % 2 == 0:
             for order, cause in _list_orders(rows // 2):
-                made = Made(pair.module, RowOrder(order), [pair.reference])
+                made = DerivedTensor(pair.module, RowOrder(order), [pair.reference])
                 yield pair._replace(reference=made), cause
         return
     both = [pair.module.replace(_UP, _GATE), pair.module.replace(_GATE, _UP)]
@@ -54,7 +54,7 @@ def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     half = slice(rows) if pair.module == both[0] else slice(rows, 2 * rows)
     for order, cause in _list_orders(rows):
         try:
-            picked = Made(pair.module, _RowsOfBoth(order[half]), references)
+            picked = DerivedTensor(pair.module, _RowsOfBoth(order[half]), references)
         except ConversionError:
             return
         yield pair._replace(reference=picked), cause
@@ -78,7 +78,9 @@ class _RowsOfBoth(NamedTuple):
             raise ConversionError(f"`{one.name}` and `{other.name}` are not alike")
         return (len(self.order), *one.shape[1:]), one.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read the neighbourhood of the rows in both, and pick them."""
         info = inputs[0].info
         count = info.shape[0]

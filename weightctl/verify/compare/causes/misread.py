@@ -13,7 +13,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.verify.compare.causes.proof import is_proven
 from weightctl.verify.results import Cause
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["find_misread"]
@@ -70,7 +70,9 @@ class _Reading(NamedTuple):
             raise ConversionError(f"`{info.name}` is {info.encoding}, and not {self.held}")
         return info.shape, self.meant
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read the numbers, and their bits as something else."""
         (tensor,) = inputs
         stored, width = tensor.info.encoding, self.held.size
@@ -101,14 +103,14 @@ def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
     own, reference = pair.tensor, pair.reference
     encoding = own.info.encoding
     if encoding == step.held or _may_hold(own, step.held):
-        yield pair._replace(tensor=Made(pair.module, step, [own]))
+        yield pair._replace(tensor=DerivedTensor(pair.module, step, [own]))
     elif encoding in _PLAIN and encoding.size < step.held.size:
         return
     with suppress(ConversionError):
-        yield pair._replace(reference=Made(pair.module, step.undone, [reference]))
+        yield pair._replace(reference=DerivedTensor(pair.module, step.undone, [reference]))
 
 
-def _may_hold(tensor: Tensor, encoding: Encoding) -> bool:
+def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
     """Whether the first numbers of a tensor in float32 may have been in a narrower encoding."""
     if tensor.info.encoding != _F32:
         return False

@@ -12,16 +12,16 @@ from weightctl.verify.compare.causes.interleaved import guess_interleaved
 from weightctl.verify.compare.causes.misplaced import guess_other_expert, guess_other_norm
 from weightctl.verify.compare.once_quantized import exchange_sides
 from weightctl.verify.results import Cause
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Plus
-from weightctl.weights.steps.rows import RowOrder, Rows
+from weightctl.weights.steps.rows import RowOrder, RowRange
 from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.weights.derived import Step, Tensor
+    from weightctl.weights.derived import ReadableTensor, Step
 
     Guess = tuple[Pair, Cause]
 
@@ -133,7 +133,7 @@ def _guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         yield made, TRANSPOSED
 
 
-def _is_turned(tensor: Tensor) -> bool:
+def _is_turned(tensor: ReadableTensor) -> bool:
     return str(Transposed()) in tensor.origin.steps
 
 
@@ -174,8 +174,10 @@ def _guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     for mine, theirs, what in ((1, 0, "after"), (0, 1, "before")):
         yield (
             pair._replace(
-                tensor=Made(pair.module, Rows(mine, last - theirs), [pair.tensor]),
-                reference=Made(pair.module, Rows(theirs, last - mine), [pair.reference]),
+                tensor=DerivedTensor(pair.module, RowRange(mine, last - theirs), [pair.tensor]),
+                reference=DerivedTensor(
+                    pair.module, RowRange(theirs, last - mine), [pair.reference]
+                ),
             ),
             Cause("shifted", f"each row stands one place {what} where it belongs"),
         )
@@ -183,11 +185,11 @@ def _guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 def _apply(pair: Pair, step: Step) -> Pair | None:
     """Return the pair with a step done to the reference; None where it cannot be."""
-    reference: Tensor = pair.reference
+    reference: ReadableTensor = pair.reference
     try:
         if isinstance(step, Transposed) and reference.info.encoding.block > 1:
-            reference = Made(pair.module, AsFloat32(), [reference])
-        return pair._replace(reference=Made(pair.module, step, [reference]))
+            reference = DerivedTensor(pair.module, AsFloat32(), [reference])
+        return pair._replace(reference=DerivedTensor(pair.module, step, [reference]))
     except ConversionError:
         return None
 

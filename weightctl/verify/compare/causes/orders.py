@@ -10,7 +10,7 @@ from weightctl.errors import ConversionError
 from weightctl.verify.compare.causes.proof import is_proven
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
-from weightctl.weights.derived import Made
+from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 from weightctl.weights.steps.rows import RowOrder
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.weights.derived import Tensor
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
     Places = tuple[int, ...]
@@ -132,10 +132,10 @@ def _reorder(pair: Pair, axis: int, places: Places) -> Pair | None:
     reference = pair.reference
     try:
         if axis == ROWS:
-            made = Made(pair.module, RowOrder(places), [reference])
+            made = DerivedTensor(pair.module, RowOrder(places), [reference])
         else:
-            numbers = Made(pair.module, AsFloat32(), [reference])
-            made = Made(pair.module, _ColumnOrder(places), [numbers])
+            numbers = DerivedTensor(pair.module, AsFloat32(), [reference])
+            made = DerivedTensor(pair.module, _ColumnOrder(places), [numbers])
     except ConversionError:
         return None
     return pair._replace(reference=made)
@@ -153,7 +153,9 @@ class _ColumnOrder(NamedTuple):
             raise ConversionError(f"`{info.name}` does not have {len(self.order)} columns")
         return info.shape, info.encoding
 
-    def read_into(self, inputs: Sequence[Tensor], start: int, buffer: memoryview, /) -> None:
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
         """Read whole rows, and pick their columns."""
         (tensor,) = inputs
         row = tensor.info.nbytes // tensor.info.shape[0]
@@ -184,7 +186,7 @@ def _search_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
     return places
 
 
-def _sample_rows(tensor: Tensor) -> F32:
+def _sample_rows(tensor: ReadableTensor) -> F32:
     """Return numbers of each row, from all over it."""
     count, width = tensor.info.shape
     columns = np.unique(np.linspace(0, width - 1, _SIGNATURE).astype(np.int64))
@@ -197,7 +199,7 @@ def _sample_rows(tensor: Tensor) -> F32:
     return made
 
 
-def _sample_columns(tensor: Tensor) -> F32:
+def _sample_columns(tensor: ReadableTensor) -> F32:
     """Return numbers of each column, from rows all over the tensor."""
     count, width = tensor.info.shape
     band = min(count, _SIGNATURE // _BANDS)
