@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def _smollm2() -> Path:
-    sys.path.insert(0, str(TESTS))
+    sys.path.insert(0, str(TESTS / "support"))
     from real_files import fetch
 
     return fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"

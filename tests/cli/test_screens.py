@@ -8,7 +8,8 @@ from pathlib import Path
 from shutil import copyfile, copytree
 
 if __name__ == "__main__":  # pytest knows these folders
-    sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    HERE = Path(__file__).parent
+    sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
 
 import made
 import pytest

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 if __name__ == "__main__":  # pytest knows this folder
-    sys.path.append(str(Path(__file__).parent.parent))
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import pytest
 from hypothesis import example, given

@@ -161,7 +161,7 @@ def test_streamed_weights_do_not_add_up_in_memory(tmp_path: Path) -> None:
     arrays |= {f"layers.{n}.b": bias for n in range(30)}
     path = stored(tmp_path / "a.safetensors", **arrays)
     folder = Path(__file__).parent
-    program = LARGE.format(folders=[str(folder), str(folder.parent)], path=str(path))
+    program = LARGE.format(folders=[str(folder), str(folder.parent / "support")], path=str(path))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

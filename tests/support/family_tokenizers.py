@@ -42,7 +42,7 @@ LLAMA3 = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_HELD_OUT = Path(__file__).parent.parent / "fixtures" / "tiny-llama" / "held-out.txt"
+_HELD_OUT = Path(__file__).parents[2] / "fixtures" / "tiny-llama" / "held-out.txt"
 _SIZE = 640
 
 

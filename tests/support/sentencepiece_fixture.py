@@ -10,7 +10,7 @@ from typing import Any
 
 from sentencepiece_files import keeps_spaces, model_file
 
-_FOLDER = Path(__file__).parent.parent / "fixtures" / "sentencepiece"
+_FOLDER = Path(__file__).parents[2] / "fixtures" / "sentencepiece"
 _ALGORITHMS = {"unigram": 1, "bpe": 2}
 
 

@@ -63,7 +63,7 @@ def killed_halfway(source: Path, out: Path) -> None:
     half = sum(info.nbytes for info in open_weights(source).header.tensors.values()) // 2
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(source), str(out), str(half)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
         capture_output=True,
         check=False,
     )
