@@ -198,7 +198,7 @@ def test_every_public_name_can_be_loaded() -> None:
 
 def test_a_name_of_a_package_is_not_that_of_a_module_in_it() -> None:
     lazy = [module for module in MODULES if module.name == "__init__.py"]
-    lazy = [module for module in lazy if "loaded_on_use(__name__" in module.read_text()]
+    lazy = [module for module in lazy if "load_on_use(__name__" in module.read_text()]
     assert len(lazy) > 5
     for module in lazy:
         package = import_module(".".join(module.relative_to(ROOT).parts[:-1]))

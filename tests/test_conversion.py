@@ -14,7 +14,7 @@ from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights, 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, MissingTensorError, OutputError
 from weightctl.plan.cast import cast
-from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ARRAYS = {
         ({"dtype": "f16"}, ["--dtype", "f16"]),
         ({"dtype": torch.float16}, ["--dtype", "f16"]),
         ({"quant": "Q4_K_M"}, ["--quant", "Q4_K_M"]),
-        ({"quant": MIXTURES["Q4_K_M"]}, ["--quant", "q4_k_m"]),
+        ({"quant": LLAMA_RECIPES["Q4_K_M"]}, ["--quant", "q4_k_m"]),
         (
             {"tensor_types": {"attn_v": QuantizationEncoding.Q8_0, "norm": "keep"}},
             ["--tensor-type", "attn_v=Q8_0", "--tensor-type", "norm=keep"],
@@ -270,7 +270,8 @@ def test_what_is_there_stays_without_force(tmp_path: Path) -> None:
     [
         ([DType.float16, "f16", "float16", np.float16, np.dtype("f2"), torch.float16,
           ENCODINGS["F16"]], "F16"),
-        ([QuantizationEncoding.Q8_0, "q8_0", "Q8_0", ENCODINGS["Q8_0"], MIXTURES["Q8_0"]], "Q8_0"),
+        ([QuantizationEncoding.Q8_0, "q8_0", "Q8_0", ENCODINGS["Q8_0"],
+          LLAMA_RECIPES["Q8_0"]], "Q8_0"),
     ],
 )  # fmt: skip
 def test_cast_takes_a_type_in_any_spelling(spellings: list[Any], name: str) -> None:
@@ -278,7 +279,7 @@ def test_cast_takes_a_type_in_any_spelling(spellings: list[Any], name: str) -> N
     for spelling in spellings:
         made = {item.info.name: item.info.encoding.name for item in cast(plan, spelling).items}
         assert made["a.weight"] == name, spelling
-        rules = cast(plan, None, {"^a": spelling} if spelling not in MIXTURES.values() else {})
+        rules = cast(plan, None, {"^a": spelling} if spelling not in LLAMA_RECIPES.values() else {})
         assert rules.items[0].info.encoding.name in {name, "F32"}
 
 

@@ -17,7 +17,7 @@ from outcomes import random_model, random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, FormatError
 from weightctl.system.temporary import temporary_name
-from weightctl.write.output_file import refused
+from weightctl.write.output_file import cannot_write
 from weightctl.write.store import save
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_an_error_names_the_output_and_not_what_it_is_called_until_it_is_whole(n
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     first, *rest = name.split("/")
     temporary = "/".join(["/place", temporary_name(first), *rest])
-    assert refused(temporary, full).message == (
+    assert cannot_write(temporary, full).message == (
         f"/place/{name} cannot be written: No space left on device"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weightctl.errors import ConversionError, WeightctlError
-from weightctl.text.patterns import chosen, regular_expression
+from weightctl.text.patterns import regular_expression, select_names
 
 LAYERS = [f"layers.{number}.w" for number in range(130)]
 
@@ -28,23 +28,23 @@ LAYERS = [f"layers.{number}.w" for number in range(130)]
     ],
 )
 def test_a_pattern_is_a_glob_with_the_numbers_of_listings(pattern: str, layers: list[int]) -> None:
-    assert chosen(LAYERS, [pattern]) == [f"layers.{number}.w" for number in layers]
+    assert select_names(LAYERS, [pattern]) == [f"layers.{number}.w" for number in layers]
 
 
 def test_what_is_excluded_stays_out_whatever_includes_it() -> None:
-    assert chosen(["a", "b", "c"], ["a", "b"], ["b", "c"]) == ["a"]
-    assert chosen(["a", "b", "c"], (), ["b"]) == ["a", "c"]
-    assert chosen(["a", "b", "c"]) == ["a", "b", "c"]
+    assert select_names(["a", "b", "c"], ["a", "b"], ["b", "c"]) == ["a"]
+    assert select_names(["a", "b", "c"], (), ["b"]) == ["a", "c"]
+    assert select_names(["a", "b", "c"]) == ["a", "b", "c"]
 
 
 def test_names_with_brackets_and_line_ends_can_be_matched() -> None:
-    assert chosen(["x[1].b", "x1.b", "a\nb"], ["x[[]1].b"]) == ["x[1].b"]
-    assert chosen(["a\nb", "a"], ["a*"]) == ["a\nb", "a"]
+    assert select_names(["x[1].b", "x1.b", "a\nb"], ["x[[]1].b"]) == ["x[1].b"]
+    assert select_names(["a\nb", "a"], ["a*"]) == ["a\nb", "a"]
 
 
 def test_too_many_numbers_are_refused() -> None:
     with pytest.raises(WeightctlError, match="too many numbers"):
-        chosen(["a"], ["*.[0-999999999].*"])
+        select_names(["a"], ["*.[0-999999999].*"])
 
 
 @pytest.mark.parametrize("text", ["(", "a{99999999999999999999}", "(" * 6000 + ")" * 6000])

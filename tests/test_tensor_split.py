@@ -22,7 +22,7 @@ from weightctl.split import (
     gate_up,
     head_aware_columnwise,
     head_ranges,
-    listed_counts,
+    join_counts,
     replicate,
     rowwise,
     segmented,
@@ -184,9 +184,9 @@ def test_what_cannot_be_is_said_with_what_can(
 
 
 def test_numbers_of_ranks_are_told_in_runs() -> None:
-    assert listed_counts([1]) == "1"
-    assert listed_counts([1, 2]) == "1 or 2"
-    assert listed_counts([1, 2, 3, 4, 6, 8, 9]) == "1 to 4, 6, 8 or 9"
+    assert join_counts([1]) == "1"
+    assert join_counts([1, 2]) == "1 or 2"
+    assert join_counts([1, 2, 3, 4, 6, 8, 9]) == "1 to 4, 6, 8 or 9"
 
 
 def test_ranks_count_tensors_first_and_layers_last() -> None:

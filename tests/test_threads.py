@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weightctl.system.threads import shared_out
+from weightctl.system.threads import map_in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,12 +17,12 @@ def squared(number: int, _: Event) -> int:
 
 
 def test_what_is_made_comes_in_the_order_of_the_items() -> None:
-    with shared_out(squared, range(1000), threads=3) as made:
+    with map_in_threads(squared, range(1000), threads=3) as made:
         assert list(made) == [number * number for number in range(1000)]
 
 
 def test_nothing_is_made_of_nothing() -> None:
-    with shared_out(squared, [], threads=3) as made:
+    with map_in_threads(squared, [], threads=3) as made:
         assert list(made) == []
 
 
@@ -34,7 +34,7 @@ def test_items_are_taken_as_the_work_goes_on() -> None:
             taken.append(number)
             yield number
 
-    with shared_out(squared, items(), threads=2) as made:
+    with map_in_threads(squared, items(), threads=2) as made:
         assert list(islice(made, 10)) == [number * number for number in range(10)]
         assert 10 <= len(taken) < 1000
 
@@ -51,7 +51,7 @@ def test_what_runs_learns_that_nobody_waits_for_it() -> None:
             assert begun.wait(60)
         return number
 
-    with shared_out(wait, range(2), threads=2) as made:
+    with map_in_threads(wait, range(2), threads=2) as made:
         assert next(made) == 0
     assert ended.is_set()
 
@@ -62,7 +62,7 @@ def test_an_error_is_raised_where_its_outcome_is_taken() -> None:
             raise ValueError("two")
         return number
 
-    with shared_out(make, range(1000), threads=2) as made:
+    with map_in_threads(make, range(1000), threads=2) as made:
         assert [next(made), next(made)] == [0, 1]
         with pytest.raises(ValueError, match="two"):
             next(made)

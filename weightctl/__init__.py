@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import loaded_on_use
+from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl import engine, graph, nn
@@ -83,7 +83,7 @@ _NAMES = {
     "save": "weightctl.write.store:save",
 }
 
-__getattr__ = loaded_on_use(__name__, _NAMES)
+__getattr__ = load_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

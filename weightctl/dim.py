@@ -31,7 +31,7 @@ class _Quotient:
         self.left, self.operator, self.right = left, operator, right
         sides = [f"({side})" if " " in side else side for side in (str(left), str(right))]
         text = f"({sides[0]} {operator} {sides[1]})"
-        self.text = text if len(text) <= _LONGEST else _shortened(text)
+        self.text = text if len(text) <= _LONGEST else _abbreviate(text)
         self._hash = hash(self.text)
 
     def of(self, left: int, right: int) -> int:
@@ -48,7 +48,7 @@ class _Quotient:
         return self.text
 
 
-def _shortened(text: str) -> str:
+def _abbreviate(text: str) -> str:
     from hashlib import sha256
 
     return f"({text[:40]}... {sha256(text.encode()).hexdigest()})"
@@ -114,9 +114,9 @@ class Dim:
         """Return the dimension with names replaced; names that are not given stay."""
         known = dict[_Factor, Dim](dims.items())
         for one in self._quotients():
-            left, right = _replaced(one.left, known), _replaced(one.right, known)
+            left, right = _substitute(one.left, known), _substitute(one.right, known)
             known[one] = left // right if one.operator == "//" else left % right
-        return _replaced(self, known)
+        return _substitute(self, known)
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return the size for these sizes of the names.
@@ -234,10 +234,10 @@ class Dim:
         if not _is_dim(other):
             return NotImplemented
         divisor = Dim(other)
-        whole = self._divided(divisor)
+        whole = self._divide_exactly(divisor)
         if whole is not None:
             return whole
-        dividend, times = self._unfolded() if divisor.is_static else (self, 1)
+        dividend, times = self._unfold_quotient() if divisor.is_static else (self, 1)
         if times > 1:
             return dividend // (divisor * times)
         return _quotient(self, "//", divisor)
@@ -249,12 +249,12 @@ class Dim:
         if not _is_dim(other):
             return NotImplemented
         divisor = Dim(other)
-        return _quotient(self, "%", divisor) if self._divided(divisor) is None else Dim(0)
+        return _quotient(self, "%", divisor) if self._divide_exactly(divisor) is None else Dim(0)
 
     def __rmod__(self, other: DimLike) -> Dim:
         return Dim(other) % self if _is_dim(other) else NotImplemented
 
-    def _divided(self, divisor: Dim) -> Dim | None:
+    def _divide_exactly(self, divisor: Dim) -> Dim | None:
         """Return the quotient by a single product of factors, None where a remainder is left."""
         if not divisor.terms:
             raise ZeroDivisionError(f"{self} cannot be divided by 0")
@@ -273,7 +273,7 @@ class Dim:
             terms[tuple(left)] = count // times
         return _of(terms)
 
-    def _unfolded(self) -> tuple[Dim, int]:
+    def _unfold_quotient(self) -> tuple[Dim, int]:
         """Return a dimension and a number, by which divided and rounded down it is this one.
 
         The number is 1 unless this is one quotient and what is added to it: (a // b + c) // d is
@@ -373,7 +373,7 @@ def _quotients_of(dim: Dim) -> list[_Quotient]:
     return [one for factors in dim.terms for one in factors if isinstance(one, _Quotient)]
 
 
-def _replaced(dim: Dim, known: Mapping[_Factor, Dim]) -> Dim:
+def _substitute(dim: Dim, known: Mapping[_Factor, Dim]) -> Dim:
     total: _Terms = {}
     for factors, count in dim.terms.items():
         product: _Terms = {(): count}

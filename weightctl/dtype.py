@@ -71,7 +71,7 @@ class DType(Enum):
     def _missing_(cls, value: object) -> DType | None:
         """Find the dtype that NumPy or torch, or a person, calls so."""
         if isinstance(value, str):
-            encoding = None if value in _AMBIGUOUS else _spellings().get(_normalized(value))
+            encoding = None if value in _AMBIGUOUS else _spellings().get(_normalize_name(value))
             found = None if encoding is None else encoding.dtype
         else:
             # `np.dtype` has a name, NumPy's scalars are of types, and torch prints its name.
@@ -133,7 +133,7 @@ def _hint_for(value: object) -> str:
 
         if said in _AMBIGUOUS:
             return f"NumPy means {_AMBIGUOUS[said]} by `{said}`, and others do not; say which"
-        wanted = _normalized(said)
+        wanted = _normalize_name(said)
         if (found := _spellings().get(wanted)) is not None and found.quantization is not None:
             return f"{found.name} is a QuantizationEncoding, of blocks of numbers"
         if near := difflib.get_close_matches(wanted, DType.__members__, n=3):
@@ -187,7 +187,7 @@ def as_quantization(given: QuantizationEncoding | str) -> QuantizationEncoding:
     """Return an encoding of blocks, or its name; `ArgumentTypeError` for what is not one."""
     if isinstance(given, QuantizationEncoding):
         return given
-    found = _spellings().get(_normalized(str(given)))
+    found = _spellings().get(_normalize_name(str(given)))
     if found is None or found.quantization is None:
         raise ArgumentTypeError(
             f"an encoding of blocks is a QuantizationEncoding, not {given!r}",
@@ -370,7 +370,7 @@ def parse_encoding(text: str) -> Encoding:
 
     Raises `EncodingError` for an unknown name, with the nearest known ones.
     """
-    wanted = _normalized(text)
+    wanted = _normalize_name(text)
     found = _spellings().get(wanted)
     if found is None:
         import difflib  # only on an error
@@ -381,7 +381,7 @@ def parse_encoding(text: str) -> Encoding:
     return found
 
 
-def _normalized(text: str) -> str:
+def _normalize_name(text: str) -> str:
     return text.strip().lower().replace("-", "_").removeprefix("torch.")
 
 

@@ -7,7 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weightctl.errors import ShardingError
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ __all__ = [
     "gate_up",
     "head_aware_columnwise",
     "head_ranges",
-    "listed_counts",
+    "join_counts",
     "part_along",
     "part_shape",
     "ranks_that_work",
@@ -172,7 +172,7 @@ def replicate(whole: Whole, ranks: int) -> Sharding:
 def axiswise(whole: Whole, ranks: int, axis: int) -> Sharding:
     """Cut along an axis, on block boundaries; the first ranks get one more block."""
     name = {0: "rowwise", 1: "columnwise"}.get(axis, f"axis {axis}")
-    return _segmented(name, whole, ranks, axis, None)
+    return _cut_segments(name, whole, ranks, axis, None)
 
 
 def rowwise(whole: Whole, ranks: int) -> Sharding:
@@ -192,15 +192,15 @@ def expert_parallel(whole: Whole, ranks: int) -> Sharding:
 
 def segmented(whole: Whole, ranks: int, sizes: Sequence[int], axis: int = 0) -> Sharding:
     """Cut each of the segments of an axis by itself; a rank has its share of every one."""
-    return _segmented("segmented", whole, ranks, axis, sizes)
+    return _cut_segments("segmented", whole, ranks, axis, sizes)
 
 
 def gate_up(whole: Whole, ranks: int, axis: int = 0) -> Sharding:
     """Cut either half of the rows, those of the gate and those of what it gates, by itself."""
     size = _size(whole, ranks, axis)
     if size % 2:
-        raise _refused(whole, ranks, axis, f"its {size} rows are no two halves", None)
-    return _segmented("gate_up", whole, ranks, axis, (size // 2, size // 2))
+        raise _cannot_cut(whole, ranks, axis, f"its {size} rows are no two halves", None)
+    return _cut_segments("gate_up", whole, ranks, axis, (size // 2, size // 2))
 
 
 def stacked_qkv(
@@ -215,19 +215,19 @@ def stacked_qkv(
     _require_heads(whole, ranks, axis, (heads, kv_heads, head_dim))
     if size != sum(sizes):
         told = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
-        raise _refused(whole, ranks, axis, told, None)
+        raise _cannot_cut(whole, ranks, axis, told, None)
     step = lcm(whole.blocks[axis], head_dim) // head_dim
     starts = (0, sizes[0], sizes[0] + sizes[1])
 
-    def found(count: int) -> list[tuple[Range, Range]] | None:
+    def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
         if count > 1 and any(start % whole.blocks[axis] for start in starts):
             return None
         return head_ranges(heads, kv_heads, count, step=step, kv_step=step)
 
-    shared = found(ranks)
+    shared = find_ranges(ranks)
     if shared is None:
-        told = _heads_told(heads, kv_heads, head_dim, whole.blocks[axis])
-        raise _refused(whole, ranks, axis, told, counts_that_work(found, heads))
+        told = _describe_heads(heads, kv_heads, head_dim, whole.blocks[axis])
+        raise _cannot_cut(whole, ranks, axis, told, counts_that_work(find_ranges, heads))
     ranges = [
         [
             (start + first * head_dim, start + last * head_dim)
@@ -254,16 +254,18 @@ def head_aware_columnwise(
     size, kv = _size(whole, ranks, axis), heads if kv_heads is None else kv_heads
     _require_heads(whole, ranks, axis, (heads, kv, head_dim))
     if size != heads * head_dim:
-        raise _refused(whole, ranks, axis, f"it has {size}, not {heads} heads of {head_dim}", None)
+        raise _cannot_cut(
+            whole, ranks, axis, f"it has {size}, not {heads} heads of {head_dim}", None
+        )
     step = lcm(whole.blocks[axis], head_dim) // head_dim
 
-    def found(count: int) -> list[tuple[Range, Range]] | None:
+    def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
         return head_ranges(heads, kv, count, step=step)
 
-    shared = found(ranks)
+    shared = find_ranges(ranks)
     if shared is None:
-        told = _heads_told(heads, kv, head_dim, whole.blocks[axis])
-        raise _refused(whole, ranks, axis, told, counts_that_work(found, heads))
+        told = _describe_heads(heads, kv, head_dim, whole.blocks[axis])
+        raise _cannot_cut(whole, ranks, axis, told, counts_that_work(find_ranges, heads))
     parts = (part_along(axis, size, [(a * head_dim, b * head_dim)]) for (a, b), _ in shared)
     return Sharding("head_aware_columnwise", tuple(parts))
 
@@ -275,10 +277,10 @@ def counts_that_work(found: Callable[[int], object | None], most: int) -> list[i
 
 def ranks_that_work(counts: Sequence[int]) -> str:
     """Return what tells how many ranks there may be: `1 to 4 or 6 ranks work`."""
-    return f"{listed_counts(counts)} {'rank works' if list(counts) == [1] else 'ranks work'}"
+    return f"{join_counts(counts)} {'rank works' if list(counts) == [1] else 'ranks work'}"
 
 
-def listed_counts(counts: Sequence[int]) -> str:
+def join_counts(counts: Sequence[int]) -> str:
     """Name numbers of ranks as people do, runs of them by their ends: `1 to 4, 6 or 8`."""
     told: list[str] = []
     for _, group in groupby(enumerate(counts), lambda pair: pair[1] - pair[0]):
@@ -287,22 +289,22 @@ def listed_counts(counts: Sequence[int]) -> str:
     return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
 
 
-def _segmented(
+def _cut_segments(
     name: str, whole: Whole, ranks: int, axis: int, sizes: Sequence[int] | None
 ) -> Sharding:
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     segments = [size] if sizes is None else list(sizes)
     if sum(segments) != size or min(segments, default=0) < 0:
         told = f"its {size} elements are no segments of {' + '.join(map(str, segments))}"
-        raise _refused(whole, ranks, axis, told, None)
+        raise _cannot_cut(whole, ranks, axis, told, None)
     starts = [0, *accumulate(segments)][:-1]
     units = min((-(-each // block) for each in segments), default=0)
     if any(start % block for start in starts):
         units = 1
     if ranks > max(units, 1):
-        are = f"{counted(units, 'block')} of {block}" if block > 1 else f"{units}"
+        are = f"{pluralize(units, 'block')} of {block}" if block > 1 else f"{units}"
         of = "its elements are" if len(segments) == 1 else "the elements of a segment are"
-        raise _refused(whole, ranks, axis, f"{of} {are}", list(range(1, max(units, 1) + 1)))
+        raise _cannot_cut(whole, ranks, axis, f"{of} {are}", list(range(1, max(units, 1) + 1)))
     shared = [unit_ranges(each, block, ranks) or [(0, each)] for each in segments]
     parts = [
         [(start + ranges[rank][0], start + ranges[rank][1])
@@ -341,16 +343,16 @@ def _require_heads(whole: Whole, ranks: int, axis: int, heads: tuple[int, int, i
     queries, keys, length = heads
     if min(heads) < 1 or queries % keys:
         told = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
-        raise _refused(whole, ranks, axis, told, None)
+        raise _cannot_cut(whole, ranks, axis, told, None)
 
 
-def _heads_told(heads: int, kv_heads: int, head_dim: int, block: int) -> str:
+def _describe_heads(heads: int, kv_heads: int, head_dim: int, block: int) -> str:
     shared = f", which share {kv_heads} of keys and values" if kv_heads != heads else ""
     blocks = f", in blocks of {block}" if block > 1 else ""
     return f"there are {heads} heads of {head_dim}{shared}{blocks}"
 
 
-def _refused(
+def _cannot_cut(
     whole: Whole, ranks: int, axis: int, told: str, works: Sequence[int] | None
 ) -> ShardingError:
     return ShardingError(

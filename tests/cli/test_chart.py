@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell, width
-from weightctl.cli.wrapping import hung, wrapped
+from weightctl.cli.wrapping import hung, wrap_text
 from weightctl.text.wording import printable
 
 NUMBERS = st.floats() | st.floats(0, 10)
@@ -96,7 +96,7 @@ def test_neighbours_that_share_a_column_show_the_highest_and_what_is_bad() -> No
 @example("\u4e2d\u6587" * 50, 2)
 def test_wrapped_text_fits_and_loses_nothing(text: str, room: int) -> None:
     text = printable(text)
-    lines = wrapped(text, room)
+    lines = wrap_text(text, room)
     assert all(line and width(line) <= max(room, 2) for line in lines)
     assert "".join("".join(lines).split()) == "".join(text.split())
 

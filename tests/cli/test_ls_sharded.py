@@ -15,7 +15,7 @@ from terminal import on_a_terminal, without_colour
 
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
 from weightctl import open_weights
-from weightctl.cli.splits import brief, listed_ranks, rank_shapes
+from weightctl.cli.splits import brief, join_ranks, rank_shapes
 from weightctl.dtype import ENCODINGS
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, axiswise, replicate
@@ -240,7 +240,7 @@ def test_what_ranks_have_is_told_with_the_ranks_that_have_it() -> None:
 
 
 def test_ranks_are_named_by_the_ends_of_their_runs() -> None:
-    assert listed_ranks([0, 1, 2, 3, 6, 8, 9]) == "0-3, 6, 8-9"
+    assert join_ranks([0, 1, 2, 3, 6, 8, 9]) == "0-3, 6, 8-9"
     assert brief("expert_parallel, head_aware_columnwise") == "head_aware"
 
 

@@ -11,7 +11,7 @@ import pytest
 from weightctl import open_weights
 from weightctl.cli.render import in_columns
 from weightctl.cli.shares import document, share_rows, summary
-from weightctl.cli.splits import grid_text, listed_ranks
+from weightctl.cli.splits import grid_text, join_ranks
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate, rowwise
 from weightctl.write.shards.outcome import describe_shards
@@ -72,7 +72,7 @@ def test_a_grid_is_told_by_the_axes_that_it_has(grid: Grid, text: str) -> None:
     [([0], "0"), ([0, 1], "0-1"), ([0, 2, 3, 4, 7], "0, 2-4, 7"), ([5, 6, 8], "5-6, 8")],
 )
 def test_runs_of_ranks_are_named_by_their_ends(ranks: list[int], text: str) -> None:
-    assert listed_ranks(ranks) == text
+    assert join_ranks(ranks) == text
 
 
 def test_a_tensor_has_a_shape_for_all_ranks_or_one_for_some(tmp_path: Path) -> None:

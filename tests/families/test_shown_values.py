@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weightctl.families.kinds import shown, shown_apart
+from weightctl.families.kinds import show_value, show_values_apart
 
 
 @pytest.mark.parametrize(
@@ -19,17 +19,17 @@ from weightctl.families.kinds import shown, shown_apart
     ],
 )
 def test_a_list_shows_what_it_begins_with(value: object, look: str) -> None:
-    assert shown(value) == look
+    assert show_value(value) == look
 
 
 def test_lists_that_look_alike_are_told_apart_by_the_first_element_that_differs() -> None:
     one, other = [False] * 50, [False] * 50
     other[33] = True
-    assert shown_apart(one, other) == (
+    assert show_values_apart(one, other) == (
         "a list of 50 whose element 33 is `False`",
         "one whose element 33 is `True`",
     )
 
 
 def test_values_that_look_different_are_shown_as_they_are() -> None:
-    assert shown_apart([1], None) == ("a list of 1 (`1`)", "`None`")
+    assert show_values_apart([1], None) == ("a list of 1 (`1`)", "`None`")

@@ -143,8 +143,8 @@ def test_parts_are_read_where_those_that_ask_have_them(tmp_path: Path) -> None:
         file.write(bytes(12))
     whole = contents_of(path)["kept"][1]
     assert whole_bytes(source, "kept") == whole
-    assert whole_bytes(source.seen_by([2]), "kept") == bytes(12)
-    assert whole_bytes(source.seen_by([1]), "kept") == whole
+    assert whole_bytes(source.view_for_ranks([2]), "kept") == bytes(12)
+    assert whole_bytes(source.view_for_ranks([1]), "kept") == whole
 
 
 def test_a_stage_without_a_tensor_is_no_gap(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from build import I8, Gguf, Tensor, index_of, safetensors_of
 from copying import contents, raw
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.open.merging import merged
+from weightctl.formats.open.merging import merge_headers
 from weightctl.weights.info import Header, Leaf
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_what_parts_say_is_merged_and_the_first_is_right() -> None:
         "pytorch", ("2",), {}, {},
         leaves={"n": Leaf("int", "2"), "m": Leaf("int", "3")}, aliases={"t": "b", "u": "b"},
     )  # fmt: skip
-    header = merged([first, later])
+    header = merge_headers([first, later])
     assert header.leaves == {"n": Leaf("int", "1"), "m": Leaf("int", "3")}
     assert header.aliases == {"t": "a", "u": "b"}
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from weightctl.formats.sharded.covering import first_gap, joined
+from weightctl.formats.sharded.covering import first_gap, join_parts
 from weightctl.split import Cut
 
 
@@ -35,8 +35,8 @@ def test_parts_that_are_entangled_are_refused_before_they_take_long() -> None:
 
 def test_pieces_that_differ_in_one_axis_are_one_part() -> None:
     first, second = (Cut(0, ((0, 1),)), Cut(1, ((2, 3),))), (Cut(0, ((0, 1),)), Cut(1, ((0, 1),)))
-    assert joined([first, second]) == (Cut(0, ((0, 1),)), Cut(1, ((0, 1), (2, 3))))
-    assert joined([(Cut(0, ((0, 1),)),), (Cut(0, ((1, 2),)),)]) == (Cut(0, ((0, 2),)),)
-    assert joined([first, (Cut(0, ((0, 1),)),)]) is None
-    assert joined([first, (Cut(0, ((1, 2),)), Cut(1, ((3, 4),)))]) is None
-    assert joined([first, first]) is None
+    assert join_parts([first, second]) == (Cut(0, ((0, 1),)), Cut(1, ((0, 1), (2, 3))))
+    assert join_parts([(Cut(0, ((0, 1),)),), (Cut(0, ((1, 2),)),)]) == (Cut(0, ((0, 2),)),)
+    assert join_parts([first, (Cut(0, ((0, 1),)),)]) is None
+    assert join_parts([first, (Cut(0, ((1, 2),)), Cut(1, ((3, 4),)))]) is None
+    assert join_parts([first, first]) is None

@@ -18,7 +18,7 @@ from weightctl.formats.pytorch.levels import (
     LEVELS_KEY,
     is_value,
     levels_value,
-    nested,
+    nest_leaves,
     parse_levels,
 )
 from weightctl.weights.metadata import TEXT, MetadataValue, text
@@ -36,14 +36,14 @@ def made_and_used(
     # What has no value says in the metadata that it is there.
     kinds = levels.items() if isinstance(levels, dict) else ()
     there = {name: text(kind) for name, kind in kinds if kind in {"None", "{}", "[]", "()"}}
-    root, used = nested(
+    root, used = nest_leaves(
         {name: f"<{name}>" for name in names}, {LEVELS_KEY: said, **there, **(metadata or {})}
     )
     return pickle.loads(emit(root)), set(used) - (there.keys() - (metadata or {}).keys())
 
 
 def test_without_levels_it_is_one_flat_dict() -> None:
-    root, used = nested({"a.b": "<a.b>", "a.c": "<a.c>"}, {"a": text("a text")})
+    root, used = nest_leaves({"a.b": "<a.b>", "a.c": "<a.c>"}, {"a": text("a text")})
     assert root == {"a.b": "<a.b>", "a.c": "<a.c>"}
     assert not used
 
@@ -204,7 +204,8 @@ OTHERS: list[tuple[str, MetadataValue, Any]] = [
     ("int", text("0x5"), "0x5"), ("int", text("9" * 700), "9" * 700),
     ("int", text("9" * 5000), "9" * 5000), ("int", text("٣"), "٣"),
     ("int", MetadataValue("string", "abc"), "abc"), ("float", MetadataValue("i64", 1), 1),
-    ("float", text("1.0"), "1.0"), ("bool", MetadataValue("u8", 1), 1), ("str", MetadataValue("i64", 1), 1),
+    ("float", text("1.0"), "1.0"), ("bool", MetadataValue("u8", 1), 1),
+    ("str", MetadataValue("i64", 1), 1),
     ("complex", MetadataValue("array[f64]", [1.0]), [1.0]),
     ("complex", MetadataValue("array[i64]", [1, 2]), [1, 2]), ("complex", text("1j"), "1j"),
     ("torch.Size", MetadataValue("array[f64]", [1.0]), [1.0]),
@@ -213,7 +214,8 @@ OTHERS: list[tuple[str, MetadataValue, Any]] = [
     ("torch.dtype", text("torch.float32\nR"), "torch.float32\nR"),
     ("torch.dtype", MetadataValue("i64", 1), 1), ("list", text("a"), "a"),
     ("tuple", MetadataValue("bool", True), True), ("None", MetadataValue("f32", 0.5), 0.5),
-    ("{}", text("full"), "full"), ("[]", MetadataValue("array[i64]", [1]), [1]), ("()", text("[]"), "[]"),
+    ("{}", text("full"), "full"), ("[]", MetadataValue("array[i64]", [1]), [1]),
+    ("()", text("[]"), "[]"),
 ]  # fmt: skip
 
 
@@ -263,7 +265,7 @@ def test_a_tensor_stands_where_the_levels_have_something_else() -> None:
 
 @pytest.mark.parametrize("kind", ["None", "{}", "[]", "()", "int", "str"])
 def test_a_value_that_the_metadata_has_lost_is_left_out(kind: str) -> None:
-    root, _ = nested(
+    root, _ = nest_leaves(
         {"a": "<a>"}, {LEVELS_KEY: levels_value({"b": kind, "c": "dict", "c.d": kind})}
     )
     assert root == {"a": "<a>"}
@@ -310,7 +312,7 @@ def test_places_are_found_in_time_linear_in_the_names(
 ) -> None:
     metadata = {LEVELS_KEY: levels_value(levels), **dict.fromkeys(levels, MetadataValue("i64", 1))}
     started = time.process_time()
-    nested(dict.fromkeys(names), metadata)
+    nest_leaves(dict.fromkeys(names), metadata)
     # Going up from every dot of every name took several times as long on any machine.
     assert time.process_time() - started < 2
 
@@ -333,7 +335,8 @@ KINDS = st.sampled_from([
     "torch.dtype", "None", "{}", "[]", "()", "_metadata", "tensor", "nonsense",
 ])  # fmt: skip
 CONTENTS = st.sampled_from([
-    MetadataValue("i64", 1), text("7"), text("{}"), text("torch.int8"), MetadataValue("array[f64]", [1.0, 2.0]),
+    MetadataValue("i64", 1), text("7"), text("{}"), text("torch.int8"),
+    MetadataValue("array[f64]", [1.0, 2.0]),
     MetadataValue("bool", False), MetadataValue("array[i64]", []),
 ])  # fmt: skip
 

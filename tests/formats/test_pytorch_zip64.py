@@ -18,7 +18,7 @@ import torch
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.base import Layout, write_in_order
 from weightctl.formats.pytorch.writing import RECORD, layout
-from weightctl.formats.pytorch.zipped import ZipMember, directory, placed
+from weightctl.formats.pytorch.zipped import ZipMember, directory, place_member
 from weightctl.weights import TensorInfo
 from weightctl.weights.metadata import text
 
@@ -100,7 +100,7 @@ def test_zip64_where_there_are_many_members(count: int) -> None:
     members: list[ZipMember] = []
     content = io.BytesIO()
     for number in range(count):
-        members.append(placed(f"data/{number}", 0, content.tell()))
+        members.append(place_member(f"data/{number}", 0, content.tell()))
         content.write(members[-1].header() + members[-1].descriptor(0))
     end = directory(members, repeat(0), content.tell())
     assert (b"PK\6\6" in end) == (count >= 65535)

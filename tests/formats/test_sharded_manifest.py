@@ -16,7 +16,7 @@ from sharded_files import document_of, manifest_of, two_ranks, write_document
 from weightctl import open_weights
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
-from weightctl.formats.sharded.record import MANIFEST, Identity, RankFile
+from weightctl.formats.sharded.record import MANIFEST, RankFile, SourceFingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_what_is_written_is_read_again(
     plan = drawn.plan(directory)
     names = st.text(max_size=4)
     files = st.tuples(names, st.integers(0, 1 << 60), st.integers(-(1 << 60), 1 << 60))
-    identity = Identity(tuple(data.draw(st.lists(files, max_size=2))), SHA256)
+    identity = SourceFingerprint(tuple(data.draw(st.lists(files, max_size=2))), SHA256)
     aliases = {f"{name} again": name for name in drawn.contents}
     ranks = [RankFile(f"rank-{rank}/ä.gguf", shards) for rank, shards in enumerate(plan.ranks)]
     manifest = manifest_of(plan, ranks)._replace(source=identity, aliases=aliases)

@@ -12,7 +12,7 @@ from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph import Graph, TensorType, Weight, ops
-from weightctl.graph.ops.blocks import decoded
+from weightctl.graph.ops.blocks import decode_blocks
 from weightctl.graph.ops.embedding import lower
 from weightctl.graph.ops.torch_types import torch_dtype
 
@@ -176,14 +176,17 @@ def test_blocks_are_decoded_into_memory_that_is_given(dtype: DType) -> None:
     data, numbers = blocks(Q4_K, 6, 512)
     raw = torch.from_numpy(data.to_numpy()).reshape(2, 3, -1)
     memory = torch.zeros(numbers.size * dtype.encoding.size, dtype=torch.uint8)
-    found = decoded(raw, Q4_K, dtype, memory)
+    found = decode_blocks(raw, Q4_K, dtype, memory)
     assert found.data_ptr() == memory.data_ptr()
     assert found.shape == (2, 3, 512)
-    torch.testing.assert_close(found, decoded(raw, Q4_K.encoding, dtype), rtol=0, atol=0)
+    torch.testing.assert_close(found, decode_blocks(raw, Q4_K.encoding, dtype), rtol=0, atol=0)
     expected = torch.from_numpy(numbers).reshape(2, 3, 512).to(torch_dtype(dtype))
     assert torch.equal(found, expected)
 
 
 def test_no_blocks_are_no_numbers() -> None:
-    assert decoded(torch.zeros(0, 34, dtype=torch.uint8), Q8_0, DType.float32).shape == (0, 32)
-    assert decoded(torch.zeros(3, 0, dtype=torch.uint8), Q8_0, DType.float32).shape == (3, 0)
+    assert decode_blocks(torch.zeros(0, 34, dtype=torch.uint8), Q8_0, DType.float32).shape == (
+        0,
+        32,
+    )
+    assert decode_blocks(torch.zeros(3, 0, dtype=torch.uint8), Q8_0, DType.float32).shape == (3, 0)

@@ -11,7 +11,7 @@ from op_examples import EXAMPLES, INFERRED, REFUSED
 
 from weightctl import Buffer
 from weightctl.dtype import DType
-from weightctl.engine.symbols import resolved
+from weightctl.engine.symbols import resolve_attributes
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, ops
 from weightctl.graph.ops import OPS
@@ -36,7 +36,7 @@ def named(case: Example | Inferred | Refused) -> str:
 
 def lowered(op: str, inputs: tuple[Array, ...], attributes: Mapping[str, Any]) -> list[Any]:
     tensors = [torch.from_dlpack(Buffer.from_numpy(array)) for array in inputs]
-    results = load(OPS[op]).lower(*tensors, **resolved(dict(attributes), {}))
+    results = load(OPS[op]).lower(*tensors, **resolve_attributes(dict(attributes), {}))
     return list(results) if isinstance(results, tuple | list) else [results]
 
 

@@ -70,16 +70,16 @@ def refusal(module: Module, state: Any, **options: Any) -> str:
 
 
 def all_weights(module: Module) -> list[tuple[str, Weight]]:
-    from weightctl.nn.sites import owned
+    from weightctl.nn.sites import find_owned
 
-    return [(name, sites[0].weight) for name, sites in owned(module).items()]
+    return [(name, sites[0].weight) for name, sites in find_owned(module).items()]
 
 
 def values(module: Module) -> dict[str, Any]:
-    from weightctl.nn.sites import owned
-    from weightctl.nn.values import kept
+    from weightctl.nn.sites import find_owned
+    from weightctl.nn.values import get_value
 
-    return {name: kept(sites[0].weight) for name, sites in owned(module).items()}
+    return {name: get_value(sites[0].weight) for name, sites in find_owned(module).items()}
 
 
 def test_the_values_are_those_that_were_given() -> None:

@@ -7,21 +7,21 @@ import pytest
 from weightctl import DeviceRef, DType
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import Weight
-from weightctl.nn.placement import Shards, placed
+from weightctl.nn.placement import Shards, find_placement
 from weightctl.split import Grid, Sharding, Whole, rowwise
 
 FIRST, SECOND = DeviceRef.GPU(0), DeviceRef.GPU(1)
 
 
 def test_devices_alone_are_all_ranks() -> None:
-    placement = placed([FIRST, SECOND], None, 0)
+    placement = find_placement([FIRST, SECOND], None, 0)
     assert placement.grid == Grid(2)
     assert placement.is_whole
     assert [placement.device(rank) for rank in placement.ranks] == [FIRST, SECOND]
 
 
 def test_a_process_has_the_ranks_from_its_first_on() -> None:
-    placement = placed([FIRST, SECOND], Grid(2, 3), 4)
+    placement = find_placement([FIRST, SECOND], Grid(2, 3), 4)
     assert not placement.is_whole
     assert {rank: placement.device(rank) for rank in placement.ranks} == {4: FIRST, 5: SECOND}
 
@@ -29,23 +29,23 @@ def test_a_process_has_the_ranks_from_its_first_on() -> None:
 @pytest.mark.parametrize("devices", [[], ["cuda:0"], [FIRST, 1]], ids=str)
 def test_what_is_no_device_is_refused(devices: list[Any]) -> None:
     with pytest.raises(ShardingError, match="no devices"):
-        placed(devices, None, 0)
+        find_placement(devices, None, 0)
 
 
 def test_layers_that_are_shared_out_are_refused() -> None:
     with pytest.raises(ShardingError, match="over 2 ranks do not run in one graph"):
-        placed([FIRST, SECOND], Grid(1, 1, 2), 0)
+        find_placement([FIRST, SECOND], Grid(1, 1, 2), 0)
 
 
 def test_a_grid_that_processes_of_so_many_devices_cannot_make_up_is_refused() -> None:
     with pytest.raises(ShardingError, match=r"3 ranks of tp 3 x ep 1 .* no whole number"):
-        placed([FIRST, SECOND], Grid(3), 0)
+        find_placement([FIRST, SECOND], Grid(3), 0)
 
 
 @pytest.mark.parametrize("first", [-2, 1, 4])
 def test_a_rank_that_is_no_process_s_first_is_refused(first: int) -> None:
     with pytest.raises(ShardingError, match=f"begins with rank {first}"):
-        placed([FIRST, SECOND], Grid(4), first)
+        find_placement([FIRST, SECOND], Grid(4), first)
 
 
 def matrix() -> Weight:
@@ -53,14 +53,14 @@ def matrix() -> Weight:
 
 
 def test_a_weight_that_two_layers_use_has_one_shard_for_both() -> None:
-    shards, weight = Shards(placed([FIRST, SECOND], None, 0)), matrix()
+    shards, weight = Shards(find_placement([FIRST, SECOND], None, 0)), matrix()
     sharding = rowwise(Whole("matrix", (5, 4), (1, 1)), 2)
     assert shards.of(weight, sharding, 1) is shards.of(weight, sharding, 1)
     assert shards.of(weight, sharding, 0) is not shards.of(weight, sharding, 1)
 
 
 def test_ranks_of_other_groups_have_the_same_part_under_names_of_their_own() -> None:
-    shards, weight = Shards(placed([FIRST] * 4, Grid(2, 2), 0)), matrix()
+    shards, weight = Shards(find_placement([FIRST] * 4, Grid(2, 2), 0)), matrix()
     sharding = rowwise(Whole("matrix", (5, 4), (1, 1)), 2)
     made = [shards.of(weight, sharding, rank) for rank in range(4)]
     assert [each.name for each in made] == [f"matrix.shard.{rank}" for rank in range(4)]
@@ -68,6 +68,6 @@ def test_ranks_of_other_groups_have_the_same_part_under_names_of_their_own() -> 
 
 
 def test_a_rank_that_has_nothing_of_a_weight_is_refused() -> None:
-    shards = Shards(placed([FIRST, SECOND], None, 0))
+    shards = Shards(find_placement([FIRST, SECOND], None, 0))
     with pytest.raises(GraphError, match="rank 1 has nothing of `matrix`"):
         shards.of(matrix(), Sharding("given", ((), None)), 1)

@@ -13,8 +13,8 @@ from recipe_models import MODELS, RECIPES
 from weightctl import Plan, Weights, open_weights
 from weightctl.formats.imatrix import Importance
 from weightctl.plan.cast import cast
-from weightctl.plan.mixtures import MIXTURES
-from weightctl.plan.weigh import weigh
+from weightctl.plan.importance import apply_importance
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.write.store import save
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def test_a_recipe_gives_the_types_and_bytes_of_llama_quantize(
 ) -> None:
     golden = GOLDEN[f"{name}, weighted" if weighted else name]
     if recipe not in golden["types"]:
-        assert MIXTURES[recipe].wants_importance
+        assert LLAMA_RECIPES[recipe].wants_importance
         return
     model = MODELS[name]
-    plan = cast(Plan.copy(opened(name), "gguf"), MIXTURES[recipe], weighted=weighted)
+    plan = cast(Plan.copy(opened(name), "gguf"), LLAMA_RECIPES[recipe], weighted=weighted)
     if weighted:
         values = {matrix: each.ravel() for matrix, each in model.importance().items()}
-        plan = weigh(plan, Importance("", values))
+        plan = apply_importance(plan, Importance("", values))
     assert plan.metadata["general.file_type"].content == RECIPES[recipe]
     kinds = dict(zip(model.shapes, golden["types"][recipe].split(), strict=True))
     planned = {item.info.name: item.info.encoding.name for item in plan.items}

@@ -14,7 +14,7 @@ from weightctl import Plan, WeightData
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import TypeRule, cast
-from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.plan import Item
 from weightctl.plan.recipes import CONDITIONS, Chosen, choose
 from weightctl.weights.from_arrays import as_checkpoint
@@ -77,20 +77,20 @@ def _item(info: TensorInfo) -> Item:
 def test_every_tensor_gets_the_type_that_llama_quantize_gives(name: str) -> None:
     shaped = Shaped.of(name)
     for recipe in shaped.recipes:
-        plan = cast(shaped.plan(), PLAIN.get(recipe) or MIXTURES[recipe])
+        plan = cast(shaped.plan(), PLAIN.get(recipe) or LLAMA_RECIPES[recipe])
         found = {item.info.name: item.info.encoding.name for item in plan.items}
         assert found == shaped.expected(recipe), recipe
 
 
 def test_the_fixture_has_every_recipe() -> None:
     for said in GOLDEN.values():
-        assert said["recipes"].keys() == MIXTURES.keys() | PLAIN.keys()
+        assert said["recipes"].keys() == LLAMA_RECIPES.keys() | PLAIN.keys()
 
 
 def test_every_condition_of_a_recipe_is_one() -> None:
     named = {
         condition.removeprefix("not ")
-        for recipe in MIXTURES.values()
+        for recipe in LLAMA_RECIPES.values()
         for line in recipe.lines
         for condition in filter(None, line.when.split(", "))
     }
@@ -107,7 +107,7 @@ def chosen(
 ) -> list[str]:
     infos = [TensorInfo(name, shape, ENCODINGS["F32"]) for name in names]
     said = metadata(architecture, **{"block_count": 32, **counts})
-    found = choose(MIXTURES[recipe], infos, said, weighted=weighted)
+    found = choose(LLAMA_RECIPES[recipe], infos, said, weighted=weighted)
     return [str(found[name].encoding) if name in found else "" for name in names]
 
 
@@ -158,29 +158,29 @@ def test_stacks_become_mxfp4_but_not_those_of_no_expert() -> None:
     stacked = {"shape": (2, 256, 256)}
     assert chosen("MXFP4_MOE", *names, **stacked) == ["MXFP4", "MXFP4"]
     assert chosen("MXFP4_MOE", *names, architecture="bailingmoe3", **stacked) == ["Q8_0", "MXFP4"]
-    assert [str(line) for line in MIXTURES["MXFP4_MOE"].lines] == ["output", "experts"]
+    assert [str(line) for line in LLAMA_RECIPES["MXFP4_MOE"].lines] == ["output", "experts"]
 
 
 def test_a_part_of_a_model_gets_the_types_of_the_whole() -> None:
     names = [f"blk.{layer}.attn_v.weight" for layer in range(9)]
     whole = small("token_embd.weight", *names, said=metadata("llama"))
     expected = {item.info.name: item.info.encoding for item in
-                cast(whole, MIXTURES["Q4_K_M"]).items}  # fmt: skip
+                cast(whole, LLAMA_RECIPES["Q4_K_M"]).items}  # fmt: skip
     assert len(set(expected.values())) == 2
     for name, encoding in expected.items():
-        (item,) = cast(whole.only([name]), MIXTURES["Q4_K_M"]).items
+        (item,) = cast(whole.only([name]), LLAMA_RECIPES["Q4_K_M"]).items
         assert item.info.encoding == encoding, name
 
 
 def test_a_part_without_roles_is_still_of_a_model_that_has_them() -> None:
-    plan = cast(small(*GGUF, said=metadata("llama")).only(GGUF[1:2]), MIXTURES["Q4_K_M"])
+    plan = cast(small(*GGUF, said=metadata("llama")).only(GGUF[1:2]), LLAMA_RECIPES["Q4_K_M"])
     assert [item.info.encoding.name for item in plan.items] == ["F32"]
 
 
 def test_a_choice_names_its_line() -> None:
     infos = [TensorInfo(name, (256, 256), ENCODINGS["F32"])
              for name in ("blk.0.attn_v.weight", "blk.0.attn_q.weight")]  # fmt: skip
-    found = choose(MIXTURES["Q4_K_S"], infos, metadata("llama"))
+    found = choose(LLAMA_RECIPES["Q4_K_S"], infos, metadata("llama"))
     assert found == {
         "blk.0.attn_v.weight": Chosen(ENCODINGS["Q5_K"], "attn_v: first 4"),
         "blk.0.attn_q.weight": Chosen(ENCODINGS["Q4_K"], "otherwise"),
@@ -202,7 +202,7 @@ GGUF = ("output.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0
 def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
     plan = cast(
         small(*GGUF, said=metadata("llama")),
-        MIXTURES["Q4_K_M"],
+        LLAMA_RECIPES["Q4_K_M"],
         [TypeRule(re.compile("attn_k"), ENCODINGS["Q8_0"]), TypeRule(re.compile("attn_q"), None)],
     )
     assert [item.info.encoding.name for item in plan.items] == ["Q6_K", "F32", "F16", "Q8_0"]
@@ -216,29 +216,29 @@ def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
 def test_a_substitute_in_a_recipe_can_be_refused() -> None:
     said = Shaped.of("llama 30 layers, tied, rows of 576 (SmolLM2 shape)")
     with pytest.raises(ConversionError, match="181 of the tensors cannot be what was asked"):
-        cast(said.plan(), MIXTURES["Q4_K_M"], fallback=False)
+        cast(said.plan(), LLAMA_RECIPES["Q4_K_M"], fallback=False)
 
 
 def test_without_importance_a_recipe_that_wants_it_says_so() -> None:
     plan = small(*GGUF, said=metadata("llama"))
-    assert "importance matrix" in cast(plan, MIXTURES["Q2_K_S"]).notes[0]
-    assert not cast(plan, MIXTURES["Q2_K_S"], weighted=True).notes
+    assert "importance matrix" in cast(plan, LLAMA_RECIPES["Q2_K_S"]).notes[0]
+    assert not cast(plan, LLAMA_RECIPES["Q2_K_S"], weighted=True).notes
 
 
 @pytest.mark.parametrize("said", [None, metadata("llama")], ids=["bare", "llama"])
 def test_a_mixture_needs_names_that_tell_roles(said: dict[str, MetadataValue] | None) -> None:
     plan = small("model.embed_tokens.weight", "lm_head.weight", said=said)
     with pytest.raises(ConversionError, match="Q4_K_M goes by GGUF's names") as caught:
-        cast(plan, MIXTURES["Q4_K_M"])
+        cast(plan, LLAMA_RECIPES["Q4_K_M"])
     assert "--quant Q4_K is one type throughout" in caught.value.hint
 
 
 def test_a_recipe_with_the_name_of_a_type_is_that_type_under_other_names() -> None:
-    plan = cast(small("model.embed_tokens.weight", "lm_head.weight"), MIXTURES["Q6_K"])
+    plan = cast(small("model.embed_tokens.weight", "lm_head.weight"), LLAMA_RECIPES["Q6_K"])
     assert [item.info.encoding.name for item in plan.items] == ["Q6_K", "Q6_K"]
     assert plan.recipe == ""
     assert plan.notes == ("all Q6_K: as llama.cpp's recipe it goes by GGUF's names and metadata",)
 
 
 def test_q8_0_is_the_same_under_all_names() -> None:
-    assert not cast(small("lm_head.weight"), MIXTURES["Q8_0"]).notes
+    assert not cast(small("lm_head.weight"), LLAMA_RECIPES["Q8_0"]).notes

@@ -16,7 +16,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.imatrix import Importance, read_importance
 from weightctl.plan.cast import cast
-from weightctl.plan.weigh import WEIGHTED, weigh
+from weightctl.plan.importance import WEIGHTED, apply_importance
 from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.source import Span
 from weightctl.write.execute import execute
@@ -65,7 +65,7 @@ def importance(**sizes: int) -> Importance:
 
 
 def weighed(plan: Plan, **sizes: int) -> dict[str, tuple[int, ...] | None]:
-    found = weigh(plan, importance(**sizes)).items
+    found = apply_importance(plan, importance(**sizes)).items
     return {
         item.info.name: None if item.importance is None else item.importance.shape for item in found
     }
@@ -78,7 +78,7 @@ def test_each_matrix_of_a_tensor_has_its_own_row_of_importance() -> None:
 
 @pytest.mark.parametrize("encoding", ["Q8_0"])
 def test_a_type_whose_search_heeds_nothing_gets_nothing(encoding: str) -> None:
-    plan = weigh(planned(encoding), importance(**{MATRIX: 256}))
+    plan = apply_importance(planned(encoding), importance(**{MATRIX: 256}))
     assert all(item.importance is None for item in plan.items)
     assert plan.notes == ("i.gguf changes nothing: no tensor becomes a type whose search heeds it",)
 
@@ -107,7 +107,7 @@ def test_an_embedding_of_another_size_is_quantized_without() -> None:
 
 
 def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> None:
-    plan = weigh(planned(), importance(**{MATRIX: 256, "blk.9.attn_q.weight": 256}))
+    plan = apply_importance(planned(), importance(**{MATRIX: 256, "blk.9.attn_q.weight": 256}))
     assert plan.notes == (
         "2 of 3 tensors have no importance in i.gguf, and are quantized without: "  # noqa: ISC004
         f"`{EMBEDDING}`, `{EXPERTS}`",
@@ -117,7 +117,7 @@ def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> No
 
 def test_what_was_left_out_of_the_plan_is_no_stranger() -> None:
     plan = planned().only([MATRIX])
-    assert weigh(plan, importance(**{MATRIX: 256, EXPERTS: 768})).notes == ()
+    assert apply_importance(plan, importance(**{MATRIX: 256, EXPERTS: 768})).notes == ()
 
 
 def entries(**tables: F32) -> Importance:
@@ -128,7 +128,9 @@ def entries(**tables: F32) -> Importance:
 def test_a_matrix_whose_importance_is_0_is_quantized_without_and_told_of(idle: float) -> None:
     table = SUMS.copy()
     table[1] = idle
-    plan = weigh(planned("Q4_0", (MATRIX, EXPERTS)), entries(**{MATRIX: table[1], EXPERTS: table}))
+    plan = apply_importance(
+        planned("Q4_0", (MATRIX, EXPERTS)), entries(**{MATRIX: table[1], EXPERTS: table})
+    )
     assert [item.importance is None for item in plan.items] == [True, False]
     assert plan.notes == (
         "the importance in i.dat is 0 for 2 of 4 matrices of 2 tensors, which are quantized "  # noqa: ISC004
@@ -153,8 +155,8 @@ def test_a_wrong_number_is_refused_before_anything_is_written_where_a_tensor_use
     path = imatrix_dat(tmp_path / "i.dat", {MATRIX: (SUMS[0], 1), EXPERTS: (table, 1)})
     found = read_importance(str(path))
     with pytest.raises(FormatError, match=f"`{EXPERTS}` has nan at element 519"):
-        weigh(planned(), found)
-    assert weigh(planned(names=(MATRIX, NORM)), found).items[0].importance is not None
+        apply_importance(planned(), found)
+    assert apply_importance(planned(names=(MATRIX, NORM)), found).items[0].importance is not None
 
 
 def test_importance_that_overflows_a_scale_is_told_of_with_what_holds_the_tensor(
@@ -190,14 +192,14 @@ def test_without_blocks_there_is_nothing_to_weigh() -> None:
 
 def test_metadata_says_what_weighed_as_that_of_llama_cpp_does() -> None:
     given = importance(**{MATRIX: 256})._replace(dataset="text.txt", chunks=3)
-    plan = weigh(planned(), given)
+    plan = apply_importance(planned(), given)
     assert {key: value for key, value in plan.metadata.items() if key.startswith("quantize.")} == {
         "quantize.imatrix.file": MetadataValue("string", "i.gguf"),
         "quantize.imatrix.dataset": MetadataValue("string", "text.txt"),
         "quantize.imatrix.entries_count": MetadataValue("u32", 1),
         "quantize.imatrix.chunks_count": MetadataValue("u32", 3),
     }
-    again = weigh(plan, importance(**{MATRIX: 256}))
+    again = apply_importance(plan, importance(**{MATRIX: 256}))
     assert "quantize.imatrix.dataset" not in again.metadata
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, WeightctlError
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.source import Held
@@ -35,7 +35,7 @@ def test_all_else_stays_as_it_is(tmp_path: Path) -> None:
         "z.k_scale_of_mine": torch.ones(2),
     }
     weights = opened(tmp_path, tensors)
-    tree = dequantized(weights, in_blocks=False)
+    tree = dequantize_weights(weights, in_blocks=False)
     assert set(tree.header.tensors) == {"a.weight", "l.bias", "l.weight", "z.k_scale_of_mine"}
     assert tree.metadata == weights.metadata
     assert tree.header.files == weights.header.files
@@ -62,7 +62,7 @@ def test_it_says_what_it_is_made_of_and_how(tmp_path: Path) -> None:
     tensors = gptq(levels, torch.full((1, 64), 8), scales_of(2, (1, 64)), 4)
     weights = opened(tmp_path, tensors)
     origins = [
-        dequantized(weights, in_blocks=wanted).header.origins["l.weight"]
+        dequantize_weights(weights, in_blocks=wanted).header.origins["l.weight"]
         for wanted in (False, True)
     ]
     assert {each.name for each in origins[0].sources} == {"l.qweight", "l.scales", "l.qzeros"}
@@ -83,7 +83,9 @@ def test_names_of_tied_weights_stay(tmp_path: Path) -> None:
             return super().header._replace(aliases=aliases)
 
     data = {name: node.data() for name, node in weights.items()}
-    tree = dequantized(Checkpoint(Tied(data, {"a": MetadataValue("u8", 1)})), in_blocks=False)
+    tree = dequantize_weights(
+        Checkpoint(Tied(data, {"a": MetadataValue("u8", 1)})), in_blocks=False
+    )
     assert tree.header.aliases == {"m.weight": "l.weight"}
     assert tree.m.weight.data().to_numpy().tolist() == [[2.0] * 4] * 4
 
@@ -221,7 +223,7 @@ def test_no_checkpoint_makes_it_fail_otherwise(
     extents = {name: Extent(0, 0, info.nbytes) for name, info in tensors.items()}
     header = Header("safetensors", (), tensors, extents)
     try:
-        tree = dequantized(Checkpoint(Endless(header, content)), in_blocks=in_blocks)
+        tree = dequantize_weights(Checkpoint(Endless(header, content)), in_blocks=in_blocks)
         for name, info in tree.header.tensors.items():
             blocks = info.nbytes // info.encoding.size
             for first, count in ((0, 3), (blocks // 2, 40), (blocks - 1, 1)):

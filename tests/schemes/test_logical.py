@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
-from weightctl.schemes.logical import MARKS, parts, quantized
+from weightctl.schemes.logical import MARKS, find_quantized, parts
 from weightctl.schemes.logical.schemes import SCHEMES
 from weightctl.weights import Extent, Header, TensorInfo
 
@@ -34,8 +34,8 @@ def nothing(name: str) -> NoReturn:
 def test_a_weight_stored_in_parts_is_one_weight(weight: str, scheme: str, tensors: str) -> None:
     header = examples.header_of(tensors)
     name, shape = weight.split()
-    assert list(quantized(header, examples.CONFIG, examples.read)) == [name]
-    found = quantized(header, examples.CONFIG, examples.read)[name]
+    assert list(find_quantized(header, examples.CONFIG, examples.read)) == [name]
+    found = find_quantized(header, examples.CONFIG, examples.read)[name]
     assert (found.shape, found.scheme) == (examples.numbers(shape), scheme)
     assert found.parts[0] == next(iter(header.tensors))
     assert set(found.parts) == set(header.tensors) == parts(header)
@@ -60,13 +60,13 @@ def test_the_scales_of_every_line_are_looked_for_and_nothing_else() -> None:
 
 def test_parts_are_known_where_the_shape_of_the_weight_is_not() -> None:
     header = examples.header_of(examples.QUANTO_4_BIT)
-    assert quantized(header, {}, nothing) == {}
+    assert find_quantized(header, {}, nothing) == {}
     assert parts(header) == set(header.tensors)
     assert parts(examples.header_of(examples.MLX)) == {"l.weight", "l.scales", "l.biases"}
 
 
 def test_bits_count_the_scales() -> None:
-    weight = quantized(examples.header_of(examples.AWQ), {}, nothing)["l.weight"]
+    weight = find_quantized(examples.header_of(examples.AWQ), {}, nothing)["l.weight"]
     assert weight.size == 4096 * 14336
     assert weight.bits == pytest.approx(4 + (16 + 4) / 128)
 
@@ -77,15 +77,15 @@ def test_bits_count_the_scales() -> None:
 )
 def test_what_shapes_leave_open_the_config_says(settings: object, schemes: list[str]) -> None:
     header = examples.header_of("l.qweight I32 1792x4096, l.scales F16 112x4096")
-    found = quantized(header, {"quantization_config": settings}, nothing)
+    found = find_quantized(header, {"quantization_config": settings}, nothing)
     assert [weight.scheme for weight in found.values()] == schemes
 
 
 def test_bitnet_is_known_by_its_config() -> None:
     header = examples.header_of("l.weight U8 640x2560, l.weight_scale BF16 1")
-    assert quantized(header, {}, nothing) == {}
+    assert find_quantized(header, {}, nothing) == {}
     config = {"quantization_config": {"quant_method": "bitnet"}}
-    weight = quantized(header, config, nothing)["l.weight"]
+    weight = find_quantized(header, config, nothing)["l.weight"]
     assert (weight.shape, weight.scheme) == ((2560, 2560), "BitNet 1.58-bit")
 
 
@@ -94,13 +94,17 @@ def test_weights_are_in_the_order_of_their_first_parts() -> None:
         "a.scales F16 112x4096, b.weight_scale_inv F32 56x16, c.weight BF16 8, "
         "b.weight F8_E4M3 7168x2048, a.qweight I32 14336x512, a.qzeros I32 112x512"
     )
-    assert list(quantized(header, {}, nothing)) == ["a.weight", "b.weight"]
+    assert list(find_quantized(header, {}, nothing)) == ["a.weight", "b.weight"]
 
 
 def test_what_only_stands_beside_a_weight_is_no_part_of_it() -> None:
     beside = ", l.bias F16 4096, l.norm.weight F16 4096, l.norm.scale F16 4096, l.k_scale F32 1"
     header = examples.header_of(examples.AWQ + beside)
-    assert quantized(header, {}, nothing)["l.weight"].parts == ("l.qweight", "l.scales", "l.qzeros")
+    assert find_quantized(header, {}, nothing)["l.weight"].parts == (
+        "l.qweight",
+        "l.scales",
+        "l.qzeros",
+    )
     assert parts(header) == {"l.qweight", "l.scales", "l.qzeros"}
 
 
@@ -129,17 +133,17 @@ def test_what_only_stands_beside_a_weight_is_no_part_of_it() -> None:
     ],
 )
 def test_shapes_that_do_not_fit_together_are_no_weight(tensors: str) -> None:
-    assert quantized(examples.header_of(tensors), examples.CONFIG, examples.read) == {}
+    assert find_quantized(examples.header_of(tensors), examples.CONFIG, examples.read) == {}
 
 
 @pytest.mark.parametrize("config", [{}, {"quantization": None}, {"quantization": {"bits": 4}}])
 def test_groups_that_only_the_config_could_tell_are_not_guessed(config: dict[str, Any]) -> None:
-    assert quantized(examples.header_of(examples.MLX), config, nothing) == {}
+    assert find_quantized(examples.header_of(examples.MLX), config, nothing) == {}
 
 
 def test_a_weight_whose_name_another_tensor_has_is_none() -> None:
     header = examples.header_of(examples.AWQ + ", l.weight BF16 4096x14336")
-    assert quantized(header, {}, nothing) == {}
+    assert find_quantized(header, {}, nothing) == {}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_what_cannot_be_read_or_makes_no_sense_is_no_weight(
     content: Callable[[str], bytes],
 ) -> None:
     for tensors in (examples.PACKED, examples.NF4, examples.HQQ):
-        assert quantized(examples.header_of(tensors), {}, content) == {}
+        assert find_quantized(examples.header_of(tensors), {}, content) == {}
 
 
 def test_only_small_tensors_are_read() -> None:
@@ -168,7 +172,7 @@ def test_only_small_tensors_are_read() -> None:
     def refuse(name: str) -> bytes:
         raise AssertionError(name)
 
-    assert quantized(examples.header_of(large), {}, refuse) == {}
+    assert find_quantized(examples.header_of(large), {}, refuse) == {}
 
 
 def test_layers_that_are_alike_are_read_once() -> None:
@@ -180,7 +184,7 @@ def test_layers_that_are_alike_are_read_once() -> None:
 
     layers = [*(f"layers.{number}." for number in range(100)), "\ud800."]
     text = ", ".join(examples.PACKED.replace("l.", layer) for layer in layers)
-    found = quantized(examples.header_of(text), {}, count)
+    found = find_quantized(examples.header_of(text), {}, count)
     assert len(found) == 101
     assert names == ["layers.0.weight_shape", "\ud800.weight_shape"]
 
@@ -189,7 +193,7 @@ def test_a_model_that_is_not_quantized_has_no_weights_in_parts() -> None:
     header = examples.header_of(
         "l.weight BF16 8x8, l.bias BF16 8, l.norm.scale BF16 8, l.embed.weight I8 9"
     )
-    assert quantized(header, {}, nothing) == {}
+    assert find_quantized(header, {}, nothing) == {}
     assert parts(header) == set()
 
 
@@ -218,7 +222,7 @@ def test_no_header_makes_it_fail(
     tensors = {name: TensorInfo(name, *entry) for name, entry in drawn.items()}
     extents = {name: Extent(0, 0, 2**62) for name in tensors}
     header = Header("safetensors", ("a",), tensors, extents)
-    found = quantized(header, config, lambda _: content)
+    found = find_quantized(header, config, lambda _: content)
     named = [part for weight in found.values() for part in weight.parts]
     assert len(named) == len(set(named))
     assert set(named) <= parts(header) <= set(tensors)

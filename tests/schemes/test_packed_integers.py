@@ -20,7 +20,7 @@ from packers import (
     stream,
 )
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,4 +216,4 @@ def test_a_scale_that_is_a_nan_makes_nans_of_its_group_alone(tmp_path: Path) -> 
 
 def test_a_tree_without_parts_is_the_same_tree(tmp_path: Path) -> None:
     weights = opened(tmp_path, {"l.weight": torch.zeros(2, 2), "l.k_scale": torch.ones(1)})
-    assert dequantized(weights, in_blocks=True) is weights
+    assert dequantize_weights(weights, in_blocks=True) is weights

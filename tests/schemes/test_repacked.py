@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from packers import awq, gptq, levels_of, numbers, opened, read, same, scales_of, settings, stream
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,8 @@ ROWS, COLUMNS = 12, 192
 def both(directory: Path, tensors: dict[str, torch.Tensor], config: object = None) -> str:
     """Return which blocks a weight is in, after gguf-py has read the same numbers from them."""
     weights = opened(directory, tensors, config)
-    plain = dequantized(weights, in_blocks=False)
-    tree = dequantized(weights, in_blocks=True)
+    plain = dequantize_weights(weights, in_blocks=False)
+    tree = dequantize_weights(weights, in_blocks=True)
     (name,) = tree.header.tensors
     info = tree.header.tensors[name]
     if info.encoding.name == "F32":
@@ -144,7 +144,7 @@ def test_blocks_of_gpt_oss_keep_outputs_as_rows(tmp_path: Path) -> None:
         "l.down_proj_scales": levels_of(2, (3, 20, 4), 8).to(torch.uint8),
     }
     assert both(tmp_path, tensors) == "MXFP4"
-    tree = dequantized(opened(tmp_path, tensors), in_blocks=True)
+    tree = dequantize_weights(opened(tmp_path, tensors), in_blocks=True)
     assert tree.l.down_proj.info.shape == (3, 20, 128)
 
 
@@ -159,7 +159,7 @@ def test_microscaled_rows_are_repacked(tmp_path: Path) -> None:
 def test_a_weight_that_no_block_holds_is_the_same_as_without(tmp_path: Path) -> None:
     weights = opened(tmp_path, of_gptq(32, 2), settings("gptq", group_size=32))
     made = [
-        numbers(dequantized(weights, in_blocks=is_wanted), "l.weight")
+        numbers(dequantize_weights(weights, in_blocks=is_wanted), "l.weight")
         for is_wanted in (True, False)
     ]
     assert same(*made)

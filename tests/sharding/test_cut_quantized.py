@@ -17,7 +17,7 @@ from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_o
 from sharded_files import shard_bytes, whole_bytes, write_shards
 from weightctl import open_weights
 from weightctl.errors import ShardingError
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.sharding.plan_file import CutRule, CutRules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Whole, axiswise
@@ -234,7 +234,7 @@ def rank_weights(plan: ShardPlan, directory: Path, shapes: Sequence[list[int]]) 
         if "l.weight_shape" in tensors:
             # It is that of the whole on every rank, as engines want it.
             save_file(tensors | {"l.weight_shape": torch.tensor(shape)}, path)
-        tree = dequantized(open_weights(path), in_blocks=False)
+        tree = dequantize_weights(open_weights(path), in_blocks=False)
         (name,) = tree.header.tensors
         made.append(numbers(tree, name))
     return made

@@ -25,7 +25,7 @@ from weightctl import (
 from weightctl.errors import FormatError, WeightctlError
 from weightctl.graph import Graph
 from weightctl.weights import as_checkpoint
-from weightctl.weights.conversion import converted
+from weightctl.weights.conversion import convert_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,7 +202,7 @@ def test_the_node_of_a_tensor_is_an_array(tiny_llama: Path) -> None:
 def test_the_node_of_a_quantized_tensor_has_its_elements() -> None:
     numbers = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
     blocks = WeightData.from_numpy(numbers, "w")
-    made = converted(blocks.info, blocks.view(), QuantizationEncoding.Q8_0.encoding)
+    made = convert_bytes(blocks.info, blocks.view(), QuantizationEncoding.Q8_0.encoding)
     raw = np.frombuffer(made, np.uint8).reshape(2, 34)
     data = WeightData(raw, "w", DType.uint8, (2, 34), QuantizationEncoding.Q8_0)
     node = as_checkpoint({"w": data}).w

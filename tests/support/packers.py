@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from weightctl import open_weights
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def plain(
     directory: Path, tensors: dict[str, torch.Tensor], settings: object = None,
     *, in_blocks: bool = False,
 ) -> Weights:  # fmt: skip
-    return dequantized(opened(directory, tensors, settings), in_blocks=in_blocks)
+    return dequantize_weights(opened(directory, tensors, settings), in_blocks=in_blocks)
 
 
 def read(weights: Weights, name: str, run: int = 1 << 30) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module
 from weightctl.formats.huggingface import companions
-from weightctl.formats.sharded.identity import identity
+from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid, Sharding, Whole, axiswise, replicate
@@ -82,7 +82,7 @@ def assert_whole(plan: ShardPlan, out: Path, scratch: Path) -> None:
     found, wanted = standing(out), standing(write_shards(plan, scratch / "wanted"))
     said = read_manifest(str(out / MANIFEST))
     plain = read_manifest(str(scratch / "wanted" / MANIFEST))
-    assert said == plain._replace(source=identity(plan.source))
+    assert said == plain._replace(source=fingerprint_source(plan.source))
     del found[MANIFEST], wanted[MANIFEST]
     for name, path in companions(plan.source.header.files).items():
         with open(path, "rb") as file:

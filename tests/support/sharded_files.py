@@ -12,7 +12,7 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.sharded.manifest import manifest_bytes
-from weightctl.formats.sharded.record import MANIFEST, Identity, Manifest, RankFile
+from weightctl.formats.sharded.record import MANIFEST, Manifest, RankFile, SourceFingerprint
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Cut, Grid, Sharding, Whole, axiswise, replicate
 from weightctl.weights.info import TensorInfo
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Contents = Mapping[str, tuple[TensorInfo, bytes]]
     Metadata = Mapping[str, MetadataValue]
 
-UNKNOWN = Identity((), "0" * 64)
+UNKNOWN = SourceFingerprint((), "0" * 64)
 
 
 def write_whole(path: Path, format_name: str, contents: Contents, metadata: Metadata) -> Path:

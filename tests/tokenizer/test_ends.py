@@ -12,7 +12,7 @@ from vocabulary_files import vocabulary_only
 from weightctl import open_weights
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import Tokenizer, from_metadata, with_ends
-from weightctl.translate.tokenizer.ends import assumed_end, listed_ends, stops
+from weightctl.translate.tokenizer.ends import describe_assumed_end, list_ends, stops
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,8 +75,8 @@ def test_where_llama_cpp_stops_is_known_of_real_vocabularies(name: str) -> None:
     assert tokenizer is not None
     (ends,) = ask(path, ("ends",), only_vocabulary=True)
     assert stops(tokenizer) == set(ends)
-    assert len(listed_ends(tokenizer)) == len({*listed_ends(tokenizer)})
-    assert {*listed_ends(tokenizer)} <= set(ends)
+    assert len(list_ends(tokenizer)) == len({*list_ends(tokenizer)})
+    assert {*list_ends(tokenizer)} <= set(ends)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_ends_that_gguf_has_no_key_for_are_named_with_what_to_do() -> None:
 
 def test_ends_of_keys_and_texts_become_a_list() -> None:
     tokenizer = made("<|eot_id|>", "<|eom_id|>", "<|fim_pad|>", "<|x|>", eos=3, eot=15)
-    assert listed_ends(tokenizer) == [3, 15, 12, 13]
+    assert list_ends(tokenizer) == [3, 15, 12, 13]
 
 
 def test_ends_in_keys_for_tokens_that_fill_gaps_become_a_list_where_none_is_filled() -> None:
-    assert listed_ends(made(eos=3, fim_pad=5)) == [3, 5]
-    assert listed_ends(made("<|fim_prefix|>", eos=3, fim_pad=5)) == [3]
+    assert list_ends(made(eos=3, fim_pad=5)) == [3, 5]
+    assert list_ends(made("<|fim_prefix|>", eos=3, fim_pad=5)) == [3]
 
 
 def test_a_list_that_a_gguf_states_keeps_its_order() -> None:
-    assert listed_ends(made("<|eot_id|>", ends=(5, 3), eos=3)) == [5, 3]
+    assert list_ends(made("<|eot_id|>", ends=(5, 3), eos=3)) == [5, 3]
 
 
 def test_an_end_that_llama_cpp_only_assumes_is_noted() -> None:
-    assert "token 11 ('l')" in assumed_end(made())
-    assert not assumed_end(made(eos=3))
+    assert "token 11 ('l')" in describe_assumed_end(made())
+    assert not describe_assumed_end(made(eos=3))

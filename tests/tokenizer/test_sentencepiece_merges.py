@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.tokenization_utils_base import generate_merges
 
-from weightctl.translate.tokenizer.sentencepiece_merges import merges_from_scores, ranked
+from weightctl.translate.tokenizer.sentencepiece_merges import merges_from_scores, rank_tokens
 
 _SCORES = st.dictionaries(st.text("ab▁", min_size=1, max_size=5), st.integers(-9, 0).map(float))
 
@@ -35,5 +35,5 @@ def test_merges_are_those_that_transformers_makes(scores: dict[str, float]) -> N
 @given(_SCORES)
 def test_tokens_that_merges_make_are_ranked_as_their_scores_are(scores: dict[str, float]) -> None:
     distinct = {token: -float(place) for place, token in enumerate(scores)}
-    made = ranked(merges_from_scores(distinct))
+    made = rank_tokens(merges_from_scores(distinct))
     assert list(made) == sorted(made, key=distinct.__getitem__, reverse=True)

@@ -17,7 +17,7 @@ from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
 from weightctl.weights import TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.tree import Checkpoint, allocations_of, stored_name
+from weightctl.weights.tree import Checkpoint, allocations_of, find_stored_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -373,7 +373,7 @@ def test_a_tied_name_gives_a_weight_of_its_own_on_the_same_numbers(weights: Weig
 
 
 def taken_from(node: Checkpoint) -> WeightData:
-    return allocations_of(node).taken(node.name, stored_name(node))
+    return allocations_of(node).take(node.name, find_stored_name(node))
 
 
 def test_a_tied_name_may_be_allocated_otherwise(weights: Weights) -> None:

@@ -11,7 +11,7 @@ import torch
 from weightctl import Checkpoint, DeviceRef, DType, QuantizationEncoding, WeightData
 from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
-from weightctl.weights.from_arrays import as_checkpoint, declared_weights
+from weightctl.weights.from_arrays import as_checkpoint, declare_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ Q4_K = QuantizationEncoding.Q4_K
 
 @pytest.fixture
 def weights() -> Checkpoint:
-    return declared_weights()
+    return declare_weights()
 
 
 @pytest.fixture

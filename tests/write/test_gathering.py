@@ -29,7 +29,7 @@ from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
-from weightctl.write.shards.digests import Altered, altered
+from weightctl.write.shards.digests import Altered, find_altered
 from weightctl.write.shards.gathering import gather, gathering
 from weightctl.write.store import save
 
@@ -162,7 +162,7 @@ def test_an_altered_byte_is_named_and_nothing_is_written(
     rank: int, name: str, at: int, parts: Path, tmp_path: Path
 ) -> None:
     path = change(parts, rank, name, at)
-    assert altered(set_of(parts)) == [Altered(rank, str(path), name)]
+    assert find_altered(set_of(parts)) == [Altered(rank, str(path), name)]
     with pytest.raises(FormatError) as raised:
         gather(parts, tmp_path / "whole.gguf")
     error = raised.value

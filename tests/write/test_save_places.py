@@ -22,7 +22,7 @@ from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid
 from weightctl.write.shards.journal import JOURNAL
 from weightctl.write.shards.outcome import describe_shards
-from weightctl.write.shards.place import held
+from weightctl.write.shards.place import hold_directory
 from weightctl.write.shards.save import save_shards
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def test_a_place_that_may_not_be_written_is_refused_as_such(plan: ShardPlan, out
 
 def test_a_directory_that_another_run_writes_is_refused(plan: ShardPlan, out: Path) -> None:
     with (
-        held(f"{out}.partial"),
+        hold_directory(f"{out}.partial"),
         pytest.raises(OutputError, match="another run is writing") as caught,
     ):
         save_shards(plan, out)

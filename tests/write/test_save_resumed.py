@@ -28,7 +28,7 @@ from saved_shards import (
 from sharded_files import plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.identity import identity
+from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid, replicate
@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_leaves_only_the_partial_directory(tmp_path: Path)
     assert os.listdir(out.parent) == ["out.partial"]
     plan = cut(source)
     manifest = read_manifest(f"{out}.partial/{MANIFEST}")
-    assert manifest.source == identity(open_weights(source).source)
+    assert manifest.source == fingerprint_source(open_weights(source).source)
     assert manifest.shardings == plan.shardings
     assert {shard.sha256 for file in manifest.files for shard in file.shards} == {""}
     with pytest.raises(FormatError, match="unfinished") as caught:

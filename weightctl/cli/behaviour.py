@@ -101,11 +101,11 @@ def _activations(forward: ForwardFigures, columns: int, *, plain: bool) -> Lines
     if not any(math.isfinite(bar.value) for bar in bars):
         return _title("activations: every layer gives numbers that are not finite", columns)
     title = "activations: root mean square of what each layer gives (log scale)"
-    mark = _marked("NaN or infinite numbers", bars, columns, plain=plain)
+    mark = _explain_marks("NaN or infinite numbers", bars, columns, plain=plain)
     return [*_title(title, columns), *chart(bars, columns, plain=plain), *mark]
 
 
-def _marked(meaning: str, bars: Sequence[Bar], columns: int, *, plain: bool) -> Lines:
+def _explain_marks(meaning: str, bars: Sequence[Bar], columns: int, *, plain: bool) -> Lines:
     """Return the line that says what the marks below bars mean, where there are any."""
     if not any(bar.is_bad for bar in bars):
         return []
@@ -128,7 +128,7 @@ def _divergences(divergence: Divergence, columns: int, *, plain: bool) -> Lines:
     return [
         *_title(title, columns),
         *chart(bars, columns, plain=plain),
-        *_marked(meaning, bars, columns, plain=plain),
+        *_explain_marks(meaning, bars, columns, plain=plain),
     ]
 
 

@@ -88,12 +88,12 @@ def _tallest(bars: Sequence[Bar]) -> Bar:
 def _cell(bar: Bar, eighths: int, wide: int, *, plain: bool) -> Cell:
     style = "red" if bar.is_bad else "cyan"
     if not math.isfinite(bar.value):
-        return Cell(_spaced("!", wide), "red")
+        return Cell(_repeat_sign("!", wide), "red")
     signs = _PLAIN if plain else _EIGHTHS
-    return Cell(_spaced(signs[min(max(eighths, 0), 8)], wide), style)
+    return Cell(_repeat_sign(signs[min(max(eighths, 0), 8)], wide), style)
 
 
-def _spaced(sign: str, wide: int) -> str:
+def _repeat_sign(sign: str, wide: int) -> str:
     return sign * wide if wide < 3 else sign * (wide - 1) + " "
 
 
@@ -104,11 +104,11 @@ def _labels(groups: Sequence[Sequence[Bar]], wide: int) -> str:
     step = next((step for step in _STEPS if step * wide >= room), _STEPS[-1])
     line = ""
     for place, group in enumerate(groups):
-        text = next((bar.label for bar in group if _is_told(bar.label, step)), None)
+        text = next((bar.label for bar in group if _is_labelled(bar.label, step)), None)
         if text is not None and (not line or place * wide > len(line)):
             line = line.ljust(place * wide) + text
     return line
 
 
-def _is_told(label: str, step: int) -> bool:
+def _is_labelled(label: str, step: int) -> bool:
     return not label.isdecimal() or int(label) % step == 0

@@ -60,11 +60,13 @@ def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> 
             found[name] = Difference(one, other, _differs(one, other))
     if hashed is not None:
         alike = [name for name in names if name not in found]
-        before = hashed(first, [part for name in alike for part in _stored(ours[name])])
-        after = hashed(second, [part for name in alike for part in _stored(theirs[name])])
+        before = hashed(first, [part for name in alike for part in _list_stored_names(ours[name])])
+        after = hashed(
+            second, [part for name in alike for part in _list_stored_names(theirs[name])]
+        )
         for name in alike:
-            if [before[part] for part in _stored(ours[name])] != [
-                after[part] for part in _stored(theirs[name])
+            if [before[part] for part in _list_stored_names(ours[name])] != [
+                after[part] for part in _list_stored_names(theirs[name])
             ]:
                 side = _side(ours[name])
                 found[name] = Difference(side, side, ("bytes",))
@@ -97,5 +99,5 @@ def _differs(one: Side | None, other: Side | None) -> tuple[str, ...]:
     )
 
 
-def _stored(entry: Entry) -> tuple[str, ...]:
+def _list_stored_names(entry: Entry) -> tuple[str, ...]:
     return (entry.name,) if isinstance(entry, TensorInfo) else entry.parts

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.cli.splits import grid_text
 from weightctl.formats.huggingface import config
 from weightctl.formats.sharded.gathered import GatheredSource
-from weightctl.schemes.logical import adapter, is_buffer, is_optimizer_state, quantized
+from weightctl.schemes.logical import adapter, find_quantized, is_buffer, is_optimizer_state
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.nodes import planted
+from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of, root_of, source_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Contents:
         header = header_of(weights)
         self.weights = weights
         self.config = config(header.files)
-        self.quantized: Mapping[str, Quantized] = quantized(header, self.config, self._read)
+        self.quantized: Mapping[str, Quantized] = find_quantized(header, self.config, self._read)
         self.part_of = {
             part: name for name, weight in self.quantized.items() for part in weight.parts
         }
@@ -86,11 +86,11 @@ class Contents:
         return bytes(raw)
 
     def _choose(self, include: Sequence[str], exclude: Sequence[str]) -> None:
-        from weightctl.text.patterns import chosen
+        from weightctl.text.patterns import select_names
 
         names = {*self.tensors, *self.entries, *self.aliases, *self.leaves}
-        included = set(chosen(names, include))
-        excluded = names - set(chosen(names, (), exclude))
+        included = set(select_names(names, include))
+        excluded = names - set(select_names(names, (), exclude))
         part_of = self.part_of
 
         def is_shown(name: str) -> bool:
@@ -114,7 +114,7 @@ class Contents:
         """The entries, aliases and leaves as a tree of names."""
         if self.entries is header_of(self.weights).tensors and not self.leaves:
             return root_of(self.weights)
-        return planted((*self.entries, *self.aliases, *self.leaves))
+        return build_tree((*self.entries, *self.aliases, *self.leaves))
 
     @property
     def identity(self) -> tuple[str, str]:

@@ -38,7 +38,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.cast import TypeRule
 from weightctl.plan.metadata import Setting
 from weightctl.translate.plans import Names
-from weightctl.weights.nodes import planted
+from weightctl.weights.nodes import build_tree
 from weightctl.write.advice import notes_on
 from weightctl.write.convert import NonFinite
 from weightctl.write.convert import convert as plan_conversion
@@ -270,7 +270,7 @@ def _tell(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) 
     """Show a summary, below the plan where it is one; on stderr where stdout takes the output."""
     if is_plan:
         entries = {item.info.name: item for item in plan.items}
-        tree = planted([*entries, *plan.tied])
+        tree = build_tree([*entries, *plan.tied])
         show_table(plan_row(line) for line in outline(tree, entries, plan_kind))
         show_lines([[], *lines])
     elif where.path != STDOUT:

@@ -9,13 +9,13 @@ import typer
 
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, label
-from weightctl.cli.listing import hashed
+from weightctl.cli.listing import hash_tensors
 from weightctl.cli.options import Exclude, Include, Json, Quiet, examples
-from weightctl.cli.outline import counted, outline
+from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
 from weightctl.text.wording import printable
-from weightctl.weights.nodes import planted
+from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
 from weightctl.write.store import open_weights
 
@@ -68,7 +68,7 @@ def diff(
     found = compare(
         ours,
         theirs,
-        (lambda contents, names: hashed(contents, names, quiet=quiet)) if hashes else None,
+        (lambda contents, names: hash_tensors(contents, names, quiet=quiet)) if hashes else None,
     )
     if as_json:
         show_text(json.dumps(_document((first, ours), (second, theirs), found, hashes)) + "\n")
@@ -92,7 +92,7 @@ def diff(
 
 
 def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
-    for line in outline(planted(differences), differences, lambda found: (found, 1, 0)):
+    for line in outline(build_tree(differences), differences, lambda found: (found, 1, 0)):
         yield _row(line)
 
 
@@ -101,7 +101,7 @@ def _row(line: OutlineLine[Difference]) -> Sequence[Cell]:
     text = f"{'  ' * line.depth}{line.label}{times}"
     found = line.entry
     if found is None:
-        count = counted(line.tensors, line.times)
+        count = format_tensor_count(line.tensors, line.times)
         return Cell(f"  {text}", "bold"), Cell(count, "dim", right=True)
     sign, style = ("-", "red") if found.second is None else ("+", "green")
     if found.first is not None and found.second is not None:

@@ -39,7 +39,7 @@ def document(
     header = header_of(contents.weights)
     name, architecture = contents.identity
     adapter = contents.adapter
-    described = value_document if whole_metadata else _abbreviated
+    described = value_document if whole_metadata else _abbreviate_value
     return {
         "path": path,
         "format": header.format,
@@ -94,7 +94,7 @@ def value_document(value: MetadataValue) -> dict[str, Any]:
     return {"type": value.type, "value": as_json(value.content)}
 
 
-def _abbreviated(value: MetadataValue) -> dict[str, Any]:
+def _abbreviate_value(value: MetadataValue) -> dict[str, Any]:
     """Return a metadata value with its type; of a long array the count and the first elements."""
     content = value.content
     if not is_sequence(content) or not _is_long(content):

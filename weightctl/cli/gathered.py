@@ -10,7 +10,7 @@ from weightctl.cli.render import Cell, note, show_lines, show_text
 from weightctl.cli.report import beside, pace
 from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import counted, printable
+from weightctl.text.wording import pluralize, printable
 from weightctl.write.shards.gathering import gathering, put_together
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def _notes(described: Gathering) -> list[str]:
 
 def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> list[list[Cell]]:
     plan, outcome = described.plan, described.outcome
-    tensors = counted(len(plan.items), "tensor")
+    tensors = pluralize(len(plan.items), "tensor")
     size = format_size(sum(item.info.nbytes for item in plan.items))
-    ranks = counted(described.gathered.manifest.grid.ranks, "rank")
+    ranks = pluralize(described.gathered.manifest.grid.ranks, "rank")
     lines = [
         [Cell(f"{printable(path)} -> {printable(out)} ({plan.format})", "bold")],
         [Cell(f"{tensors} of {ranks}, {size}; the file takes {format_size(outcome.nbytes)}")],

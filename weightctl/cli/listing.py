@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.cli.options import Sort
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import Cell, described
+from weightctl.cli.render import Cell, make_shape_cells
 from weightctl.cli.splits import split_cells
 from weightctl.text.sizes import format_size
 from weightctl.weights.nodes import natural
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from weightctl.cli.contents import Contents
     from weightctl.weights.info import Header
 
-__all__ = ["alignment", "equals", "hashed", "rows", "sorted_names"]
+__all__ = ["alignment", "equals", "hash_tensors", "rows", "sort_names"]
 
 _LONG = 100_000_000
 
 
-def sorted_names(contents: Contents, by: Sort | None) -> list[str]:
+def sort_names(contents: Contents, by: Sort | None) -> list[str]:
     """Return the names of tensors and aliases in order; without one, in that of the tree."""
     tensors, aliases = contents.tensors, contents.aliases
     extents = header_of(contents.weights).extents
@@ -44,7 +44,7 @@ def alignment(offset: int) -> int:
     return offset & -offset
 
 
-def hashed(
+def hash_tensors(
     contents: Contents, names: Sequence[str] | None = None, *, quiet: bool
 ) -> dict[str, str]:
     """Return the SHA-256 of the stored tensors listed; on a terminal a bar shows how far it is."""
@@ -102,7 +102,7 @@ def rows(
         size = "-" if name != stored else format_size(extent.nbytes)
         row = [
             Cell(name),
-            *described(info.shape, info.encoding.name),
+            *make_shape_cells(info.shape, info.encoding.name),
             Cell(size, "dim", right=True),
         ]
         if details:

@@ -210,23 +210,23 @@ def _show_metadata(path: str, contents: Contents, asked: _Asked) -> None:
 
 def _show_json(path: str, contents: Contents, asked: _Asked) -> None:
     from weightctl.cli.document import document
-    from weightctl.cli.listing import hashed, sorted_names
+    from weightctl.cli.listing import hash_tensors, sort_names
 
     made = document(
         path,
         contents,
-        [*contents.tensors] if asked.sort is None else sorted_names(contents, asked.sort),
-        digests=hashed(contents, quiet=asked.quiet) if asked.hashes else None,
+        [*contents.tensors] if asked.sort is None else sort_names(contents, asked.sort),
+        digests=hash_tensors(contents, quiet=asked.quiet) if asked.hashes else None,
         whole_metadata=asked.meta is not None,
     )
     show_text(json.dumps(made) + "\n")
 
 
 def _show_flat(path: str, contents: Contents, asked: _Asked) -> None:
-    from weightctl.cli.listing import equals, hashed, rows, sorted_names
+    from weightctl.cli.listing import equals, hash_tensors, rows, sort_names
 
-    names = sorted_names(contents, asked.sort)
-    digests = hashed(contents, quiet=asked.quiet) if asked.hashes else None
+    names = sort_names(contents, asked.sort)
+    digests = hash_tensors(contents, quiet=asked.quiet) if asked.hashes else None
     equal = equals(contents, names, digests or {})
     if asked.several and not asked.quiet:
         show_lines([[Cell(printable(f"{path}:"), "bold")]])

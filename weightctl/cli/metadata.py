@@ -7,7 +7,15 @@ import struct
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from weightctl.cli.render import Cell, columns, is_terminal, shortened, show_table, show_text, width
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    is_terminal,
+    shorten_text,
+    show_table,
+    show_text,
+    width,
+)
 from weightctl.errors import WeightctlError
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import printable
@@ -41,16 +49,16 @@ def show_metadata(metadata: Mapping[str, MetadataValue]) -> None:
 def _brief(kind: str, content: Any, room: int) -> str:
     element = element_type(kind)
     if element is None or not is_sequence(content):
-        return shortened(_shown(kind, content, room), room)
+        return shorten_text(_format_value(kind, content, room), room)
     # An element takes a column and its comma two at least.
     count = room // 3 + 1
     elements = [_brief(element, each, room) for each in content[:count]]
     if len(content) > count:
         elements.append("...")
-    return shortened(f"[{len(content)}] {', '.join(elements)}", room)
+    return shorten_text(f"[{len(content)}] {', '.join(elements)}", room)
 
 
-def _shown(kind: str, content: Any, room: int) -> str:
+def _format_value(kind: str, content: Any, room: int) -> str:
     if isinstance(content, str):
         # Of a text of megabytes, only what can be seen is looked at.
         return printable(content[: room + 1])

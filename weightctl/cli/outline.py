@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.nodes import TreeNode
 
-__all__ = ["OutlineLine", "counted", "outline"]
+__all__ = ["OutlineLine", "format_tensor_count", "outline"]
 
 Entry = TypeVar("Entry")
 
@@ -88,10 +88,10 @@ class _Outline(Generic[Entry]):
 
     def lines(self, node: TreeNode, depth: int, limit: int | None) -> Iterator[OutlineLine[Entry]]:
         """Yield what is below a node, down to `limit` levels."""
-        for label, below, times in self._folded(node):
+        for label, below, times in self._fold_children(node):
             joined = label
             # A branch with one thing below it shares its line.
-            while below.tensor is None and len(inside := self._folded(below)) == 1:
+            while below.tensor is None and len(inside := self._fold_children(below)) == 1:
                 ((segment, inner, more),) = inside
                 if times > 1 < more:
                     break
@@ -105,7 +105,7 @@ class _Outline(Generic[Entry]):
         entry = self._entry(node)
         return OutlineLine(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
 
-    def _folded(self, node: TreeNode) -> list[tuple[str, TreeNode, int]]:
+    def _fold_children(self, node: TreeNode) -> list[tuple[str, TreeNode, int]]:
         """Return the children, numbered ones that are alike as one: `[0-2,4]`."""
         groups: dict[int, list[str]] = {}
         order: list[tuple[str, TreeNode] | int] = []
@@ -152,7 +152,7 @@ def outline(
     return _Outline(entries, look).lines(root, 0, limit)
 
 
-def counted(tensors: int, times: int) -> str:
+def format_tensor_count(tensors: int, times: int) -> str:
     """Return `27 tensors`, or `3 x 9 tensors` where that many are folded; nothing for none."""
     if not tensors:
         return ""

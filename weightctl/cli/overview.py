@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.cli.contents import kind, label
-from weightctl.cli.outline import counted, outline
-from weightctl.cli.render import Cell, described, shortened
+from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.render import Cell, make_shape_cells, shorten_text
 from weightctl.cli.splits import split_cells
 from weightctl.text.sizes import format_count, format_size
 from weightctl.text.wording import printable
@@ -55,7 +55,7 @@ def _amounts(contents: Contents) -> str:
     of = f" of {contents.count}" if count < contents.count else ""
     noun = "tensor" if contents.count == 1 else "tensors"
     stored = f" ({len(contents.tensors)} as stored)" if contents.quantized else ""
-    values = f", {_counted_values(len(contents.leaves))}" if contents.leaves else ""
+    values = f", {_format_value_count(len(contents.leaves))}" if contents.leaves else ""
     bits = f", {totals.bits:.2f} bits per weight" if totals.bits is not None else ""
     return (
         f"{count}{of} {noun}{stored}{values}, {format_count(totals.parameters)} parameters, "
@@ -63,7 +63,7 @@ def _amounts(contents: Contents) -> str:
     )
 
 
-def _counted_values(count: int) -> str:
+def _format_value_count(count: int) -> str:
     return "1 value" if count == 1 else f"{count} values"
 
 
@@ -97,20 +97,20 @@ def _row(line: OutlineLine[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
     entry = line.entry
     if isinstance(entry, Leaf):
         # Beside what something holds stands how much that is; the class of an object is its look.
-        below = Cell(counted(line.tensors, line.times), "dim", right=True)
+        below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
         looks = entry.look or (entry.kind if "." in entry.kind else "")
         stated = "object" if "." in entry.kind and not entry.look else entry.kind
-        brief = shortened(printable(looks), _LOOK)
+        brief = shorten_text(printable(looks), _LOOK)
         return Cell(text), below, Cell(stated, "cyan"), size, Cell(looks, "dim", short=brief)
     if entry is not None:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
-        cells = described(entry.shape, label(stored), stored[0], line.times)
+        cells = make_shape_cells(entry.shape, label(stored), stored[0], line.times)
         # What scales packed numbers is cut as they are.
         packed = entry.name if isinstance(entry, TensorInfo) else entry.parts[0]
         return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")
-    below = Cell(counted(line.tensors, line.times), "dim", right=True)
+    below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
     return Cell(text, "bold"), below, Cell(""), size

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.render import Cell, columns, is_terminal, show_lines, show_text
-from weightctl.cli.splits import listed_ranks
+from weightctl.cli.splits import join_ranks
 from weightctl.cli.wrapping import hung
 from weightctl.text.wording import printable
 
@@ -30,7 +30,7 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
     reasons: dict[str, list[int]] = {}
     for each in found:
         reasons.setdefault(_reason(each), []).append(each.ranks)
-    counts = {reason: listed_ranks(ranks) for reason, ranks in reasons.items()}
+    counts = {reason: join_ranks(ranks) for reason, ranks in reasons.items()}
     room = max(map(len, counts.values()))
     # A pipe's lines may be as long as they like, unless somebody has said how long.
     wraps = is_terminal() or "COLUMNS" in os.environ

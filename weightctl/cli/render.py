@@ -16,13 +16,13 @@ __all__ = [
     "Cell",
     "columns",
     "complain",
-    "described",
     "in_columns",
     "is_terminal",
+    "make_shape_cells",
     "note",
     "shape_text",
-    "shortened",
-    "shortened_name",
+    "shorten_name",
+    "shorten_text",
     "show_lines",
     "show_table",
     "show_text",
@@ -53,7 +53,7 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def described(
+def make_shape_cells(
     shape: Sequence[int], label: str, short: str | None = None, times: int = 1
 ) -> tuple[Cell, Cell]:
     """Return the cells that show a shape, of so many tensors that are alike, and an encoding."""
@@ -90,7 +90,7 @@ def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Ce
             widths = _widths(table)
         others = _total(widths) - widths[0]
         widths[0] = min(widths[0], max(room - others, _LEAST))
-    return [_aligned(row, widths) for row in table]
+    return [_align_cells(row, widths) for row in table]
 
 
 def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
@@ -124,7 +124,7 @@ def columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _aligned(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
+def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
     cells: list[Cell] = []
     for cell, room in zip(row, widths, strict=False):
         if not room:
@@ -132,7 +132,7 @@ def _aligned(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
         text, style, right, _ = cell
         taken = width(text)
         if taken > room:
-            text = shortened_name(text, room)
+            text = shorten_name(text, room)
             taken = width(text)
         padding = " " * (room - taken)
         gap = _GAP if cells else ""
@@ -140,7 +140,7 @@ def _aligned(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
     return cells
 
 
-def shortened_name(name: str, room: int) -> str:
+def shorten_name(name: str, room: int) -> str:
     """Return a tensor's name cut to so many columns; the numbers in it tell it from others.
 
     Words are cut to their first letter from the left on, as many as it takes; what is still too
@@ -168,7 +168,7 @@ def without_middle(text: str, room: int) -> str:
     return f"{head}…{tail}"
 
 
-def shortened(text: str, room: int) -> str:
+def shorten_text(text: str, room: int) -> str:
     """Return as much of the beginning of a text as fits into so many columns."""
     if width(text) <= room:
         return text
@@ -181,7 +181,7 @@ def shortened(text: str, room: int) -> str:
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
     """Print lines to stdout, in colour on a terminal that has not been told otherwise."""
     if is_terminal() and not _colours_refused():
-        show_text("".join("".join(map(_coloured, line)).rstrip() + "\n" for line in lines))
+        show_text("".join("".join(map(_colour_text, line)).rstrip() + "\n" for line in lines))
         return
     show_text("".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines))
 
@@ -190,7 +190,7 @@ def _colours_refused() -> bool:
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
-def _coloured(cell: Cell) -> str:
+def _colour_text(cell: Cell) -> str:
     text = cell.text
     if not cell.style or text.isspace():
         return text

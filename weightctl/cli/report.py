@@ -7,13 +7,13 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from weightctl.cli.outline import counted
-from weightctl.cli.render import Cell, described
+from weightctl.cli.outline import format_tensor_count
+from weightctl.cli.render import Cell, make_shape_cells
 from weightctl.errors import OutputError
 from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import listed, printable
+from weightctl.text.wording import join_names, printable
 from weightctl.write.advice import notes_on
 from weightctl.write.outcome import input_files
 from weightctl.write.targets import (
@@ -70,12 +70,12 @@ def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
     if item is None:
         if line.name is not None:
             return label, Cell(""), Cell("tied", "cyan")
-        count = counted(line.tensors, line.times)
+        count = format_tensor_count(line.tensors, line.times)
         return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
     stays = item.stored.encoding == item.info.encoding
     arrow = Cell("" if stays else "->", "dim")
     changed = Cell("" if stays else item.info.encoding.name, "cyan")
-    shape, before = described(item.info.shape, item.stored.encoding.name, times=line.times)
+    shape, before = make_shape_cells(item.info.shape, item.stored.encoding.name, times=line.times)
     return label, shape, before._replace(style=""), arrow, changed, size, _reason(item)
 
 
@@ -93,7 +93,7 @@ def summary(
     path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> list[list[Cell]]:
     """Return the lines that tell of a conversion; `saved` is None where none took place."""
-    before = _stored_bytes(plan)
+    before = _count_stored_bytes(plan)
     after = sum(item.info.nbytes for item in plan.items)
     ratio = f" ({100 * after / before:.1f} %)" if before else ""
     sizes = f"{format_size(before)} -> {format_size(after)}{ratio}"
@@ -118,7 +118,7 @@ def pace(seconds: float, nbytes: int) -> str:
     return f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
 
 
-def _stored_bytes(plan: Plan) -> int:
+def _count_stored_bytes(plan: Plan) -> int:
     """Return the bytes of the tensors that go into a plan, each counted once."""
     sources = {source for item in plan.items for source in item.sources}
     return sum(source.nbytes for source in sources)
@@ -146,7 +146,7 @@ def _documents(outcome: Outcome) -> Iterator[str]:
 def beside(names: Iterable[str]) -> str:
     """Return what tells of files that stand beside others, first what people look for."""
     sought = sorted(names, key=lambda name: (name not in _SOUGHT, name))
-    return f"with {listed(sought, 2)} beside"
+    return f"with {join_names(sought, 2)} beside"
 
 
 def _changes(plan: Plan) -> Iterator[str]:
@@ -192,12 +192,12 @@ def _losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
     for item, name, change in zip(shown, names, changes, strict=True):
         loss = saved.losses[item.info.name]
         padded = f"  {name.ljust(max(map(len, names)))}  {change.ljust(max(map(len, changes)))}"
-        gone = "".join(f"; {text}" for text in _gone([loss]))
+        gone = "".join(f"; {text}" for text in _list_range_losses([loss]))
         lines.append([Cell(f"{padded}  {_percent(loss.relative_rmse)}{gone}")])
     if rest:
         losses = [saved.losses[item.info.name] for item in rest]
         errors = sorted(loss.relative_rmse for loss in losses)
-        gone = "".join(f"; at most {text}" for text in _gone(losses))
+        gone = "".join(f"; at most {text}" for text in _list_range_losses(losses))
         span = " to ".join(dict.fromkeys(_percent(error) for error in (errors[0], errors[-1])))
         lines.append([Cell(f"  {len(rest)} more  {span}{gone}", "dim")])
     return lines
@@ -211,7 +211,7 @@ def _badness(loss: Loss) -> tuple[float, float]:
     return loss.overflows / max(loss.count, 1), loss.relative_rmse
 
 
-def _gone(losses: Sequence[Loss]) -> Iterator[str]:
+def _list_range_losses(losses: Sequence[Loss]) -> Iterator[str]:
     """Yield the largest shares of numbers that are too large or too small for their new type."""
     over = max(loss.overflows / max(loss.count, 1) for loss in losses)
     under = max(loss.underflows / max(loss.count, 1) for loss in losses)
@@ -274,7 +274,7 @@ def document(
         "translation": plan.translation or None,
         "bytes": outcome.nbytes,
         "tensor_bytes": {
-            "before": _stored_bytes(plan),
+            "before": _count_stored_bytes(plan),
             "after": sum(item.info.nbytes for item in plan.items),
         },
         "written": saved is not None,

@@ -172,7 +172,7 @@ def shard(
         _refuse(given, "--gather takes parts as they are")
         gather_into(
             path,
-            _named(out, "--gather DIR OUT"),
+            _require_out(out, "--gather DIR OUT"),
             to,
             force=force,
             dry_run=dry_run,
@@ -184,13 +184,13 @@ def shard(
     if tensor == _AUTO:
         given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
         _refuse(given, "--tp auto writes nothing: it shows which N work for --layout ranks")
-        found = possible(_opened(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
+        found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
     grid = _grid(axes)
-    target = _directory(_named(out, "IN OUT --tp N"))
+    target = _directory(_require_out(out, "IN OUT --tp N"))
     plan = shard_plan(
-        _opened(path, source, quiet=quiet),
+        _open_with_notes(path, source, quiet=quiet),
         grid,
         rules=_rules(rules),
         layout=(layout or RankFileLayout.RANKS).value,
@@ -201,7 +201,7 @@ def shard(
     outcome, saved = describe_shards(plan, target), None
     if not dry_run:
         with (
-            _told_when_stopped(outcome),
+            _note_when_stopped(outcome),
             progress_bar(outcome.tensor_bytes, quiet=quiet) as advance,
         ):
             saved = save_shards(plan, target, force=force, threads=threads, progress=advance)
@@ -217,7 +217,7 @@ def shard(
         outcome.refuse(force=force)
 
 
-def _opened(path: str, source: str | None, *, quiet: bool) -> Checkpoint:
+def _open_with_notes(path: str, source: str | None, *, quiet: bool) -> Checkpoint:
     weights = open_weights(path, source)
     for text in () if quiet else header_of(weights).notes:
         note(text)
@@ -229,7 +229,7 @@ def _rules(path: str | None) -> CutRulesLike | None:
 
 
 @contextmanager
-def _told_when_stopped(outcome: ShardOutcome) -> Generator[None, None, None]:
+def _note_when_stopped(outcome: ShardOutcome) -> Generator[None, None, None]:
     """Tell, where a signal ends the block, what stays and what to do with it."""
     try:
         yield
@@ -246,7 +246,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
         raise ConversionError(why, hint=f"leave {' and '.join(names)} out")
 
 
-def _named(out: str | None, usage: str) -> str:
+def _require_out(out: str | None, usage: str) -> str:
     if not out:
         raise ConversionError("OUT is missing", hint=f"weightctl shard {usage}")
     return out

@@ -6,14 +6,13 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.outline import counted, outline
-from weightctl.cli.render import Cell, described
+from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.render import Cell, make_shape_cells
 from weightctl.cli.report import beside, pace
 from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import counted as amount
-from weightctl.text.wording import printable
-from weightctl.weights.nodes import planted
+from weightctl.text.wording import pluralize, printable
+from weightctl.weights.nodes import build_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +61,7 @@ def _share(info: TensorInfo, sharding: Sharding) -> _Share:
 def share_rows(plan: ShardPlan) -> Iterator[Sequence[Cell]]:
     """Yield the rows that show the tree of a checkpoint and how each tensor is cut."""
     shares = _shares(plan)
-    root = planted([*shares, *plan.tied])
+    root = build_tree([*shares, *plan.tied])
     for line in outline(root, shares, _look):
         yield _row(line, plan)
 
@@ -80,13 +79,13 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
     if share is not None:
         # What a narrow terminal has no room for: the type stays as it is, and of experts that are
         # shared out the ranks tell.
-        shape, kind = described(share.info.shape, share.info.encoding.name, "", line.times)
+        shape, kind = make_shape_cells(share.info.shape, share.info.encoding.name, "", line.times)
         strategy = Cell(share.strategy, "yellow", short=brief(share.strategy))
         held = rank_shapes(share.info.shape, share.shapes)
         return Cell(text), shape, kind, size, strategy, held
     if line.name is not None:
         return Cell(f"{text} = {plan.tied[line.name]}"), Cell(""), Cell("tied", "cyan")
-    below = Cell(counted(line.tensors, line.times), "dim", right=True)
+    below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
     return Cell(text, "bold"), below, Cell(""), size
 
 
@@ -95,17 +94,17 @@ def summary(
 ) -> list[list[Cell]]:
     """Return the lines that tell of a cut; `saved` is None where none took place."""
     title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
-    lines = [[Cell(title, "bold")], *([Cell(text)] for text in _told(plan, outcome))]
+    lines = [[Cell(title, "bold")], *([Cell(text)] for text in _summarize_plan(plan, outcome))]
     if outcome.carried:
         each = " each" if plan.layout == "ranks" and plan.grid.ranks > 1 else ""
         names = {name.rpartition("/")[2] for name in outcome.carried}
         lines.append([Cell(beside(names) + each)])
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
-    return [*lines, *_carried_out(saved)]
+    return [*lines, *_summarize_run(saved)]
 
 
-def _carried_out(saved: SavedShards) -> Iterator[list[Cell]]:
+def _summarize_run(saved: SavedShards) -> Iterator[list[Cell]]:
     if saved.kept_bytes:
         kept = format_size(saved.kept_bytes)
         yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
@@ -114,16 +113,16 @@ def _carried_out(saved: SavedShards) -> Iterator[list[Cell]]:
     yield [Cell(pace(saved.seconds, saved.nbytes))]
 
 
-def _told(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
+def _summarize_plan(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
     amounts = _amounts(plan, outcome)
     kinds = Counter(map(_kind, plan.shardings.values()))
     told = ", ".join(f"{kinds[kind]:,} {text}" for kind, text in _KINDS.items() if kinds[kind])
-    counts = f"{amount(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {told}"
+    counts = f"{pluralize(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {told}"
     more = {"copies take": amounts.replicated, "padding takes": amounts.padding}
     yield "; ".join(
         [counts, *(f"{what} {format_size(nbytes)} more" for what, nbytes in more.items() if nbytes)]
     )
-    files = amount(len(outcome.files), "file")
+    files = pluralize(len(outcome.files), "file")
     yield f"{files} of {format_size(outcome.nbytes)}{' together' if len(outcome.files) > 1 else ''}"
     yield from _files(plan, outcome)
 
@@ -146,7 +145,7 @@ def _files(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
         each = " each" if len(ranks) > 1 else ""
         if len(ranks) > 1:
             name = name.replace(f"rank-{first}", f"rank-[{first}-{ranks[-1][0]}]", 1)
-        yield f"  {name}: {amount(count, 'tensor')}, {format_size(nbytes)}{each}"
+        yield f"  {name}: {pluralize(count, 'tensor')}, {format_size(nbytes)}{each}"
 
 
 class _Amounts(NamedTuple):

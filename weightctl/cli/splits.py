@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weightctl.cli.render import Cell, shape_text
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.split import Grid, Sharding
     from weightctl.weights.info import Header
 
-__all__ = ["brief", "grid_text", "listed_ranks", "rank_shapes", "split_cells", "strategy_name"]
+__all__ = ["brief", "grid_text", "join_ranks", "rank_shapes", "split_cells", "strategy_name"]
 
 _FEW = 2
 
@@ -24,7 +24,7 @@ _Shapes = tuple[tuple[int, ...] | None, ...]
 
 def grid_text(grid: Grid) -> str:
     """Return how ranks are laid out, as it is asked for: `2 ranks: tp 2`."""
-    ranks = counted(grid.ranks, "rank")
+    ranks = pluralize(grid.ranks, "rank")
     return f"{ranks}: {grid.degrees}" if grid.degrees else ranks
 
 
@@ -70,7 +70,7 @@ def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
     if list(by_shape.values()) == [list(range(len(shapes)))]:
         shape = next(iter(by_shape))
         return Cell("" if shape == tuple(whole) else shape_text(shape))
-    told = [f"{shape_text(shape)} on {listed_ranks(ranks)}" for shape, ranks in by_shape.items()]
+    told = [f"{shape_text(shape)} on {join_ranks(ranks)}" for shape, ranks in by_shape.items()]
     if len(by_shape) == 1:
         return Cell(told[0])
     rest = ["..."] if len(by_shape) > _FEW else []
@@ -78,7 +78,7 @@ def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
     return Cell("; ".join(told), short=" / ".join([*shown, *rest]))
 
 
-def listed_ranks(ranks: Sequence[int]) -> str:
+def join_ranks(ranks: Sequence[int]) -> str:
     """Name ranks, runs of them by their ends: `0-3, 6`."""
     runs: list[list[int]] = []
     for rank in ranks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.cli.behaviour import behaviour
 from weightctl.cli.render import Cell, width
 from weightctl.cli.wrapping import hung
-from weightctl.text.wording import counted, number, printable
+from weightctl.text.wording import number, pluralize, printable
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.report.findings import is_partial, say_finding
 from weightctl.verify.report.remedies import list_remedies
@@ -71,7 +71,7 @@ def _one_line(text: str) -> str:
 def _checks(report: Report, room: int | None) -> Lines:
     lines: Lines = []
     widest = max((len(name) for name in report.results), default=0)
-    said = {name: _said(result) for name, result in report.results.items()}
+    said = {name: _summarize_result(result) for name, result in report.results.items()}
     second = max((len(cell.text) for cell in said.values()), default=0)
     for name, result in report.results.items():
         heads = [
@@ -83,9 +83,9 @@ def _checks(report: Report, room: int | None) -> Lines:
     return lines
 
 
-def _said(result: Result) -> Cell:
+def _summarize_result(result: Result) -> Cell:
     if result.problems:
-        return Cell(counted(len(result.problems), "problem"), "red bold")
+        return Cell(pluralize(len(result.problems), "problem"), "red bold")
     if result.skipped:
         return Cell("skipped", "yellow")
     return Cell("partly", "yellow") if is_partial(result.figures) else Cell("ok", "green")
@@ -146,12 +146,12 @@ def _last(report: Report, room: int | None) -> Lines:
         checked = len(report.results) - len(skipped)
         if not checked:
             return hung([Cell("nothing was checked", "yellow")], without, room)
-        text = f"no problems found in {counted(checked, 'check')}"
+        text = f"no problems found in {pluralize(checked, 'check')}"
         found = hung([Cell(text, "yellow" if skipped else "green bold")], without, room)
         return [*found, *(hung([], doubt, room) if (doubt := _doubt(report)) else [])]
     by_check = Counter(problem.check for problem in problems)
     where = ", ".join(f"{count} in {name}" for name, count in by_check.items())
-    heads = [Cell(counted(len(problems), "problem"), "red bold")]
+    heads = [Cell(pluralize(len(problems), "problem"), "red bold")]
     if len(by_check) == 1:
         return hung([*heads, Cell(" in ")], next(iter(by_check)) + without, room)
     return hung([*heads, Cell(": ")], where + without, room)

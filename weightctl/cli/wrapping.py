@@ -11,7 +11,7 @@ from weightctl.text.wording import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["hung", "wrapped"]
+__all__ = ["hung", "wrap_text"]
 
 _LEAST = 20
 # Spaces, but for those between a number and its unit.
@@ -30,14 +30,14 @@ def hung(heads: Sequence[Cell], text: str, room: int | None, style: str = "") ->
     indent = taken
     if room - taken < _LEAST:
         indent = len(heads[0].text) - len(heads[0].text.lstrip()) + 4 if heads else 0
-    lines = wrapped(text, max(room - indent, _LEAST))
+    lines = wrap_text(text, max(room - indent, _LEAST))
     if indent != taken:
         return [[*heads], *([Cell(" " * indent), Cell(line, style)] for line in lines)]
     rest = [[Cell(" " * indent), Cell(line, style)] for line in lines[1:]]
     return [[*heads, Cell(lines[0] if lines else "", style)], *rest]
 
 
-def wrapped(text: str, room: int) -> list[str]:
+def wrap_text(text: str, room: int) -> list[str]:
     """Return a printable text in lines of at most so many columns; what has no spaces is cut."""
     lines: list[str] = []
     line = ""

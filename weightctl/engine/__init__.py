@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import loaded_on_use
+from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.engine.device_buffer import DeviceBuffer
@@ -21,7 +21,7 @@ _NAMES = {
     "processes": "weightctl.engine.process_group:processes",
 }
 
-__getattr__ = loaded_on_use(__name__, _NAMES)
+__getattr__ = load_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

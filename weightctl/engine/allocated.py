@@ -11,10 +11,10 @@ from weightctl.weights.buffer import Buffer
 from weightctl.weights.tree import (
     Checkpoint,
     allocations_of,
+    find_stored_name,
     header_of,
     info_of,
     source_of,
-    stored_name,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["Allocated", "allocated"]
+__all__ = ["Allocated", "find_allocated"]
 
 
 class Allocated:
@@ -55,7 +55,7 @@ class Allocated:
         """Do nothing: the conversion takes longer than the reading."""
 
 
-def allocated(entry: object, form: WeightForm) -> Allocated | None:
+def find_allocated(entry: object, form: WeightForm) -> Allocated | None:
     """Return what was allocated under an entry of a registry, where a graph means that by a form.
 
     It does where its weight is one that the entry's tree gave, and these are blocks, or numbers of
@@ -70,4 +70,4 @@ def allocated(entry: object, form: WeightForm) -> Allocated | None:
 
 def _as_asked(node: Checkpoint) -> WeightData:
     """Return a node's data as `allocate` was asked for it; nothing is read before it is touched."""
-    return allocations_of(node).taken(node.name, stored_name(node))
+    return allocations_of(node).take(node.name, find_stored_name(node))

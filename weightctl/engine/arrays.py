@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
 
-__all__ = ["buffer_of", "bytes_of", "handed_out", "tensor_of", "told"]
+__all__ = ["buffer_of", "bytes_of", "describe_tensor", "make_result_buffer", "tensor_of"]
 
 _SMALL = 1 << 20
 
@@ -106,14 +106,14 @@ def _of_memory(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Tensor
     kind = torch_dtype(dtype)
     if not memory.nbytes:
         return torch.empty(tuple(shape), dtype=kind)
-    source = _unlocked(memory) if memory.readonly else memory
+    source = _as_writable(memory) if memory.readonly else memory
     raw = torch.frombuffer(source, dtype=torch.uint8)
     if raw.data_ptr() % dtype.encoding.size:
         raw = raw.clone()
     return raw.view(kind).reshape(tuple(shape))
 
 
-def _unlocked(memory: memoryview) -> Any:
+def _as_writable(memory: memoryview) -> Any:
     """Return the same memory as torch wants it: it has no tensors that nobody may write to."""
     import numpy as np
 
@@ -146,7 +146,7 @@ def buffer_of(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
     return Buffer(memory, dtype_of(tensor.dtype), shape, device)
 
 
-def handed_out(tensor: Tensor, device: DeviceRef) -> Buffer:
+def make_result_buffer(tensor: Tensor, device: DeviceRef) -> Buffer:
     """Return a buffer of a result for whoever may keep it.
 
     A small one is copied: it lies between large ones that are free now, and would keep the
@@ -158,7 +158,7 @@ def handed_out(tensor: Tensor, device: DeviceRef) -> Buffer:
     return Buffer(memoryview(bytearray(made.memory)), made.dtype, made.shape, device)
 
 
-def told(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Return what messages say of a tensor: `float32[2, 3]`, and where it is unless on the CPU."""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{dtype_of(tensor.dtype).value}{list(tensor.shape)}{where}"

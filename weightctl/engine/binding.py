@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from weightctl.engine.allocated import allocated
+from weightctl.engine.allocated import find_allocated
 from weightctl.engine.forms import (
     NAMES,
-    Problem,
+    BindingProblem,
     WeightForm,
+    interpret_info,
     is_kept_as_stored,
-    made,
-    meant,
+    make_tensor,
     mismatch,
 )
-from weightctl.engine.slices import sliced
-from weightctl.engine.stored import InFiles, InMemory, stored
+from weightctl.engine.slices import slice_weight
+from weightctl.engine.stored import InFiles, InMemory, to_stored_weight
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.weights.data import WeightData
 from weightctl.weights.equal import difference
@@ -64,9 +64,9 @@ class BoundWeights:
     def tensor(self, form: WeightForm) -> Tensor:
         """Return a weight in the form that is asked for."""
         ready = self._ready.get(form)
-        return made(self._found[form], form) if ready is None else ready
+        return make_tensor(self._found[form], form) if ready is None else ready
 
-    def picked(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
+    def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that numbers pick, and the numbers of them among these.
 
         They alone are read. None where that cannot be: of what is in memory, or stored with other
@@ -86,7 +86,7 @@ class BoundWeights:
         chosen: list[int] = wanted.tolist()
         if not all(0 <= number < count for number in chosen):
             return None
-        return made(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
+        return make_tensor(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
 
     def is_borrowed(self, form: WeightForm) -> bool:
         """Whether the memory of `tensor` is somebody's who will use it again."""
@@ -117,7 +117,7 @@ class BoundWeights:
                 # The numbers are all that is wanted; the bytes they came from may go.
                 kind = form._replace(name="", weight=0, whole=None, second_names=())
                 if kind not in same:
-                    same[kind] = made(held, form)
+                    same[kind] = make_tensor(held, form)
                 self._ready[form] = same[kind]
 
 
@@ -132,11 +132,11 @@ def bind(
     _require_registry({} if registry is None else registry)
     given = _searchable(registry)
     forms = list(forms)
-    bound = {form: _bound(given, form) for form in forms}
+    bound = {form: _resolve_form(given, form) for form in forms}
     names = {wanted.name for wanted in bound.values()}
     found: dict[WeightForm, StoredWeight] = {}
-    entries: dict[str, _Entry | None] = {}
-    problems: dict[str, Problem] = {}
+    entries: dict[str, _RegistryEntry | None] = {}
+    problems: dict[str, BindingProblem] = {}
     for form, wanted in bound.items():
         name = wanted.name
         if name not in entries:
@@ -144,23 +144,23 @@ def bind(
                 entries[name] = _entry(given, wanted, names)
             except KeyError:
                 entries[name] = None
-                problems[name] = Problem("missing", NAMES)
+                problems[name] = BindingProblem("missing", NAMES)
             except WeightctlError as error:
                 entries[name] = None
-                problems[name] = Problem(error.message, error.hint)
+                problems[name] = BindingProblem(error.message, error.hint)
         entry = entries[name]
         if entry is None:
             continue
-        place = allocated(entry.given, wanted) or entry.place
+        place = find_allocated(entry.given, wanted) or entry.place
         if problem := mismatch(place.info, wanted):
             problems[name] = problem
         elif wanted is not form and form.whole is not None:
-            info = meant(place.info, wanted)
+            info = interpret_info(place.info, wanted)
             if reason := unfit(info, form.whole.part):
                 said = f"stored as {info.encoding} {list(info.shape)}, {reason}"
-                problems[form.name] = Problem(said, "")
+                problems[form.name] = BindingProblem(said, "")
             else:
-                place = sliced(place, info, form.whole.part)
+                place = slice_weight(place, info, form.whole.part)
         found[form] = place
     if problems:
         _add_near(problems, _spare(given, names))
@@ -168,14 +168,14 @@ def bind(
     return found
 
 
-class _Entry(NamedTuple):
+class _RegistryEntry(NamedTuple):
     """What a registry has for a weight, and where its bytes are."""
 
     given: Any
     place: StoredWeight
 
 
-def _entry(registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]) -> _Entry:
+def _entry(registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]) -> _RegistryEntry:
     """Return what a registry has under the name of a weight, or else under a second name of it.
 
     Names of other weights of the graph are theirs. Raises `KeyError` where it has none, and
@@ -183,12 +183,12 @@ def _entry(registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: 
     """
     others = [each for each in wanted.second_names if each not in names and _has(registry, each)]
     try:
-        entry = _Entry(registry[wanted.name], _place(registry[wanted.name], wanted.name))
+        entry = _RegistryEntry(registry[wanted.name], _place(registry[wanted.name], wanted.name))
     except KeyError:
         if not others:
             raise
         first = others.pop(0)
-        entry = _Entry(registry[first], _place(registry[first], first))
+        entry = _RegistryEntry(registry[first], _place(registry[first], first))
     for second in others:
         place = _place(registry[second], second)
         if place.key == entry.place.key:
@@ -200,7 +200,7 @@ def _entry(registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: 
 
 def _place(entry: Any, name: str) -> StoredWeight:
     try:
-        return stored(entry, name)
+        return to_stored_weight(entry, name)
     except MissingTensorError as error:
         if isinstance(entry, WeightData):
             # It is there, and only declared: that is not what `KeyError` says.
@@ -212,7 +212,7 @@ def _data_of(entry: Any) -> WeightData:
     return entry.data() if isinstance(entry, Weights) else WeightData.from_dlpack(entry, "")
 
 
-def _bound(registry: Checkpoint | Mapping[str, Any], form: WeightForm) -> WeightForm:
+def _resolve_form(registry: Checkpoint | Mapping[str, Any], form: WeightForm) -> WeightForm:
     """Return the form in which a weight is found: a shard as its whole, if not by its own name."""
     whole = form.whole
     if whole is None or _has(registry, form.name):
@@ -258,14 +258,14 @@ def _spare(registry: Checkpoint | Mapping[str, Any], wanted: set[str]) -> list[s
     return list(islice((name for name in names if name not in wanted), _MOST_NAMES))
 
 
-def _add_near(problems: dict[str, Problem], names: list[str]) -> None:
+def _add_near(problems: dict[str, BindingProblem], names: list[str]) -> None:
     missing = [name for name, problem in problems.items() if problem.reason == "missing"]
     for name in missing[:_MOST_HINTS]:
         if near := difflib.get_close_matches(name, names, n=1):
-            problems[name] = Problem(f"missing (did you mean `{near[0]}`?)", NAMES)
+            problems[name] = BindingProblem(f"missing (did you mean `{near[0]}`?)", NAMES)
 
 
-def _refusal(graph_name: str, problems: Mapping[str, Problem], *, is_empty: bool) -> EngineError:
+def _refusal(graph_name: str, problems: Mapping[str, BindingProblem], *, is_empty: bool) -> EngineError:
     count = "1 weight" if len(problems) == 1 else f"{len(problems)} weights"
     lines = "".join(f"\n  `{name}`: {problem.reason}" for name, problem in problems.items())
     # A dictionary for its order.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
-from weightctl.graph.ops.blocks import decoded
+from weightctl.graph.ops.blocks import decode_blocks
 from weightctl.graph.ops.torch_types import torch_device, torch_dtype
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMES",
-    "Problem",
+    "BindingProblem",
     "ShardedWhole",
     "WeightForm",
+    "interpret_info",
     "is_kept_as_stored",
-    "made",
-    "meant",
+    "make_tensor",
     "mismatch",
 ]
 
@@ -38,7 +38,7 @@ _DTYPES = (
 )
 
 
-class Problem(NamedTuple):
+class BindingProblem(NamedTuple):
     """What keeps a weight from being loaded, and what to do about it."""
 
     reason: str
@@ -84,22 +84,22 @@ class WeightForm(NamedTuple):
         return f"{kind} {list(self.shape)}"
 
 
-def mismatch(info: TensorInfo, form: WeightForm) -> Problem | None:
+def mismatch(info: TensorInfo, form: WeightForm) -> BindingProblem | None:
     """Return what keeps a stored tensor from taking a form, None where nothing does.
 
     Numbers take another dtype where that loses none of them. Blocks become numbers of any float
     dtype; nothing becomes blocks, but bytes may be declared as such.
     """
-    found = meant(info, form)
+    found = interpret_info(info, form)
     encoding, own = found.encoding, list(found.shape)
     if form.blocks is not None:
         if found.shape == form.shape and encoding == form.blocks.encoding:
             return None
         hint = NAMES if found.shape != form.shape else _blocks_hint(form.blocks)
-        return Problem(f"stored as {encoding} {own}, the graph takes it as {form}", hint)
+        return BindingProblem(f"stored as {encoding} {own}, the graph takes it as {form}", hint)
     if found.shape != form.shape:
-        return Problem(f"stored as {encoding} {own}, the graph has {form}", NAMES)
-    return _lost(encoding, form.dtype)
+        return BindingProblem(f"stored as {encoding} {own}, the graph has {form}", NAMES)
+    return _explain_loss(encoding, form.dtype)
 
 
 def _blocks_hint(blocks: QuantizationEncoding) -> str:
@@ -109,7 +109,7 @@ def _blocks_hint(blocks: QuantizationEncoding) -> str:
     )
 
 
-def meant(info: TensorInfo, form: WeightForm) -> TensorInfo:
+def interpret_info(info: TensorInfo, form: WeightForm) -> TensorInfo:
     """Return what a stored tensor is to a graph: as many bare bytes as its blocks take are they."""
     if form.quantization is None or info.encoding != DType.uint8.encoding:
         return info
@@ -118,15 +118,15 @@ def meant(info: TensorInfo, form: WeightForm) -> TensorInfo:
     return info._replace(shape=form.shape, encoding=blocks) if is_bare else info
 
 
-def _lost(encoding: Encoding, dtype: DType) -> Problem | None:
+def _explain_loss(encoding: Encoding, dtype: DType) -> BindingProblem | None:
     try:
         torch_dtype(dtype)
     except EngineError as error:
-        return Problem(error.message, error.hint)
+        return BindingProblem(error.message, error.hint)
     if _converts(encoding, dtype):
         return None
     reason = f"stored as {encoding}, whose numbers {dtype.value} would not all hold"
-    return Problem(reason, _DTYPES)
+    return BindingProblem(reason, _DTYPES)
 
 
 def _converts(encoding: Encoding, dtype: DType) -> bool:
@@ -143,26 +143,26 @@ def _converts(encoding: Encoding, dtype: DType) -> bool:
 
 def is_kept_as_stored(info: TensorInfo, form: WeightForm) -> bool:
     """Whether a weight that stays in memory stays there as it is stored: blocks do."""
-    return meant(info, form).encoding.dtype is None
+    return interpret_info(info, form).encoding.dtype is None
 
 
-def made(stored: StoredWeight, form: WeightForm) -> Tensor:
+def make_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
     """Return a stored tensor in a form, on the form's device and boundary.
 
     Raises `EngineError` where its bytes are not elements of that dtype.
     """
-    return _aligned(_made(stored, form), form.align)
+    return _align_tensor(_decode_tensor(stored, form), form.align)
 
 
-def _made(stored: StoredWeight, form: WeightForm) -> Tensor:
+def _decode_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
     device, dtype = torch_device(form.device), torch_dtype(form.dtype)
-    raw, encoding = stored.raw(), meant(stored.info, form).encoding
+    raw, encoding = stored.raw(), interpret_info(stored.info, form).encoding
     if form.blocks is not None:
         return _in_rows(raw, form.blocks.encoding, form.shape).to(device)
     if encoding.dtype is None or encoding.dtype is DType.float4_e2m1fn:
         # On the CPU, from which the numbers go to the device.
         rows = raw[None] if encoding.dtype else _in_rows(raw, encoding, form.shape)
-        numbers = decoded(rows, encoding, form.dtype)
+        numbers = decode_blocks(rows, encoding, form.dtype)
     else:
         numbers = raw.view(torch_dtype(encoding.dtype))
     numbers = numbers.reshape(form.shape)
@@ -171,7 +171,7 @@ def _made(stored: StoredWeight, form: WeightForm) -> Tensor:
     return numbers.to(device).to(dtype)
 
 
-def _aligned(tensor: Tensor, align: int) -> Tensor:
+def _align_tensor(tensor: Tensor, align: int) -> Tensor:
     """Return a tensor whose elements start on a boundary: a copy where they do not yet."""
     if tensor.data_ptr() % align == 0:
         return tensor

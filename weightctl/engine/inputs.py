@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.engine.arrays import tensor_of, told
+from weightctl.engine.arrays import describe_tensor, tensor_of
 from weightctl.engine.scalars import scalar
 from weightctl.engine.symbols import name_of, size_of
 from weightctl.errors import EngineError, WeightctlError
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = ["taken"]
+__all__ = ["prepare_inputs"]
 
 
-def taken(
+def prepare_inputs(
     graph_name: str, types: Sequence[TensorType], given: Sequence[Any]
 ) -> tuple[list[Tensor], dict[str, int]]:
     """Return the inputs of a graph on their devices, and the sizes that they give to names.
@@ -44,7 +44,8 @@ def taken(
             if sizes.setdefault(name, size) != size:
                 raise EngineError(
                     f"`{name}` is {sizes[name]} in input {first[name]} and {size} in input "
-                    f"{number}: {told(tensors[first[name]])} and {told(tensor)}",
+                    f"{number}: {describe_tensor(tensors[first[name]])} and "
+                    f"{describe_tensor(tensor)}",
                     hint=f"the graph has {types[first[name]]} and {kind}",
                 )
             first.setdefault(name, number)
@@ -58,7 +59,7 @@ def taken(
             if wanted != size:
                 meant = "" if dim.is_static else f" ({dim})"
                 raise EngineError(
-                    f"input {number} is {told(tensor)}; dimension {axis} of {kind} is "
+                    f"input {number} is {describe_tensor(tensor)}; dimension {axis} of {kind} is "
                     f"{wanted}{meant}, not {size}",
                 )
     return [
@@ -74,7 +75,9 @@ def _tensor(number: int, kind: TensorType, given: Any) -> Tensor:
         raise EngineError(f"input {number}: {error.message}", hint=error.hint) from error
     if tensor.dtype is not torch_dtype(kind.dtype) or tensor.ndim != kind.rank:
         hint = "" if tensor.ndim != kind.rank else f"convert it to {kind.dtype.value} first"
-        raise EngineError(f"input {number} is {told(tensor)}, the graph has {kind}", hint=hint)
+        raise EngineError(
+            f"input {number} is {describe_tensor(tensor)}, the graph has {kind}", hint=hint
+        )
     return tensor
 
 

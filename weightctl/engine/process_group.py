@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.device import CPU, DeviceRef
 from weightctl.engine.devices import require_devices
 from weightctl.errors import EngineError
-from weightctl.graph.ops.across_ranks import told_by
+from weightctl.graph.ops.across_ranks import explain
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -53,7 +53,7 @@ def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Gen
     Raises `EngineError` where torchrun has not started this process, where it has joined the
     others already, where there is no such device, and where others do not come.
     """
-    started = _started()
+    started = _read_environment()
     require_devices([CPU if device is None else device])
     own = _device_of(started) if device is None else device
     _join(started, own, timeout)
@@ -67,7 +67,7 @@ def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Gen
     _leave()
 
 
-def _started() -> _Started:
+def _read_environment() -> _Started:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     wanted = (*names, "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in wanted if not os.environ.get(name)]:
@@ -127,7 +127,7 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
         )
     except RuntimeError as error:
         raise EngineError(
-            f"process {started.rank} could not join all of the {started.count}: {told_by(error)}",
+            f"process {started.rank} could not join all of the {started.count}: {explain(error)}",
             hint="have all of them been started, and does each come to `processes()`?",
         ) from error
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.engine.arrays import told
+from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
-from weightctl.engine.symbols import name_of, resolved, size_of
+from weightctl.engine.symbols import name_of, resolve_attributes, size_of
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.torch_types import torch_device, torch_dtype
 from weightctl.text.untyped import is_tuple
@@ -64,7 +64,7 @@ class _Running:
         if operation.forms:
             self._expect_after(number)
         try:
-            given = self._given(operation)
+            given = self._gather_inputs(operation)
         except WeightctlError:
             raise
         except Exception as error:
@@ -79,7 +79,7 @@ class _Running:
             sizes = self._sizes_of(operation.call)
             attributes = operation.attributes
             if not operation.is_resolved:
-                attributes = resolved(attributes, sizes)
+                attributes = resolve_attributes(attributes, sizes)
             found = operation.lower(*given, **attributes)
         except Exception as error:
             raise self._failure(operation, given, error) from error
@@ -104,11 +104,11 @@ class _Running:
             found.append(tensor)
         return found
 
-    def _given(self, operation: Operation) -> list[Tensor]:
+    def _gather_inputs(self, operation: Operation) -> list[Tensor]:
         given = operation.inputs
         table = operation.table
         if table is not None and table not in operation.keeps and table not in self._kept:
-            picked = self._weights.picked(table, self._tensor(given[1]))
+            picked = self._weights.pick_rows(table, self._tensor(given[1]))
             if picked is not None:
                 return list(picked)
         return [self._tensor(place) for place in given]
@@ -170,7 +170,9 @@ class _Running:
                 or result.shape != shape
                 or not same_place
             ):
-                wrong = f"it gave {told(result)} where the graph has {kind}, {list(shape)}"
+                wrong = (
+                    f"it gave {describe_tensor(result)} where the graph has {kind}, {list(shape)}"
+                )
                 raise self._failure(
                     operation,
                     given,
@@ -181,7 +183,7 @@ class _Running:
         self, operation: Operation, given: Sequence[Tensor], error: Exception
     ) -> EngineError:
         name = operation.attributes.get("function", operation.op)
-        operands = " and ".join(map(told, given))
+        operands = " and ".join(map(describe_tensor, given))
         call = self._plan.calls[operation.call]
         places = [f"in {operation.path}"] if operation.path else []
         if operation.call:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.device import CPU
 from weightctl.engine.forms import ShardedWhole, WeightForm
-from weightctl.engine.symbols import has_names, name_of, resolved
+from weightctl.engine.symbols import has_names, name_of, resolve_attributes
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
 from weightctl.system.registry import load
@@ -91,7 +91,7 @@ def schedule(graph: Graph) -> Schedule:
     inputs = tuple(range(len(graph.inputs)))
     unfolding = _Unfolding(len(inputs))
     outputs = unfolding.run(graph, inputs, GraphRun(-1, graph.name, "", {}))
-    operations = _needed(unfolding.operations, outputs)
+    operations = _drop_unused(unfolding.operations, outputs)
     _end_lives(operations, inputs, outputs)
     return Schedule(inputs, tuple(operations), outputs, tuple(unfolding.calls))
 
@@ -125,12 +125,14 @@ class _Unfolding:
         if node.op == "weight":
             return (_form(node, self.calls[number].prefix),)
         if node.op == "call":
-            return self._called(node, given, number)
+            return self._add_call(node, given, number)
         if node.op == "dequantize":
             return (_numbers(node, given[0]),)
-        return self._added(node, given, number)
+        return self._add_operation(node, given, number)
 
-    def _called(self, node: GraphNode, given: tuple[Place, ...], number: int) -> tuple[Place, ...]:
+    def _add_call(
+        self, node: GraphNode, given: tuple[Place, ...], number: int
+    ) -> tuple[Place, ...]:
         subgraph: Graph = node.attributes["subgraph"]
         prefix: str = node.attributes["prefix"]
         if node.attributes["is_placeholder"]:
@@ -138,11 +140,13 @@ class _Unfolding:
         names = _names(subgraph.inputs, node.inputs)
         return self.run(subgraph, given, GraphRun(number, subgraph.name, prefix, names))
 
-    def _added(self, node: GraphNode, given: tuple[Place, ...], number: int) -> tuple[int, ...]:
+    def _add_operation(
+        self, node: GraphNode, given: tuple[Place, ...], number: int
+    ) -> tuple[int, ...]:
         slots = tuple(range(self._slots, self._slots + len(node.outputs)))
         self._slots += len(slots)
         is_resolved = not has_names(node.attributes)
-        attributes = resolved(node.attributes, {}) if is_resolved else node.attributes
+        attributes = resolve_attributes(node.attributes, {}) if is_resolved else node.attributes
         types = tuple(value.type for value in node.outputs)
         lower = load(OPS[node.op]).lower
         self.operations.append(
@@ -175,7 +179,7 @@ def _form(node: GraphNode, prefix: str) -> WeightForm:
     align = attributes["align"]
     before = prefix if attributes["is_placeholder"] else ""
     others = tuple(before + each for each in attributes["second_names"])
-    sizes = _known(shape, name)
+    sizes = _require_static(shape, name)
     return WeightForm(name, kind.dtype, sizes, device, encoding, weight, whole, align, others)
 
 
@@ -185,7 +189,7 @@ def _whole(cut: CutFrom | None, prefix: str) -> ShardedWhole | None:
         return None
     before = prefix if cut.is_placeholder else ""
     name, others = before + cut.name, tuple(before + each for each in cut.second_names)
-    return ShardedWhole(name, _known(cut.shape, name), id(cut.weight), cut.part, others)
+    return ShardedWhole(name, _require_static(cut.shape, name), id(cut.weight), cut.part, others)
 
 
 def _numbers(node: GraphNode, place: Place) -> WeightForm:
@@ -193,11 +197,11 @@ def _numbers(node: GraphNode, place: Place) -> WeightForm:
     # Nothing but weights is blocks.
     blocks = cast("WeightForm", place)
     kind = node.outputs[0].type
-    sizes = _known(kind.shape, blocks.name)
+    sizes = _require_static(kind.shape, blocks.name)
     return blocks._replace(dtype=kind.dtype, shape=sizes, device=kind.device)
 
 
-def _known(shape: Shape, name: str) -> tuple[int, ...]:
+def _require_static(shape: Shape, name: str) -> tuple[int, ...]:
     if not shape.is_static:
         raise EngineError(
             f"the weight `{name}` is declared as {shape.text}, and only inputs have sizes that are "
@@ -207,7 +211,7 @@ def _known(shape: Shape, name: str) -> tuple[int, ...]:
     return shape.sizes
 
 
-def _needed(operations: Sequence[Operation], outputs: Sequence[Place]) -> list[Operation]:
+def _drop_unused(operations: Sequence[Operation], outputs: Sequence[Place]) -> list[Operation]:
     """Return the operations whose results somebody reads, here or elsewhere."""
     wanted = set(outputs)
     kept: list[Operation] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
-from weightctl.engine.arrays import handed_out
+from weightctl.engine.arrays import make_result_buffer
 from weightctl.engine.binding import BoundWeights, bind
 from weightctl.engine.devices import devices_of, require_devices, require_placed
-from weightctl.engine.inputs import taken
+from weightctl.engine.inputs import prepare_inputs
 from weightctl.engine.run import run
 from weightctl.engine.schedule import schedule
 from weightctl.errors import EngineError
@@ -97,12 +97,12 @@ class LoadedGraph:
         if len(inputs) == 1 and isinstance(inputs[0], list | tuple):
             # What is in it is looked at as any input is.
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
-        tensors, sizes = taken(self.name, self.input_types, inputs)
+        tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
         results = run(self._schedule, self._weights, tensors, sizes)
         # Numbers of a file that was written to meanwhile are nobody's.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]
-        return [handed_out(*each) for each in zip(results, devices, strict=True)]
+        return [make_result_buffer(*each) for each in zip(results, devices, strict=True)]
 
     __call__ = execute
 

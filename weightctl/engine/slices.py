@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["sliced"]
+__all__ = ["slice_weight"]
 
 # Of what is in more pieces the system is not told beforehand.
 _PIECES = 8
 
 
-def sliced(place: StoredWeight, whole: TensorInfo, part: Part) -> StoredWeight:
+def slice_weight(place: StoredWeight, whole: TensorInfo, part: Part) -> StoredWeight:
     """Return a part of a stored tensor, which is to be understood as `whole`."""
     if not part:
         return place

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.source import Source
 
-__all__ = ["InFiles", "InMemory", "StoredWeight", "stored"]
+__all__ = ["InFiles", "InMemory", "StoredWeight", "to_stored_weight"]
 
 
 class StoredWeight(Protocol):
@@ -149,7 +149,7 @@ class InMapping(InFiles):
         return _flat(tensor_of(self._buffer)) if self._buffer.is_shared else super().raw()
 
 
-def stored(given: object, name: str) -> StoredWeight:
+def to_stored_weight(given: object, name: str) -> StoredWeight:
     """Return what is stored as an entry of a registry: a `Checkpoint` node, data or an array.
 
     Raises `MissingTensorError` for a node without a tensor and for data that is only declared, and

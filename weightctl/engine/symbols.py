@@ -11,7 +11,7 @@ from weightctl.text.untyped import is_list, is_tuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["has_names", "name_of", "resolved", "size_of"]
+__all__ = ["has_names", "name_of", "resolve_attributes", "size_of"]
 
 
 def name_of(dim: Dim) -> str | None:
@@ -48,9 +48,9 @@ def has_names(attributes: Mapping[str, Any]) -> bool:
     return any(map(_has_names, attributes.values()))
 
 
-def resolved(attributes: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+def resolve_attributes(attributes: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return attributes with a number for every dimension, and a tuple of them for a shape."""
-    return {key: _resolved(value, sizes) for key, value in attributes.items()}
+    return {key: _resolve_value(value, sizes) for key, value in attributes.items()}
 
 
 def _has_names(content: Any) -> bool:
@@ -61,11 +61,11 @@ def _has_names(content: Any) -> bool:
     return False
 
 
-def _resolved(content: Any, sizes: Mapping[str, int]) -> Any:
+def _resolve_value(content: Any, sizes: Mapping[str, int]) -> Any:
     if isinstance(content, Dim):
         return size_of(content, sizes)
     if is_list(content):
-        return [_resolved(value, sizes) for value in content]
+        return [_resolve_value(value, sizes) for value in content]
     if is_tuple(content) or isinstance(content, Shape):
-        return tuple(_resolved(value, sizes) for value in content)
+        return tuple(_resolve_value(value, sizes) for value in content)
     return content

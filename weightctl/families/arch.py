@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.families.changes import Change
-    from weightctl.families.keys import Config, Default, Dialect, Fields, Key
+    from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["Arch", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
@@ -90,7 +90,7 @@ class Fusion:
     that is the second, and the first is the experts.
     """
 
-    dialect: Dialect
+    dialect: NamingConvention
     name: str
     parts: tuple[str, ...]
     rows: Callable[[Any], Sequence[int]]
@@ -129,11 +129,11 @@ class TensorNames(NamedTuple):
     layer: int = 0
     expert: int = 0
 
-    def name(self, dialect: Dialect) -> str | None:
+    def name(self, dialect: NamingConvention) -> str | None:
         """Return its name in a dialect, None where that has no such tensor."""
         return self.gguf if dialect == "gguf" else self.hugging_face
 
-    def is_stacked(self, dialect: Dialect) -> bool:
+    def is_stacked(self, dialect: NamingConvention) -> bool:
         """Whether a dialect has it in one tensor with those of the layer's other experts."""
         template = self.line.gguf if dialect == "gguf" else self.line.hugging_face
         return _EXPERT in self.line.module and template is not None and _EXPERT not in template

@@ -89,14 +89,18 @@ class RopeRows:
         from weightctl.weights.steps.rows import RowOrder
 
         heads, head_dim, rotated = self._sizes(config)
-        return RowOrder(interleaved_order(heads, head_dim, rotated), _said(heads, "interleaved"))
+        return RowOrder(
+            interleaved_order(heads, head_dim, rotated), _describe_rows(heads, "interleaved")
+        )
 
     def to_hugging_face(self, config: Config) -> Step:
         """Return the step that puts halves together."""
         from weightctl.weights.steps.rows import RowOrder
 
         heads, head_dim, rotated = self._sizes(config)
-        return RowOrder(half_split_order(heads, head_dim, rotated), _said(heads, "in halves"))
+        return RowOrder(
+            half_split_order(heads, head_dim, rotated), _describe_rows(heads, "in halves")
+        )
 
     def _sizes(self, config: Config) -> tuple[int, int, int]:
         # Only configs of families with rotary embeddings get here, and those have these fields.
@@ -104,7 +108,7 @@ class RopeRows:
         return getattr(given, self.heads), given.head_dim, given.rope_dimensions
 
 
-def _said(heads: int, how: str) -> str:
+def _describe_rows(heads: int, how: str) -> str:
     return f"rows of {heads} {'heads' if heads > 1 else 'head'} {how}"
 
 

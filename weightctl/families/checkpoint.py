@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.families.arch import Arch
-    from weightctl.families.keys import Config, Dialect, Fields
+    from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Network
     from weightctl.shape import Shape
@@ -47,7 +47,7 @@ class RecognizedModel:
     tree: Checkpoint
     where: str
     arch: Arch
-    dialect: Dialect
+    dialect: NamingConvention
     config: Config
     fields: Fields
     document: Mapping[str, Any]
@@ -123,7 +123,7 @@ class RecognizedModel:
 
     def _error(self, problems: list[str]) -> ArchitectureError:
         """Return the error for a checkpoint that is no whole model, with all that is wrong."""
-        folded = _folded(problems)
+        folded = _fold_problems(problems)
         more = len(folded) - _MOST_NAMED
         named = [*folded[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
         return ArchitectureError(
@@ -133,7 +133,7 @@ class RecognizedModel:
         )
 
 
-def _folded(problems: list[str]) -> list[str]:
+def _fold_problems(problems: list[str]) -> list[str]:
     """Return the problems, one for all that differ in the numbers of layers and experts alone."""
     alike: dict[str, list[str]] = {}
     for problem in problems:

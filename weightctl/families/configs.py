@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from weightctl.families.arch import Arch, ModelType
-    from weightctl.families.keys import Config, Dialect, Fields, Key
+    from weightctl.families.keys import Config, Fields, Key, NamingConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
@@ -94,7 +94,7 @@ def _default(key: Key, kind: ModelType) -> Any:
 
 def _config(
     arch: Arch,
-    dialect: Dialect,
+    dialect: NamingConvention,
     where: str,
     find: Callable[[Key], tuple[str, object]],
     default: Callable[[Key], Any],

@@ -48,9 +48,9 @@ __all__ = [
     "SOFTCAP",
     "consistent",
     "local_period",
+    "mark_windowed_layers",
     "norm_part",
     "query_scalar",
-    "windowed",
 ]
 
 _LAYERS_OF_27B, _PERIOD = 46, 2
@@ -89,7 +89,7 @@ def query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
     return scalar
 
 
-def windowed(layers: int, period: int) -> tuple[bool, ...]:
+def mark_windowed_layers(layers: int, period: int) -> tuple[bool, ...]:
     """Return whether each layer has a window; the last of each `period` sees all positions."""
     return tuple((number + 1) % period != 0 for number in range(layers))
 
@@ -110,11 +110,11 @@ def local_period(usual: int) -> Callable[[Fields], int]:
 
 
 def _usually_windowed(fields: Fields) -> tuple[bool, ...]:
-    return windowed(fields["layers"], _PERIOD)
+    return mark_windowed_layers(fields["layers"], _PERIOD)
 
 
-def _windowed(fields: Fields) -> tuple[bool, ...]:
-    return windowed(fields["layers"], fields["local_period"])
+def _mark_layers(fields: Fields) -> tuple[bool, ...]:
+    return mark_windowed_layers(fields["layers"], fields["local_period"])
 
 
 def _local_period(fields: Fields) -> int:
@@ -179,7 +179,7 @@ _KEYS = (
         gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
     Key(field="local_period", kind=SIZE, gguf_default=_local_period,
         gguf="{arch}.attention.sliding_window_pattern"),
-    Key(field="windowed_layers", kind=WORDS, default=_usually_windowed, gguf_default=_windowed,
+    Key(field="windowed_layers", kind=WORDS, default=_usually_windowed, gguf_default=_mark_layers,
         hugging_face="layer_types"),
     # None in config.json is none; GGUF has no word for that.
     Key(field="attention_softcap", kind=SOFTCAP, default=None, gguf_default=50.0,
@@ -204,7 +204,7 @@ def consistent(fields: Fields) -> Fields:
     return {**fields, "rope_scaling": scaling(fields)}
 
 
-def _checked(fields: Fields) -> Fields:
+def _check_fields(fields: Fields) -> Fields:
     if fields.get("local_rope_base", fields["rope_base"]) != fields["rope_base"]:
         raise ValueError("rotations of their own for layers with a window are not built")
     return consistent(fields)
@@ -231,5 +231,5 @@ ARCH = Arch(
     keys=_KEYS,
     fusions=(qkv_form(),),
     standard=standard,
-    checked=_checked,
+    checked=_check_fields,
 )

@@ -23,9 +23,9 @@ from weightctl.families.gemma2 import (
     SOFTCAP,
     consistent,
     local_period,
+    mark_windowed_layers,
     norm_part,
     query_scalar,
-    windowed,
 )
 from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
@@ -45,7 +45,7 @@ _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
 _ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"
 
 
-def _stated_window(fields: Fields) -> int | None:
+def _find_stated_window(fields: Fields) -> int | None:
     """Return the window that GGUF has, none where no layer has one."""
     window: int | None = fields.get("sliding_window")
     return window if any(fields.get("windowed_layers", ())) else None
@@ -55,9 +55,9 @@ def _window(fields: Fields) -> int:
     return int(fields["stated_window"] or _WINDOW)
 
 
-def _windowed(fields: Fields) -> tuple[bool, ...]:
+def _mark_layers(fields: Fields) -> tuple[bool, ...]:
     has_window = fields["stated_window"] is not None
-    return windowed(fields["layers"], fields["local_period"] if has_window else 1)
+    return mark_windowed_layers(fields["layers"], fields["local_period"] if has_window else 1)
 
 
 def _of_global_layers(key: Key) -> Key:
@@ -71,11 +71,11 @@ _KEYS = (
     *SIZES,
     Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
         hugging_face="query_pre_attn_scalar"),
-    Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_stated_window,
+    Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_find_stated_window,
         gguf="{arch}.attention.sliding_window"),
     Key(field="local_period", kind=SIZE, gguf_default=local_period(_PERIOD),
         gguf="{arch}.attention.sliding_window_pattern"),
-    Key(field="windowed_layers", kind=WORDS, gguf_default=_windowed, hugging_face=_TYPES),
+    Key(field="windowed_layers", kind=WORDS, gguf_default=_mark_layers, hugging_face=_TYPES),
     Key(field="sliding_window", kind=SIZE, default=_WINDOW, gguf_default=_window,
         hugging_face="sliding_window"),
     Key(field="attention_softcap", default=None, gguf_default=None,
@@ -116,7 +116,7 @@ def _types(text: Mapping[str, Any]) -> list[str]:
     layers = LAYERS.read(text.get("num_hidden_layers", 26))
     pattern = text.get("sliding_window_pattern")
     period = _PERIOD if pattern is None else SIZE.read(pattern)
-    return WORDS.write(windowed(layers, period))
+    return WORDS.write(mark_windowed_layers(layers, period))
 
 
 def _rope_of_layers(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found
 
 
-def _checked(fields: Fields) -> Fields:
+def _check_fields(fields: Fields) -> Fields:
     made = consistent(fields)
     if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
         # There llama.cpp would stretch those of layers with a window too, in part.
@@ -178,5 +178,5 @@ ARCH = Arch(
     # What of a multimodal model sees, and turns images into what stands for words.
     beside=(r"vision_tower\..+", r"multi_modal_projector\..+"),
     standard=_standard,
-    checked=_checked,
+    checked=_check_fields,
 )

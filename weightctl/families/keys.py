@@ -14,10 +14,10 @@ __all__ = [
     "REQUIRED",
     "Config",
     "Default",
-    "Dialect",
     "Fields",
     "IsAbsent",
     "Key",
+    "NamingConvention",
     "Present",
     "PresentAs",
     "RowCount",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # How a checkpoint calls things: as llama.cpp does, or as transformers does.
-Dialect: TypeAlias = Literal["gguf", "hugging_face"]
+NamingConvention: TypeAlias = Literal["gguf", "hugging_face"]
 Fields: TypeAlias = Mapping[str, Any]
 # A value, or what gives it from the fields of the lines above.
 Default: TypeAlias = "Callable[[Fields], Any] | int | float | str | bool | None"
@@ -166,7 +166,7 @@ class Key:
     gguf_type: str = ""
     written: bool | None = None
 
-    def is_in(self, dialect: Dialect) -> bool:
+    def is_in(self, dialect: NamingConvention) -> bool:
         """Whether the line is of a dialect: whether it has a key or a default there."""
         if dialect == "gguf":
             is_known = bool(self.gguf) or self.seen is not None

@@ -27,8 +27,8 @@ __all__ = [
     "Real",
     "Reals",
     "WholeNumber",
-    "shown",
-    "shown_apart",
+    "show_value",
+    "show_values_apart",
 ]
 
 _LONGEST = 40
@@ -62,7 +62,7 @@ class WholeNumber(NamedTuple):
         if type(content) is int and self.least <= content <= self.most:
             return content
         expected = f"no whole number from {self.least} to {self.most}"
-        raise ValueError(f"is {shown(content)}, {expected}")
+        raise ValueError(f"is {show_value(content)}, {expected}")
 
     @property
     def gguf_type(self) -> str:
@@ -87,7 +87,7 @@ class Real(NamedTuple):
             return float(content)
         bound = "of at least" if self.is_closed else "above"
         expected = f"no number {bound} {self.least:g} and up to {self.most:g}"
-        raise ValueError(f"is {shown(content)}, {expected}")
+        raise ValueError(f"is {show_value(content)}, {expected}")
 
     @property
     def gguf_type(self) -> str:
@@ -114,7 +114,7 @@ class Reals(NamedTuple):
     def read(self, content: object) -> tuple[float, ...]:
         """Return the numbers."""
         if not is_sequence(content) or not 0 < len(content) <= self.most:
-            raise ValueError(f"is {shown(content)}, no list of up to {self.most} numbers")
+            raise ValueError(f"is {show_value(content)}, no list of up to {self.most} numbers")
         return tuple(self.kind.read(each) for each in content)
 
     @property
@@ -134,7 +134,7 @@ class Flag(NamedTuple):
         """Return the flag."""
         if isinstance(content, bool):
             return content
-        raise ValueError(f"is {shown(content)}, neither true nor false")
+        raise ValueError(f"is {show_value(content)}, neither true nor false")
 
     @property
     def gguf_type(self) -> str:
@@ -159,7 +159,7 @@ class Choice(NamedTuple):
         if isinstance(content, str) and content in self.meanings:
             return self.meanings[content]
         known = ", ".join(f"`{word}`" for word in self.meanings)
-        raise ValueError(f"is {shown(content)}, none of {known}")
+        raise ValueError(f"is {show_value(content)}, none of {known}")
 
     @property
     def gguf_type(self) -> str:
@@ -171,7 +171,7 @@ class Choice(NamedTuple):
         for word, meaning in self.meanings.items():
             if type(meaning) is type(value) and meaning == value:
                 return word
-        raise ValueError(f"is {shown(value)}, for which there is no word")
+        raise ValueError(f"is {show_value(value)}, for which there is no word")
 
     def preferring(self, *words: str) -> Choice:
         """Return the same choice, in which these words are written before others."""
@@ -188,7 +188,7 @@ class Exactly(NamedTuple):
         """Return the value."""
         if type(content) is type(self.value) and content == self.value:
             return content
-        raise ValueError(f"is {shown(content)}: {self.reason}")
+        raise ValueError(f"is {show_value(content)}: {self.reason}")
 
     @property
     def gguf_type(self) -> str:
@@ -243,30 +243,33 @@ ACTIVATION = Choice({
 })  # fmt: skip
 
 
-def shown(content: object) -> str:
+def show_value(content: object) -> str:
     """Return how a value looks in a message, whatever it is."""
     if isinstance(content, int) and content.bit_length() > 200:
         return "a number of hundreds of digits"
     if is_sequence(content) and not isinstance(content, bytes):
-        return _list_shown(content)
+        return _show_list(content)
     if not isinstance(content, str | int | float | None):
         return f"a {type(content).__name__}"
     return f"`{_cut(repr(content))}`"
 
 
-def shown_apart(content: object, other: object) -> tuple[str, str]:
+def show_values_apart(content: object, other: object) -> tuple[str, str]:
     """Return how two different values look in a message, so that the difference is seen."""
-    pair = shown(content), shown(other)
+    pair = show_value(content), show_value(other)
     if not is_sequence(content) or not is_sequence(other) or pair[0] != pair[1]:
         return pair
     for place, (own, theirs) in enumerate(zip(content, other, strict=False)):
         if own != theirs:
             begin = f"a list of {len(content)} whose element {place} is"
-            return f"{begin} {shown(own)}", f"one whose element {place} is {shown(theirs)}"
+            return (
+                f"{begin} {show_value(own)}",
+                f"one whose element {place} is {show_value(theirs)}",
+            )
     return pair
 
 
-def _list_shown(content: Sequence[Any]) -> str:
+def _show_list(content: Sequence[Any]) -> str:
     # What nests deeply or holds much is not worth a look.
     first = content[:_LONGEST]
     if not first or not all(isinstance(each, str | int | float | None) for each in first):
@@ -276,7 +279,7 @@ def _list_shown(content: Sequence[Any]) -> str:
 
 
 def _element(content: object) -> str:
-    return shown(content).strip("`")
+    return show_value(content).strip("`")
 
 
 def _cut(text: str) -> str:

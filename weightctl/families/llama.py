@@ -102,7 +102,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-def _checked(fields: Fields) -> Fields:
+def _check_fields(fields: Fields) -> Fields:
     check_heads(fields)
     return {
         **fields,
@@ -135,5 +135,5 @@ ARCH = Arch(
     # What GGUFs of the first versions kept of the rotary embeddings.
     beside=(r"blk\.\d+\.attn_rot_embd\.weight",),
     standard=standard,
-    checked=_checked,
+    checked=_check_fields,
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.families.arch import Arch, Fusion, TensorNames
-    from weightctl.families.keys import Config, Dialect
+    from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.tree import Checkpoint
 
@@ -38,14 +38,16 @@ class Match(NamedTuple):
     stored: Mapping[str, str]
 
 
-def match(weights: Checkpoint, arch: Arch, dialect: Dialect, config: Config, where: str) -> Match:
+def match(
+    weights: Checkpoint, arch: Arch, dialect: NamingConvention, config: Config, where: str
+) -> Match:
     """Match the tensors of a checkpoint with those that a model of this config has.
 
     Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding that
     are of no token are left out. Raises `ArchitectureError` where one is too small for that.
     """
     names = _Names(weights, arch, dialect)
-    fusions = list(_fused(arch, dialect))
+    fusions = list(_list_fused_parts(arch, dialect))
     tensors: dict[str, ReadableTensor] = {}
     missing: list[str] = []
     stored_as: dict[str, str] = {}
@@ -93,7 +95,7 @@ def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config)
 class _Names:
     """The names of a checkpoint, found by how all checkpoints of the dialect have them."""
 
-    def __init__(self, weights: Checkpoint, arch: Arch, dialect: Dialect) -> None:
+    def __init__(self, weights: Checkpoint, arch: Arch, dialect: NamingConvention) -> None:
         self.weights = weights
         self.stored = dict(weights.items())
         self._arch = arch
@@ -109,7 +111,7 @@ class _Names:
         return wanted if wanted in self.stored else self._by_plain.get(self.plain(wanted))
 
 
-def _fused(arch: Arch, dialect: Dialect) -> Iterator[tuple[Fusion, int, str]]:
+def _list_fused_parts(arch: Arch, dialect: NamingConvention) -> Iterator[tuple[Fusion, int, str]]:
     """Yield the parts of all fusions, each with its number and name."""
     for fusion in arch.fusions:
         if fusion.dialect == dialect:

@@ -25,7 +25,7 @@ def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     return count is not None and count.content != 0
 
 
-def _checked(fields: Fields) -> Fields:
+def _check_fields(fields: Fields) -> Fields:
     check_experts(fields)
     return LLAMA.checked(fields)
 
@@ -57,5 +57,5 @@ ARCH = Arch(
     beside=LLAMA.beside,
     fusions=(*LLAMA.fusions, *expert_forms("intermediate")),
     standard=LLAMA.standard,
-    checked=_checked,
+    checked=_check_fields,
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_matrix_weight", "layer", "numbered", "role"]
+__all__ = ["is_matrix_weight", "layer", "role", "split_layer_number"]
 
 _WHOLE = {
     "output.weight": "output",
@@ -68,7 +68,7 @@ def layer(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def numbered(name: str) -> tuple[int | None, str]:
+def split_layer_number(name: str) -> tuple[int | None, str]:
     """Return the first number between the dots of a name of any dialect, and what is behind it.
 
     Where a family is unknown that is the layer, and the part of it; None and the name without one.

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.families.arch import Arch
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["compared"]
+__all__ = ["describe_nearest"]
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _MOST = 4
@@ -28,7 +28,7 @@ class _Likeness(NamedTuple):
     beyond: list[str]
 
 
-def compared(tensors: Iterable[TensorInfo], dialect: Dialect) -> str:
+def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -> str:
     """Say which known family has most kinds of tensors in common with these, and what it lacks.
 
     Empty where no family has a third of them.
@@ -46,7 +46,7 @@ def compared(tensors: Iterable[TensorInfo], dialect: Dialect) -> str:
     return f"{share} of tensors, and without {shown}{f' and {more} more' if more > 0 else ''}"
 
 
-def _likeness(arch: Arch, kinds: Iterable[str], dialect: Dialect) -> _Likeness:
+def _likeness(arch: Arch, kinds: Iterable[str], dialect: NamingConvention) -> _Likeness:
     templates = (line.gguf if dialect == "gguf" else line.hugging_face for line in arch.names)
     known = {
         arch.plain(f"{template.format('N', expert='N')}.{kind}")

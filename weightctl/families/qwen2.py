@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["ARCH", "KEYS", "checked", "standard"]
+__all__ = ["ARCH", "KEYS", "check_fields", "standard"]
 
 _part = partial(layer_part, "model.layers.{}.")
 
@@ -71,7 +71,7 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return with_layer_types(standard_rope(document), window=4096, first=28, layers=32)
 
 
-def checked(fields: Fields) -> Fields:
+def check_fields(fields: Fields) -> Fields:
     """Return the fields as `LlamaConfig` has them.
 
     Raises `ValueError` where they contradict each other.
@@ -115,5 +115,5 @@ ARCH = Arch(
     ),
     fusions=(qkv_form(),),
     standard=standard,
-    checked=checked,
+    checked=check_fields,
 )

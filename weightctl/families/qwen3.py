@@ -11,7 +11,7 @@ from functools import partial
 from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG
-from weightctl.families.qwen2 import KEYS, checked, standard
+from weightctl.families.qwen2 import KEYS, check_fields, standard
 
 __all__ = ["ARCH"]
 
@@ -63,5 +63,5 @@ ARCH = Arch(
     ),
     fusions=(qkv_form(),),
     standard=standard,
-    checked=checked,
+    checked=check_fields,
 )  # fmt: skip

@@ -55,7 +55,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _checked(fields: Fields) -> Fields:
+def _check_fields(fields: Fields) -> Fields:
     check_experts(fields)
     return QWEN3.checked(fields)
 
@@ -84,5 +84,5 @@ ARCH = Arch(
     keys=_KEYS,
     fusions=(*QWEN3.fusions, *expert_forms("expert_intermediate")),
     standard=_standard,
-    checked=_checked,
+    checked=_check_fields,
 )

@@ -10,10 +10,10 @@ from weightctl.families import ARCHS
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
-from weightctl.families.kinds import shown
+from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE
-from weightctl.families.nearest import compared
+from weightctl.families.nearest import describe_nearest
 from weightctl.system.registry import load
 from weightctl.weights.tree import Checkpoint, header_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.arch import Arch
     from weightctl.families.configs import Read
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
 
 __all__ = ["recognize"]
 
@@ -41,7 +41,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
         arch = _of_name(weights, where)
         read = from_gguf(arch, metadata, tensors, where)
         return _checkpoint(weights, arch, read, where)
-    where, document = read_config(header_of(weights)) if config is None else _given(config)
+    where, document = read_config(header_of(weights)) if config is None else _check_config(config)
     arch = _of_type(weights, document, where)
     read = from_hugging_face(arch, document, where)
     return _checkpoint(weights, arch, read, where, document)
@@ -50,7 +50,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
 def _require_tree(weights: object) -> None:
     if not isinstance(weights, Checkpoint):
         raise ArchitectureError(
-            f"{shown(weights)} is no tree of weights", hint="`open_weights(path)` gives one"
+            f"{show_value(weights)} is no tree of weights", hint="`open_weights(path)` gives one"
         )
 
 
@@ -61,7 +61,7 @@ def _checkpoint(
     where: str,
     document: Mapping[str, Any] | None = None,
 ) -> RecognizedModel:
-    dialect: Dialect = "gguf" if document is None else "hugging_face"
+    dialect: NamingConvention = "gguf" if document is None else "hugging_face"
     count = len(header_of(weights).tensors)
     if read.config.layers > count:
         raise ArchitectureError(
@@ -86,11 +86,11 @@ def _checkpoint(
     )
 
 
-def _given(config: object) -> tuple[str, Mapping[str, Any]]:
+def _check_config(config: object) -> tuple[str, Mapping[str, Any]]:
     where = "the config"
     if not isinstance(config, Mapping):
         raise ArchitectureError(
-            f"{where} is {shown(config)}, and no mapping",
+            f"{where} is {show_value(config)}, and no mapping",
             hint="give the content of a config.json as a dictionary",
         )
     return where, dict(cast("Mapping[str, Any]", config))
@@ -125,9 +125,9 @@ def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Ar
 def _says(key: str, found: object, where: str) -> str:
     if found is None:
         return f"{where} has no {key}"
-    return f"{where} says that {key} is {shown(found)}, a family that weightctl does not know"
+    return f"{where} says that {key} is {show_value(found)}, a family that weightctl does not know"
 
 
-def _hint(known: Iterable[str], weights: Checkpoint, dialect: Dialect) -> str:
-    near = compared(header_of(weights).tensors.values(), dialect)
+def _hint(known: Iterable[str], weights: Checkpoint, dialect: NamingConvention) -> str:
+    near = describe_nearest(header_of(weights).tensors.values(), dialect)
     return "; ".join(filter(None, (f"known are {', '.join(known)}", near)))

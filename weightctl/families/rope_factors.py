@@ -83,7 +83,7 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     Raises `ArchitectureError` where config.json has no such rotations.
     """
     if fields["scaling.kind"] is not None and fields["scaling.factor"] not in {0, 1, None}:
-        raise _unsaid("its rotations are stretched by `rope_freqs.weight` and by a key too")
+        raise _cannot_express("its rotations are stretched by `rope_freqs.weight` and by a key too")
     try:
         scaled = llama3_scaling(
             factors,
@@ -93,7 +93,7 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
             fields["scaling.original_context"],
         )
     except ValueError as error:
-        raise _unsaid(str(error)) from error
+        raise _cannot_express(str(error)) from error
     # It is what says that the fields of rotations are llama.cpp's.
     kept = {name: value for name, value in fields.items() if name != "scaling.linear"}
     return kept | scaled | {"has_rope_factors": False}
@@ -114,7 +114,7 @@ def _with_factors(fields: Fields, name: str, factors: NDArray[Any]) -> Fields:
     return {**fields, name: numbers, "has_rope_factors": False}
 
 
-def _unsaid(message: str) -> ArchitectureError:
+def _cannot_express(message: str) -> ArchitectureError:
     return ArchitectureError(
         f"config.json cannot say what this model is: {message}",
         hint="`--names keep` converts its tensors all the same",

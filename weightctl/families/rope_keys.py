@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.keys import Key, Present, PresentAs, same
 from weightctl.families.kinds import FACTORS, FLAG, SIZE, Choice, Real
-from weightctl.families.rotations import LEAST, rotated
+from weightctl.families.rotations import LEAST, find_rotary_size
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ ROPE_KEYS = (
 
 # Those that some family, by now Phi-3 alone, has in place of some of `ROPE_KEYS`.
 _OF_LONGROPE = (
-    Key(field="rope_dimensions", kind=SIZE, default=rotated, gguf_default=same("head_dim"),
+    Key(field="rope_dimensions", kind=SIZE, default=find_rotary_size, gguf_default=same("head_dim"),
         gguf="{arch}.rope.dimension_count"),
     Key(field="scaling.kind", default=None, hugging_face=_ROPE + "rope_type",
         kind=Choice({"default": None, "longrope": "longrope", "su": "longrope"})),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.configs import shortest
 
 if TYPE_CHECKING:
-    from weightctl.families.keys import Dialect, Fields
+    from weightctl.families.keys import Fields, NamingConvention
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["LEAST", "check_heads", "rotated", "scaling", "told"]
+__all__ = ["LEAST", "check_heads", "convert_rope_fields", "find_rotary_size", "scaling"]
 
 # What is below is no rotation in float32.
 LEAST = 1e-6
@@ -30,7 +30,7 @@ _USED = {
 }  # fmt: skip
 
 
-def rotated(fields: Fields) -> int:
+def find_rotary_size(fields: Fields) -> int:
     """Return how many numbers of a head are rotated, where a share of them is given."""
     return int(fields["head_dim"] * fields["rotated_share"])
 
@@ -69,7 +69,7 @@ def scaling(fields: Fields) -> RopeScaling | None:
     factor = _factor(fields, given)
     _check(fields, given)
     if kind == "yarn" and share != 1:
-        given["attention_factor"] = shortest(share * _advised(factor))
+        given["attention_factor"] = shortest(share * _compute_attention_factor(factor))
     if kind == "longrope":
         given |= {"attention_factor": share} if is_gguf else {}
         given |= _of_pairs(given, fields["rope_dimensions"] // 2, is_gguf)
@@ -100,7 +100,7 @@ def _factor(fields: Fields, given: Fields) -> float:
 
 def _check(fields: Fields, given: Fields) -> None:
     kind = given["kind"]
-    if "rotated_share" in fields and rotated(fields) != fields["rope_dimensions"]:
+    if "rotated_share" in fields and find_rotary_size(fields) != fields["rope_dimensions"]:
         raise ValueError(
             f"`partial_rotary_factor` is {fields['rotated_share']:g} beside `{kind}` scaling, and "
             "transformers has no such llama"
@@ -123,7 +123,7 @@ def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
     return factors
 
 
-def told(fields: Fields, dialect: Dialect) -> Fields:
+def convert_rope_fields(fields: Fields, dialect: NamingConvention) -> Fields:
     """Return fields in which those of rotations are such as a dialect's keys can hold.
 
     llama.cpp has the rotations of llama3 and longrope from tensors, which stand beside the keys.
@@ -151,7 +151,7 @@ def _for_gguf(stretched: RopeScaling) -> dict[str, Any]:
         if not stretched.truncate:
             raise ValueError("its `yarn` scaling ramps between parts of pairs (`truncate`)")
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
-        share /= _advised(stretched.factor)
+        share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":
         # llama.cpp has no word for llama3, whose tensor says it.
         values = {"kind": None if stretched.kind == "llama3" else stretched.kind, **original}
@@ -176,6 +176,6 @@ def _for_hugging_face(stretched: RopeScaling) -> dict[str, Any]:
     return values | {"kind": stretched.kind, "factor": stretched.factor}
 
 
-def _advised(factor: float) -> float:
+def _compute_attention_factor(factor: float) -> float:
     """What YaRN's paper advises to multiply cosines and sines by."""
     return 1 + 0.1 * log(max(factor, 1))

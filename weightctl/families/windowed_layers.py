@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.kinds import LAYERS, shown
+from weightctl.families.kinds import LAYERS, show_value
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ class LayerWords(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return of each layer whether it sees only a window."""
         if not is_list(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {shown(content)}, no list with a word for each layer")
+            raise ValueError(f"is {show_value(content)}, no list with a word for each layer")
         for word in content:
             if word not in (GLOBAL, LOCAL):
-                raise ValueError(f"has {shown(word)}, neither `{GLOBAL}` nor `{LOCAL}`")
+                raise ValueError(f"has {show_value(word)}, neither `{GLOBAL}` nor `{LOCAL}`")
         return tuple(word == LOCAL for word in content)
 
     @property
@@ -46,7 +46,7 @@ class LayerFlags(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return the flags."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {shown(content)}, no list with a flag for each layer")
+            raise ValueError(f"is {show_value(content)}, no list with a flag for each layer")
         if not all(isinstance(flag, bool) for flag in content):
             raise ValueError("has what is neither true nor false")
         return tuple(content)
@@ -81,7 +81,7 @@ def with_layer_types(
     first = document.get("max_window_layers", first)
     if types is None and size is not None:
         if type(first) is not int:
-            raise ValueError(f"`max_window_layers` is {shown(first)}, no whole number")
+            raise ValueError(f"`max_window_layers` is {show_value(first)}, no whole number")
         # Another count is refused where it is read.
         if type(count) is int and count <= LAYERS.most:
             types = [LOCAL if layer >= first else GLOBAL for layer in range(count)]

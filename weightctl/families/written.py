@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, shortest
 from weightctl.families.keys import REQUIRED
-from weightctl.families.kinds import shown, shown_apart
+from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.rope_keys import for_older
-from weightctl.families.rotations import told
+from weightctl.families.rotations import convert_rope_fields
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.families.arch import Arch, ModelType
-    from weightctl.families.keys import Dialect, Fields, Key
+    from weightctl.families.keys import Fields, Key, NamingConvention
 
 __all__ = ["model_type_of", "to_gguf", "to_hugging_face"]
 
-_WORDS: dict[Dialect, tuple[str, str]] = {
+_WORDS: dict[NamingConvention, tuple[str, str]] = {
     "gguf": ("GGUF's metadata", "llama.cpp"),
     "hugging_face": ("config.json", "transformers"),
 }
@@ -36,12 +36,14 @@ def to_gguf(arch: Arch, fields: Fields) -> dict[str, MetadataValue]:
     of a llama, and the ends of YaRN's ramp.
     """
     _check_heads(arch, fields)
-    given = _told(arch, fields, "gguf")
+    given = _convert_fields(arch, fields, "gguf")
     if fields.get("scaling.kind") == "llama3" and not any(line.made for line in arch.names):
         # llama.cpp has it from a tensor, which it reads in some families only.
-        raise _unsaid(arch, "gguf", "its rotations are stretched by `llama3` scaling")
+        raise _cannot_express(arch, "gguf", "its rotations are stretched by `llama3` scaling")
     metadata = {
-        key.gguf.format(arch=arch.gguf_name): _typed(key.gguf_type or key.kind.gguf_type, content)
+        key.gguf.format(arch=arch.gguf_name): _make_typed_value(
+            key.gguf_type or key.kind.gguf_type, content
+        )
         for key, content in _contents(arch, given, "gguf")
     }
     described = {ARCHITECTURE: MetadataValue("string", arch.gguf_name)} | metadata
@@ -58,7 +60,7 @@ def to_hugging_face(arch: Arch, fields: Fields, model_type: str) -> dict[str, An
     no such model.
     """
     kind = arch.model_types[model_type]
-    given = _told(arch, fields, "hugging_face")
+    given = _convert_fields(arch, fields, "hugging_face")
     document: dict[str, Any] = {MODEL_TYPE: model_type}
     if kind.class_name:
         document["architectures"] = [kind.class_name]
@@ -96,24 +98,24 @@ def model_type_of(arch: Arch, fields: Fields) -> str:
         ]
         if not differing:
             return name
-        wrong.append(f"no `{name}` has `{differing[0]}` of {shown(fields[differing[0]])}")
+        wrong.append(f"no `{name}` has `{differing[0]}` of {show_value(fields[differing[0]])}")
     raise ArchitectureError(
         f"transformers has no {arch.name} like this one: {', and '.join(wrong)}",
         hint="`--names keep` converts its tensors all the same",
     )
 
 
-def _told(arch: Arch, fields: Fields, dialect: Dialect) -> Fields:
+def _convert_fields(arch: Arch, fields: Fields, dialect: NamingConvention) -> Fields:
     """Return the fields as a dialect's keys have them."""
     try:
-        return told(fields, dialect)
+        return convert_rope_fields(fields, dialect)
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
-        raise _unsaid(arch, dialect, message) from error
+        raise _cannot_express(arch, dialect, message) from error
 
 
 def _contents(
-    arch: Arch, fields: Fields, dialect: Dialect, kind: ModelType | None = None
+    arch: Arch, fields: Fields, dialect: NamingConvention, kind: ModelType | None = None
 ) -> Iterator[tuple[Key, Any]]:
     """Yield the keys that are written, each with what stands there."""
     known = dict(fields)
@@ -135,16 +137,16 @@ def _contents(
             yield key, None if is_null else key.kind.write(value)
         except ValueError as error:
             name = name.format(arch=arch.gguf_name)
-            raise _unsaid(arch, dialect, f"`{name}` {error}") from error
+            raise _cannot_express(arch, dialect, f"`{name}` {error}") from error
 
 
-def _default(key: Key, dialect: Dialect, kind: ModelType | None) -> Any:
+def _default(key: Key, dialect: NamingConvention, kind: ModelType | None) -> Any:
     if dialect == "gguf":
         return key.gguf_default
     return key.default if kind is None else kind.defaults.get(key.field, key.default)
 
 
-def _is_derived(key: Key, dialect: Dialect, default: Any) -> bool:
+def _is_derived(key: Key, dialect: NamingConvention, default: Any) -> bool:
     """Whether what is no field of the other dialect follows from what is."""
     if key.field.startswith("scaling.") or default is REQUIRED:
         return False
@@ -152,7 +154,7 @@ def _is_derived(key: Key, dialect: Dialect, default: Any) -> bool:
 
 
 def _goes_without_saying(
-    key: Key, value: Any, dialect: Dialect, default: Any, known: Fields
+    key: Key, value: Any, dialect: NamingConvention, default: Any, known: Fields
 ) -> bool:
     """Whether what says nothing is taken for the value, and it is left at that."""
     if value is None and (key.field.startswith("scaling.") or dialect == "gguf"):
@@ -168,7 +170,7 @@ def _goes_without_saying(
         return False
 
 
-def _typed(kind: str, content: Any) -> MetadataValue:
+def _make_typed_value(kind: str, content: Any) -> MetadataValue:
     if kind == "f32":
         content = struct.unpack("<f", struct.pack("<f", content))[0]
     return MetadataValue(kind, content)
@@ -181,7 +183,7 @@ def _put(document: dict[str, Any], path: str, content: Any) -> None:
     document[name] = content
 
 
-def _compare(arch: Arch, fields: Fields, found: Fields, dialect: Dialect) -> None:
+def _compare(arch: Arch, fields: Fields, found: Fields, dialect: NamingConvention) -> None:
     """Raise unless what was written is read as the same model."""
     for key in arch.keys:
         name = key.field
@@ -192,8 +194,8 @@ def _compare(arch: Arch, fields: Fields, found: Fields, dialect: Dialect) -> Non
             continue
         if not _is_same(fields[name], found[name]):
             _, runtime = _WORDS[dialect]
-            value, other = shown_apart(fields[name], found[name])
-            raise _unsaid(
+            value, other = show_values_apart(fields[name], found[name])
+            raise _cannot_express(
                 arch, dialect, f"`{name}` is {value}, which {runtime} would take for {other}"
             )
 
@@ -204,7 +206,7 @@ def _is_same(value: Any, found: Any) -> bool:
     return bool(value == found)
 
 
-def _unsaid(arch: Arch, dialect: Dialect, message: str) -> ArchitectureError:
+def _cannot_express(arch: Arch, dialect: NamingConvention, message: str) -> ArchitectureError:
     where, _ = _WORDS[dialect]
     return ArchitectureError(
         f"{where} cannot say what this {arch.name} is: {message}",

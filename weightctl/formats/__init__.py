@@ -101,8 +101,8 @@ def recognise(file: MappedFile, format_name: str | None = None) -> str:
     if found is not None:
         message, hint = f"it is {found}", f"leave out --from, or say --from {found}"
     else:
-        from weightctl.formats.identify import stranger
+        from weightctl.formats.identify import identify_file
 
-        other = stranger(file)
+        other = identify_file(file)
         message, hint = other.message, other.hint
     raise FormatError(file.path, None, f"{expected}: {message}", hint=hint)

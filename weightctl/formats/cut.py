@@ -8,7 +8,7 @@ import re
 from weightctl.errors import FormatError
 from weightctl.text.sizes import format_size
 
-__all__ = ["joined", "past_end", "rest_of", "unfinished"]
+__all__ = ["describe_join", "describe_unfinished", "past_end", "rest_of"]
 
 # What a download is called until it is whole, by huggingface_hub, browsers and others.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download")
@@ -31,11 +31,15 @@ def past_end(path: str, at: int, name: str, end: int, size: int) -> FormatError:
 def rest_of(path: str) -> str:
     """Say how the rest of a file is had that ends too soon."""
     question = "is the download complete?"
-    remedy = unfinished(path) or joined(path) or "`curl -C -` and `wget -c` fetch only the rest"
+    remedy = (
+        describe_unfinished(path)
+        or describe_join(path)
+        or "`curl -C -` and `wget -c` fetch only the rest"
+    )
     return f"{question} {remedy}"
 
 
-def unfinished(path: str) -> str:
+def describe_unfinished(path: str) -> str:
     """Say that a download has not ended, where the names show it; else nothing."""
     base = os.path.basename(path)
     if os.path.exists(path + ".aria2"):
@@ -46,7 +50,7 @@ def unfinished(path: str) -> str:
     return ""
 
 
-def joined(path: str) -> str:
+def describe_join(path: str) -> str:
     """Say how a file is made of its pieces, where the name is that of one; else nothing."""
     piece = _PIECE.fullmatch(os.path.basename(path))
     if piece is None:

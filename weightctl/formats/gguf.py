@@ -74,7 +74,7 @@ def read(file: MappedFile) -> Header:
     metadata = _metadata(cursor, value_count)
     alignment = _alignment(cursor, metadata)
     entries = _entries(cursor, tensor_count)
-    metadata = _unprefixed(metadata)
+    metadata = _strip_text_prefix(metadata)
     start = cursor.offset + pad(cursor.offset, alignment)
     tensors, extents, notes = _place(file, entries, start, alignment)
     return Header(
@@ -215,7 +215,7 @@ def _nbytes(file: MappedFile, entry: _Entry, encoding: Encoding) -> int:
     return encoding.nbytes(entry.shape)
 
 
-def _unprefixed(metadata: dict[str, MetadataValue]) -> dict[str, MetadataValue]:
+def _strip_text_prefix(metadata: dict[str, MetadataValue]) -> dict[str, MetadataValue]:
     """Give the strings that came from a safetensors header their own names and type back."""
     made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
@@ -229,7 +229,7 @@ def _unprefixed(metadata: dict[str, MetadataValue]) -> dict[str, MetadataValue]:
     return made
 
 
-def _prefixed(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
+def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
     """Give the strings of a safetensors header keys that no key of GGUF has."""
     made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
@@ -266,7 +266,7 @@ def layout(
     tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
-    values = _prefixed(metadata)
+    values = _add_text_prefix(metadata)
     if stated := values.get(ALIGNMENT_KEY):
         # An integer of another type, as from somebody's own dict, means the same.
         meant = MetadataValue("u32", stated.content) if stated.type in INTEGERS else stated
@@ -311,6 +311,7 @@ def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, Metadata
     if part.number > 0:
         values = {key: value for key, value in values.items() if key == ALIGNMENT_KEY}
     place = (
-        MetadataValue("u16", part.number), MetadataValue("u16", part.parts), MetadataValue("i32", part.tensors),
+        MetadataValue("u16", part.number), MetadataValue("u16", part.parts),
+        MetadataValue("i32", part.tensors),
     )  # fmt: skip
     return values | dict(zip(SPLIT_KEYS, place, strict=True))

@@ -54,7 +54,7 @@ class PackedArray(Sequence[Any]):
         start, end = self._span
         return self._file.read(start, end - start)
 
-    def _decoded(self) -> list[Any]:
+    def _decode(self) -> list[Any]:
         if self._list is None:
             self._list = self._first(self._count)
         return self._list
@@ -76,10 +76,10 @@ class PackedArray(Sequence[Any]):
             if 0 <= start <= stop < self._count and step == 1:
                 # A look at the first of a vocabulary needs no more of them.
                 return self._first(stop)[start:]
-        return self._decoded()[index]
+        return self._decode()[index]
 
     def __eq__(self, other: object) -> bool:
-        return self._decoded() == list(other) if is_sequence(other) else NotImplemented
+        return self._decode() == list(other) if is_sequence(other) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # a sequence that compares by content
 

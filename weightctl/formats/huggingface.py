@@ -89,7 +89,7 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
             document = _document(path)
         made = _stating(document, dtype)
         if made is None:
-            source = _opened(path)
+            source = _open_file(path)
             with open(copy, "xb") as target:
                 starts = range(0, source.size, _COPIED)
                 target.writelines(source.read(start, _COPIED) for start in starts)
@@ -101,7 +101,7 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
             _sync(stream)
 
 
-def _opened(path: str) -> MappedFile:
+def _open_file(path: str) -> MappedFile:
     try:
         return MappedFile(path)
     except FormatError as error:

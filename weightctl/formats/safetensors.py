@@ -173,7 +173,7 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[TensorInfo, int, in
             hint="it should have a dtype, a shape and two data_offsets",
         )  # fmt: skip
     dtype, shape, begin, end = sound
-    encoding, nbytes = _stored(dtype, shape)
+    encoding, nbytes = _find_encoding(dtype, shape)
     if encoding is None:
         encoding = unknown_encoding("safetensors", dtype, prod(shape), end - begin)
     elif nbytes != end - begin:
@@ -207,7 +207,7 @@ _is_possible = lru_cache(maxsize=1024)(is_possible)
 
 
 @lru_cache(maxsize=1024)
-def _stored(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None, int | None]:
+def _find_encoding(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None, int | None]:
     """Return the encoding of a dtype and the bytes of a shape, None where either cannot be."""
     encoding = encoding_by_id("safetensors", dtype)
     if encoding is None or not encoding.fits(shape):

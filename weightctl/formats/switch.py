@@ -68,7 +68,7 @@ class Switch(NamedTuple):
         temporary = self.path_of(self.new[name])
         return temporary if os.path.lexists(temporary) else self.path_of(name)
 
-    def changed(self) -> list[str]:
+    def list_changed(self) -> list[str]:
         """Return the names at which somebody has put other files since the record was written."""
         return [name for name in sorted(self.names) if self._has_changed(name)]
 
@@ -87,7 +87,7 @@ class Switch(NamedTuple):
 
     def parts(self) -> PartSet:
         """Return the new set; `FormatError` where somebody has changed its files since."""
-        if changed := self.changed():
+        if changed := self.list_changed():
             raise FormatError(
                 self.path_of(changed[0]), None,
                 "this file was changed after a run that replaced its set was stopped",
@@ -164,14 +164,14 @@ def read_switch(path: str) -> Switch:
         and all(isinstance(name, str) and _set_name(name) == own for name in (*new, *old))
         and all(_is_temporary_of(temporary, name) for name, temporary in new.items())
     ):
-        return Switch(path, new, tuple(old), _decided(path))
+        return Switch(path, new, tuple(old), _read_change_time(path))
     raise FormatError(
         path, None, "this is not the record of a replacement that weightctl writes",
         hint="remove it",
     )  # fmt: skip
 
 
-def _decided(path: str) -> int:
+def _read_change_time(path: str) -> int:
     try:
         return os.lstat(path).st_ctime_ns
     except OSError:  # its run has just come to its end

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import loaded_on_use
+from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -60,7 +60,7 @@ _NAMES = {
     "ops": "weightctl.graph.ops",
 }
 
-__getattr__ = loaded_on_use(__name__, _NAMES)
+__getattr__ = load_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -180,9 +180,9 @@ class Graph:
         It is the same tree each time, so that one name is one weight.
         """
         if self._weights is None:
-            from weightctl.weights.from_arrays import declared_weights
+            from weightctl.weights.from_arrays import declare_weights
 
-            self._weights = declared_weights()
+            self._weights = declare_weights()
         return self._weights
 
     def add_subgraph(

@@ -29,7 +29,7 @@ class WeightName(NamedTuple):
     name: str
     is_placeholder: bool
 
-    def called(self, prefix: str, *, stays_open: bool) -> WeightName:
+    def add_prefix(self, prefix: str, *, stays_open: bool) -> WeightName:
         """Return what a graph that calls the weight's graph with this prefix calls it."""
         if not self.is_placeholder:
             return self
@@ -115,7 +115,7 @@ def _weight_names(graph: Graph, known: dict[int, set[WeightName]]) -> set[Weight
         elif node.op == "call":
             prefix, stays_open = attributes["prefix"], attributes["is_placeholder"]
             names |= {
-                name.called(prefix, stays_open=stays_open)
+                name.add_prefix(prefix, stays_open=stays_open)
                 for name in _weight_names(attributes["subgraph"], known)
             }
     known[id(graph)] = names

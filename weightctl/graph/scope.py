@@ -58,19 +58,21 @@ def refusing(op: str, *inputs: object, **attributes: object) -> Generator[None]:
     try:
         yield
     except GraphError as error:
-        raise GraphError(_told(op, inputs, error.message), hint=error.hint) from error.__cause__
+        raise GraphError(
+            _describe_failure(op, inputs, error.message), hint=error.hint
+        ) from error.__cause__
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         asked = ", ".join(f"{key}={reprlib.repr(given)}" for key, given in attributes.items())
         hint = f"it was asked for with {asked}" if asked else ""
         raise GraphError(
-            _told(op, inputs, getattr(error, "message", str(error))),
+            _describe_failure(op, inputs, getattr(error, "message", str(error))),
             hint=getattr(error, "hint", hint),
         ) from error
     finally:
         _is_refusing.reset(token)
 
 
-def _told(op: str, inputs: Iterable[object], reason: str) -> str:
+def _describe_failure(op: str, inputs: Iterable[object], reason: str) -> str:
     found = [getattr(given, "type", None) for given in inputs]
     types = [str(kind) for kind in found if isinstance(kind, TensorType)]
     given = f" of {' and '.join(types)}" if types else ""

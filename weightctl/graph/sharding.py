@@ -21,7 +21,7 @@ __all__ = ["ShardingStrategy", "Strategy", "TensorParallel", "require_strategy"]
 
 
 # What need not be said, by strategy.
-_UNSAID: dict[str, dict[str, Any]] = {
+_OMITTED: dict[str, dict[str, Any]] = {
     "stacked_qkv": {"axis": 0},
     "head_aware_columnwise": {"kv_heads": None, "axis": 1},
     "gate_up": {"axis": 0},
@@ -127,7 +127,7 @@ class ShardingStrategy:
     def given(cls, sharding: Sharding) -> Self:
         """Cut into these very parts, one for each device."""
         settings = {"sharding": sharding}
-        return cls("given", len(sharding.parts), settings, partial(_given, sharding))
+        return cls("given", len(sharding.parts), settings, partial(_check_given, sharding))
 
     @classmethod
     def tensor_parallel(cls, module: TensorParallel, devices: int) -> Self:
@@ -163,7 +163,7 @@ class ShardingStrategy:
         return weight.part_for(part, number, device)
 
     def __repr__(self) -> str:
-        unsaid = _UNSAID.get(self.name, {})
+        unsaid = _OMITTED.get(self.name, {})
         named = [
             f"{key}={value!r}"
             for key, value in self.settings.items()
@@ -215,7 +215,7 @@ def _cut(
     return function(whole, devices, **settings)
 
 
-def _given(sharding: Sharding, weight: Weight) -> Sharding:
+def _check_given(sharding: Sharding, weight: Weight) -> Sharding:
     _require_fitting(_whole(weight), sharding)
     return sharding
 

@@ -107,24 +107,24 @@ def levels() -> tuple[str, ...]:
 
 def active() -> str | None:
     """Return the instruction set whose kernels serve, None where NumPy does."""
-    level = _chosen()
+    level = _choose_level()
     return None if level is None else levels()[level]
 
 
 def unknown_level() -> str:
     """Return what `WEIGHTCTL_KERNELS` asks for in vain: no instruction set with kernels here."""
-    wanted = _wanted()
+    wanted = _read_wanted_level()
     return "" if wanted in {"", _OFF, *levels()} else wanted
 
 
-def _wanted() -> str:
+def _read_wanted_level() -> str:
     return os.environ.get("WEIGHTCTL_KERNELS", "").strip().lower()
 
 
 @cache
-def _chosen() -> int | None:
+def _choose_level() -> int | None:
     found = levels()
-    wanted = _wanted()
+    wanted = _read_wanted_level()
     if not found or wanted == _OFF:
         return None
     return found.index(wanted) if wanted in found else len(found) - 1
@@ -134,7 +134,7 @@ def _chosen() -> int | None:
 def kernel(name: str, level: int | None = None) -> Kernel | None:
     """Return the kernel of an encoding, of the active level unless another is asked for."""
     if level is None:
-        level = _chosen()
+        level = _choose_level()
     if level is None:
         return None
     from weightctl.kernels import _native

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import loaded_on_use
+from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.families.rope_scaling import RopeScaling
@@ -70,7 +70,7 @@ _NAMES = {
     "recursive_named_layers": "weightctl.nn.base_layer:recursive_named_layers",
 }
 
-__getattr__ = loaded_on_use(__name__, _NAMES)
+__getattr__ = load_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

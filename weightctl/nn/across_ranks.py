@@ -12,7 +12,7 @@ from weightctl.nn.divisible import Divisible
 from weightctl.nn.layer_list import LayerList
 from weightctl.nn.module import Module
 from weightctl.nn.notes import SHARED, attributes
-from weightctl.nn.placement import Shards, placed
+from weightctl.nn.placement import Shards, find_placement
 from weightctl.nn.shards import has_shards, with_weights
 from weightctl.nn.sites import all_weights
 from weightctl.text.untyped import is_list
@@ -50,7 +50,7 @@ class Parallel(Module):
         first: int = 0,
         known: Shards | None = None,
     ) -> None:
-        placement = placed(devices, grid, first)
+        placement = find_placement(devices, grid, first)
         tp, ranks = placement.grid.tp, placement.grid.ranks
         views = whole.groups(placement.grid.ep)
         cuts = [_shardings(view, tp) for view in views]
@@ -109,7 +109,7 @@ def parallel(
     itself such a layer; nothing is replaced then.
     """
     devices = list(devices)
-    shards = Shards(placed(devices, grid, first))
+    shards = Shards(find_placement(devices, grid, first))
     _refuse(network)
     network.name_before_call()  # so that errors tell which weight cannot be cut
     found = list(_divisible(network))

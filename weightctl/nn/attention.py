@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import AttentionHeads, head_cuts, replicated, segment_sizes
+from weightctl.nn.cuts import AttentionHeads, head_cuts, replicate_weights, segment_sizes
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
 from weightctl.nn.norm import RMSNorm
@@ -153,13 +153,13 @@ class Attention(Divisible):
         own = [[rows] for rows, _ in shared]
         cuts = self.o.cut_inputs(own)
         if self.fused:
-            cuts |= self.qkv.cut_outputs([self._stacked(*each) for each in shared])
+            cuts |= self.qkv.cut_outputs([self._stack_ranges(*each) for each in shared])
         else:
             cuts |= self.q.cut_outputs(own)
             for layer in (self.k, self.v):
                 cuts |= layer.cut_outputs([[rows] for _, rows in shared])
         if self.has_norms:
-            cuts |= replicated(devices, self.q_norm.weight, self.k_norm.weight)
+            cuts |= replicate_weights(devices, self.q_norm.weight, self.k_norm.weight)
         return cuts
 
     def take_shards(self) -> None:
@@ -170,7 +170,7 @@ class Attention(Divisible):
             self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
         self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
 
-    def _stacked(self, queries: Range, keys: Range) -> list[Range]:
+    def _stack_ranges(self, queries: Range, keys: Range) -> list[Range]:
         """Return where numbers of queries, keys and values stand in the projection of all."""
         starts = (0, self.sizes[0], self.sizes[0] + self.sizes[1])
         return [

@@ -35,7 +35,7 @@ class Layer:
         owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
         # What is inherited from a layer is followed already, what is mixed in is not.
         if owner is cls or not issubclass(owner, Layer):
-            followed = _followed(vars(owner)["__call__"])
+            followed = _track_calls(vars(owner)["__call__"])
             cls.__call__ = followed  # type: ignore[method-assign]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,15 +136,15 @@ def _as_value(given: Any) -> Any:
     return constant(given)
 
 
-def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _track_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `__call__` that hooks and the graph know of."""
 
     @wraps(function)
-    def followed(self: Layer, *args: Any, **kwargs: Any) -> Any:
+    def track_call(self: Layer, *args: Any, **kwargs: Any) -> Any:
         args = tuple(map(_as_value, args))
         kwargs = {name: _as_value(given) for name, given in kwargs.items()}
         caller = _CALL.get()
-        is_super = type(self).__call__ is not followed
+        is_super = type(self).__call__ is not track_call
         if caller is not None and caller.layer is self and is_super:
             # A subclass goes on in its base: the same call.
             return function(self, *args, **kwargs)
@@ -162,4 +162,4 @@ def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
             _CALL.reset(was_call)
             _NAMING.reset(was_naming)
 
-    return followed
+    return track_call

@@ -31,7 +31,7 @@ __all__ = [
     "CutAxis",
     "cut_along",
     "head_cuts",
-    "replicated",
+    "replicate_weights",
     "segment_sizes",
     "unit_cuts",
 ]
@@ -89,14 +89,14 @@ def head_cuts(
     step = lcm(block, length) // length
     kv_step = lcm(*(side.block for side in keys), length) // length
 
-    def found(count: int) -> list[tuple[Range, Range]] | None:
+    def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
         return head_ranges(heads.queries, heads.keys, count, step=step, kv_step=kv_step)
 
-    shared = found(ranks)
+    shared = find_ranges(ranks)
     if shared is None:
         blocks = f", which are cut in blocks of {block}" if block > 1 else ""
-        works = counts_that_work(found, heads.queries)
-        raise _refused(_coarsest(queries), ranks, f"there are {heads}{blocks}", works)
+        works = counts_that_work(find_ranges, heads.queries)
+        raise _cannot_cut(_coarsest(queries), ranks, f"there are {heads}{blocks}", works)
     return [
         ((first * length, last * length), (kv * length, kv_last * length))
         for (first, last), (kv, kv_last) in shared
@@ -114,7 +114,7 @@ def unit_cuts(ranks: int, *sides: CutAxis) -> list[Range]:
         units = -(-first.size // unit)
         blocks = f"{units} blocks of {unit}" if unit > 1 else f"{units} elements"
         told = f"along axis {first.axis} there are {blocks}"
-        raise _refused(first, ranks, told, list(range(1, units + 1)))
+        raise _cannot_cut(first, ranks, told, list(range(1, units + 1)))
     return shared
 
 
@@ -125,7 +125,7 @@ def cut_along(side: CutAxis, ranges: Ranges) -> ShardingStrategy:
     return ShardingStrategy.given(Sharding(name, parts))
 
 
-def replicated(ranks: int, *weights: Weight | None) -> dict[Weight, ShardingStrategy]:
+def replicate_weights(ranks: int, *weights: Weight | None) -> dict[Weight, ShardingStrategy]:
     """Return the strategies of weights that all ranks have whole, of those that are there."""
     strategy = ShardingStrategy.replicate(ranks)
     return {weight: strategy for weight in weights if weight is not None}
@@ -151,7 +151,7 @@ def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:
     return max(sides, key=lambda side: side.block)
 
 
-def _refused(side: CutAxis, ranks: int, told: str, works: Sequence[int]) -> ShardingError:
+def _cannot_cut(side: CutAxis, ranks: int, told: str, works: Sequence[int]) -> ShardingError:
     return ShardingError(
         f"{side.told} cannot be cut for {ranks} ranks: {told}",
         hint=ranks_that_work(works),

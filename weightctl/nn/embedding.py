@@ -9,7 +9,7 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, replicated, unit_cuts
+from weightctl.nn.cuts import CutAxis, cut_along, replicate_weights, unit_cuts
 from weightctl.nn.divisible import Divisible
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Embedding(Divisible):
     """The rows of a table, `(count, features)`, that integers point at.
 
     A shard that has some of the rows gives zeros for the others: the sum of all is what the whole
-    gives. Every rank has the whole of a table that is `replicated`, as small ones are.
+    gives. Every rank has the whole of a table that is `replicate_weights`, as small ones are.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Embedding(Divisible):
     def __call__(self, indices: Value, dtype: DType | None = None) -> Value:
         """Return the rows, `indices.shape + (features,)`, in `dtype`, else in the table's own."""
         if self.rows is None:
-            return self._looked_up(indices, dtype)
+            return self._look_up(indices, dtype)
         first, last, count = self.rows
         before, behind = indices < first, indices >= last
         # What is no row of the whole table is refused here as it is there.
         is_elsewhere = (before & (indices >= 0)) | (behind & (indices < count))
-        rows = self._looked_up(ops.where(is_elsewhere, first, indices) - first, dtype)
+        rows = self._look_up(ops.where(is_elsewhere, first, indices) - first, dtype)
         return ops.where(ops.unsqueeze(is_elsewhere, -1), 0.0, rows)
 
-    def _looked_up(self, indices: Value, dtype: DType | None) -> Value:
+    def _look_up(self, indices: Value, dtype: DType | None) -> Value:
         rows = ops.embedding(self.weight, indices)
         # The rows are cast, not the table: they are few.
         return rows if dtype is None or dtype is rows.dtype else rows.cast(dtype)
@@ -65,7 +65,7 @@ class Embedding(Divisible):
         Raises `ShardingError` where there are too few.
         """
         if self.replicated:
-            return replicated(devices, self.weight)
+            return replicate_weights(devices, self.weight)
         rows = CutAxis(self.weight, 0)
         return {self.weight: cut_along(rows, [[each] for each in unit_cuts(devices, rows)])}
 

@@ -9,12 +9,12 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ops
-from weightctl.nn.cuts import replicated
+from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.layer_list import LayerList
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import GatedMLP
-from weightctl.split import listed_counts, shares
+from weightctl.split import join_counts, shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ class MixtureOfExperts(Divisible):
 
         All shards choose among all. Raises `ShardingError` where an expert cannot be cut so.
         """
-        cuts = replicated(devices, self.router.weight)
+        cuts = replicate_weights(devices, self.router.weight)
         for expert in self.experts:
             cuts |= expert.tensor_parallel(devices)
         return cuts
@@ -105,7 +105,7 @@ class MixtureOfExperts(Divisible):
             raise ShardingError(
                 f"`{self.router.weight.name}` chooses among {held} experts, which cannot be shared "
                 f"out over {count} groups of ranks",
-                hint=f"{listed_counts(range(1, held + 1))} groups work",
+                hint=f"{join_counts(range(1, held + 1))} groups work",
             )
         return [self._with(first, last) for first, last in shares(held, count)]
 

@@ -60,10 +60,10 @@ def _weights_in(container: Any) -> Iterator[Weight]:
             yield found
         elif isinstance(found, (Layer, *_CONTAINERS)) and number not in seen:
             seen.add(number)
-            stack.extend(_held(found))
+            stack.extend(_list_held(found))
 
 
-def _held(holder: Any) -> Iterable[object]:
+def _list_held(holder: Any) -> Iterable[object]:
     if isinstance(holder, Layer):
         return (*holder.sublayers.values(), *attributes(holder).values())
     return holder.values() if is_object(holder) else holder

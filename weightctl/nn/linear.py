@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph.weight import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, replicated, unit_cuts
+from weightctl.nn.cuts import CutAxis, cut_along, replicate_weights, unit_cuts
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.precision import require_value, weight_as
 
@@ -87,7 +87,7 @@ class Linear(Divisible):
 
         The sum of what the shards give is what the layer does.
         """
-        whole = replicated(len(ranges), self.bias)
+        whole = replicate_weights(len(ranges), self.bias)
         return {self.weight: cut_along(self.inputs, ranges), **whole}
 
     def take_shards(self) -> None:

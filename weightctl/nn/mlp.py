@@ -55,7 +55,7 @@ class MLP(Divisible):
         quantization_encoding: QuantizationEncoding | None = None,
         transposed: bool = False,
     ) -> None:
-        self.activation = _known(activation)
+        self.activation = _check_activation(activation)
         linear = partial(
             Linear,
             bias=bias,
@@ -99,7 +99,7 @@ class GatedMLP(Divisible):
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
-        self.activation = _known(activation)
+        self.activation = _check_activation(activation)
         linear = partial(
             Linear,
             bias=bias,
@@ -151,7 +151,7 @@ class GatedMLP(Divisible):
         return self.gate(x), self.up(x)
 
 
-def _known(activation: str) -> str:
+def _check_activation(activation: str) -> str:
     if activation not in ACTIVATIONS:
         raise GraphError(
             f"`{activation}` is no activation that weightctl knows",

@@ -14,17 +14,17 @@ from weightctl.nn.outline import outline
 from weightctl.nn.shards import has_shards, shards_of
 from weightctl.nn.sites import (
     all_weights,
+    find_owned,
     name_before_call,
     name_weights,
     naming_of,
-    owned,
     second_names,
     share,
     weights_of,
 )
 from weightctl.nn.state import fit
 from weightctl.nn.subgraphs import subgraph_of
-from weightctl.nn.values import keep, keep_zeros, kept
+from weightctl.nn.values import get_value, keep, keep_zeros
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,17 +102,17 @@ class Module(Layer):
         none, or have a size that is not known.
         """
         weights = self.raw_state_dict()
-        values = {name: kept(weight) for name, weight in weights.items()}
+        values = {name: get_value(weight) for name, weight in weights.items()}
         empty = [name for name, value in values.items() if value is None]
         if empty and not auto_initialize:
             raise StateDictError(
-                f"{type(self).__name__} has weights without values: {_listed(empty)}",
+                f"{type(self).__name__} has weights without values: {_join_names(empty)}",
                 hint="load them with `load_state_dict`",
             )
         unknown = [name for name in empty if not weights[name].shape.is_static]
         if unknown:
             raise StateDictError(
-                f"weights have dimensions of no known size: {_listed(unknown)}",
+                f"weights have dimensions of no known size: {_join_names(unknown)}",
                 hint="set their shape, or load them with `load_state_dict`",
             )
         return {
@@ -167,7 +167,7 @@ class Module(Layer):
         """
         refuse_hidden(naming_of(self).root)
         fitted = fit(
-            {name: first.weight for name, (first, *_) in owned(self).items()},
+            {name: first.weight for name, (first, *_) in find_owned(self).items()},
             state_dict,
             override=override_quantization_encoding,
             alignment=weight_alignment,
@@ -267,5 +267,5 @@ def _warn_of_earlier_graphs(weights: Iterable[Weight], device: DeviceRef) -> Non
         )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

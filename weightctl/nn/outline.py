@@ -27,7 +27,7 @@ def outline(layer: Layer) -> str:
     if not below:
         return f"{name}({', '.join(weights)})"
     parts = weights + [f"{name}: {_outline(found)}" for name, found in below]
-    return f"{name}({_indented(parts)})"
+    return f"{name}({_indent(parts)})"
 
 
 def _outline(layer: Layer) -> str:
@@ -40,10 +40,10 @@ def _outline(layer: Layer) -> str:
         numbers = str(first) if count == 1 else f"{first} to {first + count - 1}"
         parts.append(f"{numbers}: {text}")
         first += count
-    return f"[{_indented(parts)}]" if parts else "[]"
+    return f"[{_indent(parts)}]" if parts else "[]"
 
 
-def _indented(parts: list[str]) -> str:
+def _indent(parts: list[str]) -> str:
     lines = "\n".join(parts).splitlines()
     return "\n" + "".join(f"  {line}\n" for line in lines)
 

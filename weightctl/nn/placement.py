@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.split import Part, Sharding
 
-__all__ = ["Placement", "Shards", "placed"]
+__all__ = ["Placement", "Shards", "find_placement"]
 
 
 class Placement(NamedTuple):
@@ -39,7 +39,7 @@ class Placement(NamedTuple):
         return self.devices[rank - self.first]
 
 
-def placed(devices: Iterable[DeviceRef], grid: Grid | None, first: int) -> Placement:
+def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) -> Placement:
     """Return which ranks are on these devices; without a `grid` they are all, and cut layers.
 
     Raises `ShardingError` for what is no device, a grid that shares out the layers themselves, or

@@ -49,14 +49,14 @@ def with_weights(module: LayerT, weights: Mapping[int, Weight]) -> LayerT:
 
     Layers that are modules take the sizes of what they have then.
     """
-    own = _emptied(module)
+    own = _copy_empty(module)
     new: dict[int, Any] = {**weights, id(module): own}
     layers = [layer for _, layer in recursive_named_layers(module)]
-    new |= {id(layer): _emptied(layer) for layer in layers if layer is not module}
+    new |= {id(layer): _copy_empty(layer) for layer in layers if layer is not module}
     for layer in layers:
         made = new[id(layer)]
         for name, value in attributes(layer).items():
-            vars(made)[name] = _renewed(value, new)
+            vars(made)[name] = _replace_value(value, new)
         if is_list(layer):
             made[:] = [new[id(below)] for below in layer]
     for layer in layers:
@@ -66,14 +66,14 @@ def with_weights(module: LayerT, weights: Mapping[int, Weight]) -> LayerT:
     return own
 
 
-def _emptied(layer: LayerT) -> LayerT:
+def _copy_empty(layer: LayerT) -> LayerT:
     """Return a layer of the same class without attributes; a list still has its layers."""
     made = copy(layer)
     vars(made).clear()
     return made
 
 
-def _renewed(value: object, new: dict[int, Any]) -> object:
+def _replace_value(value: object, new: dict[int, Any]) -> object:
     """Return what stands for the value of an attribute, also where containers hold it."""
     if is_container(value):
         return deepcopy(value, new)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Site",
     "all_weights",
+    "find_owned",
     "name_before_call",
     "name_weights",
     "naming_of",
-    "owned",
     "second_names",
     "share",
     "weights_of",
@@ -59,10 +59,10 @@ def share(layer: Layer, name: str, weight: Weight) -> None:
     if not isinstance(given, Weight):
         raise TypeError(f"a shared weight is a Weight, not {type(given).__name__}")
     setattr(layer, name, weight)
-    vars(layer)[SHARED] = {**_shared(layer), name: weight}
+    vars(layer)[SHARED] = {**_find_shared_weights(layer), name: weight}
 
 
-def owned(root: Layer) -> dict[str, list[Site]]:
+def find_owned(root: Layer) -> dict[str, list[Site]]:
     """Return the weights that a layer and all below it own: by path, where each is.
 
     Of one that is reached by several paths the first counts; shards are parts of others, and
@@ -71,7 +71,7 @@ def owned(root: Layer) -> dict[str, list[Site]]:
     found: dict[str, list[Site]] = {}
     name_of: dict[int, str] = {}
     for path, layer in recursive_named_layers(root):
-        shared = _shared(layer)
+        shared = _find_shared_weights(layer)
         for attribute, weight in weights_of(layer).items():
             if shared.get(attribute) is weight or weight.shard_idx is not None:
                 continue
@@ -90,9 +90,9 @@ def second_names(root: Layer, sites: dict[str, list[Site]] | None = None) -> dic
     """Return the other paths of weights that a layer and all below it own: each leads to the name.
 
     They are those of shared weights, and those below a layer that several attributes hold. `sites`
-    are what `owned` gives.
+    are what `find_owned` gives.
     """
-    sites = owned(root) if sites is None else sites
+    sites = find_owned(root) if sites is None else sites
     names = {id(first.weight): name for name, (first, *_) in sites.items()}
     found: dict[str, str] = {}
     # A stack, since models may nest deeper than Python recurses; no path goes in a circle.
@@ -109,7 +109,7 @@ def second_names(root: Layer, sites: dict[str, list[Site]] | None = None) -> dic
     return found
 
 
-def _shared(layer: Layer) -> dict[str, Weight]:
+def _find_shared_weights(layer: Layer) -> dict[str, Weight]:
     shared: dict[str, Weight] = vars(layer).get(SHARED, {})
     return shared
 
@@ -123,7 +123,7 @@ def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
     """
     root, prefix = naming_of(module, prefix)
     refuse_hidden(root)
-    sites = owned(root)
+    sites = find_owned(root)
     _refuse_orphans(root, sites, prefix)
     others: dict[str, list[str]] = {name: [] for name in sites}
     for second, name in second_names(root, sites).items():
@@ -136,7 +136,7 @@ def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
     if root is module:
         return sites
     everywhere = {id(where[0].weight): where for where in sites.values()}
-    return {name: everywhere[id(where[0].weight)] for name, where in owned(module).items()}
+    return {name: everywhere[id(where[0].weight)] for name, where in find_owned(module).items()}
 
 
 def _refuse_orphans(root: Layer, sites: dict[str, list[Site]], prefix: str) -> None:
@@ -163,7 +163,9 @@ def name_before_call(module: Layer) -> Naming:
         return naming_of(module)
     was_named = any(ROOT in vars(layer) for _, layer in recursive_named_layers(module))
     if was_named or all(
-        site.weight.name == site.attribute for sites in owned(module).values() for site in sites
+        site.weight.name == site.attribute
+        for sites in find_owned(module).values()
+        for site in sites
     ):
         name_weights(module)
     return naming_of(module)
@@ -178,7 +180,7 @@ def naming_of(module: Layer, prefix: str = "") -> Naming:
     root, current = _root_of(module), current_naming()
     if current is not None and current.root is root:
         return current
-    if prefix and (root is not module or any(name.startswith(prefix) for name in owned(root))):
+    if prefix and (root is not module or any(name.startswith(prefix) for name in find_owned(root))):
         prefix = ""
     return Naming(root, prefix)
 
@@ -218,8 +220,8 @@ class _Root:
         return _Root(memo.get(id(self.layer())), is_own=self._is_own)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_restored, (self._is_own,))
+        return (_restore_root, (self._is_own,))
 
 
-def _restored(is_own: bool) -> _Root:
+def _restore_root(is_own: bool) -> _Root:
     return _Root(None, is_own=is_own)

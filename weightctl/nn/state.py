@@ -67,11 +67,13 @@ def fit(
     given = _by_name(state_dict)
     lines = _settle_second_names(given, weights, second_names)
     missing = [name for name in weights if name not in given]
-    fitted = Fitted({}, {}, missing, _unexpected(weights, given))
+    fitted = Fitted({}, {}, missing, _list_unexpected(weights, given))
     # A dictionary for its order.
     hints: dict[str, None] = {_TIED: None} if lines else {}
     if strict and (fitted.missing or fitted.unexpected):
-        lines += [f"`{name}` is missing: {_asked(weights[name])}" for name in fitted.missing]
+        lines += [
+            f"`{name}` is missing: {_describe_weight(weights[name])}" for name in fitted.missing
+        ]
         lines += [f"`{name}` is unexpected" for name in fitted.unexpected]
         hints[_naming_hint(fitted.missing, fitted.unexpected)] = None
     for name, weight in weights.items():
@@ -108,8 +110,8 @@ def _settle_second_names(
 
 
 def _difference(one: StateValue, other: StateValue) -> str:
-    stored = _stored(one)
-    if one is other or (stored is not None and stored == _stored(other)):
+    stored = _find_stored_tensor(one)
+    if one is other or (stored is not None and stored == _find_stored_tensor(other)):
         return ""
     try:
         return difference(data_of(one), data_of(other))
@@ -170,12 +172,12 @@ def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Confi
         _DTYPES: not fits and not is_override and numbers is not dtype,
     }
     raise StateDictError(
-        f"is {info.encoding.called}{list(info.shape)}, not {_asked(weight)}",
+        f"is {info.encoding.called}{list(info.shape)}, not {_describe_weight(weight)}",
         hint="; ".join(hint for hint, applies in hints.items() if applies),
     )
 
 
-def _asked(weight: Weight) -> str:
+def _describe_weight(weight: Weight) -> str:
     dtype, shape = weight.original_dtype_and_shape
     own = weight.quantization_encoding
     return f"{(dtype.encoding if own is None else own.encoding).called}{shape.text}"
@@ -211,17 +213,18 @@ def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateV
     }
 
 
-def _unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) -> list[str]:
+def _list_unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) -> list[str]:
     """Return the names that no weight has; further names of a tensor that one has are none."""
-    loaded = {_stored(given[name]) for name in weights if name in given}
+    loaded = {_find_stored_tensor(given[name]) for name in weights if name in given}
     return [
         name
         for name, value in given.items()
-        if name not in weights and (_stored(value) is None or _stored(value) not in loaded)
+        if name not in weights
+        and (_find_stored_tensor(value) is None or _find_stored_tensor(value) not in loaded)
     ]
 
 
-def _stored(value: StateValue) -> tuple[int, str] | None:
+def _find_stored_tensor(value: StateValue) -> tuple[int, str] | None:
     """Return which tensor of a checkpoint a value is, None where it comes from none."""
     if not isinstance(value, Checkpoint):
         return None

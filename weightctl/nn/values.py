@@ -25,9 +25,9 @@ __all__ = [
     "address",
     "data_of",
     "describe",
+    "get_value",
     "keep",
     "keep_zeros",
-    "kept",
     "to_held",
 ]
 
@@ -71,7 +71,7 @@ def to_held(value: StateValue) -> HeldValue:
     return cast("HeldValue", given.detach() if getattr(given, "requires_grad", False) else value)
 
 
-def kept(weight: Weight) -> HeldValue | None:
+def get_value(weight: Weight) -> HeldValue | None:
     """Return the value of a weight, None where it has none.
 
     Zeros that were made when it had another shape or dtype are none.

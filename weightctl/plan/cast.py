@@ -13,7 +13,7 @@ from weightctl.families.names import is_matrix_weight
 from weightctl.formats import FORMATS
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
-from weightctl.plan.recipes import Recipe, choose, goes_by_role, unmatched
+from weightctl.plan.recipes import Recipe, choose, goes_by_role, list_unmatched
 from weightctl.plan.types import encoding_of, type_or_recipe
 from weightctl.schemes.logical import is_buffer, parts
 from weightctl.text.patterns import regular_expression
@@ -129,7 +129,7 @@ def cast(
     _refuse_unheld(plan, [*asked, *(rule.encoding for rule in rules)])
     if isinstance(target, Recipe):
         plan, target = _for_names(plan, target, weighted=weighted)
-    chosen = _chosen(plan, target, weighted=weighted)
+    chosen = _choose_types(plan, target, weighted=weighted)
     default = _default(target)
     items = tuple(_cast_item(plan, item, default, chosen, rules) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
@@ -138,17 +138,17 @@ def cast(
         _refuse_second_loss(changed)
     if not fallback:
         _refuse_substitutes(items)
-    return replace(plan, items=items, metadata=_described(plan, items, target))
+    return replace(plan, items=items, metadata=_update_type_metadata(plan, items, target))
 
 
 def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Recipe | Encoding]:
     """Return what a recipe means for these names, and the plan that says so."""
     infos = _whole(plan)
     is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
-    names, metadata = _known_by(plan)
+    names, metadata = _describe_model(plan)
     called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
     if is_no_type or goes_by_role(recipe, called, metadata):
-        told = list(unmatched(recipe, infos))
+        told = list(list_unmatched(recipe, infos))
         if recipe.wants_importance and not weighted:
             told.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
         consulted = {recipe.path: "the recipe"} if recipe.path else {}
@@ -166,17 +166,17 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     return plan, encoding
 
 
-def _chosen(
+def _choose_types(
     plan: Plan, target: Encoding | Recipe | None, *, weighted: bool
 ) -> Mapping[str, Chosen] | None:
     """Return what a recipe gives to the matrices; None where there is no recipe."""
     if not isinstance(target, Recipe):
         return None
-    names, metadata = _known_by(plan)
+    names, metadata = _describe_model(plan)
     return choose(target, _whole(plan), metadata, weighted=weighted, names=names)
 
 
-def _known_by(plan: Plan) -> Described:
+def _describe_model(plan: Plan) -> Described:
     """Return the names and metadata by which recipes know the model."""
     return plan.described or Described({}, plan.metadata)
 
@@ -308,7 +308,7 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
         )
 
 
-def _described(
+def _update_type_metadata(
     plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
 ) -> dict[str, MetadataValue]:
     """Keep the two keys that tell llama.cpp of the types in step with them."""

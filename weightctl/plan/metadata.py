@@ -53,7 +53,7 @@ class Setting(NamedTuple):
         elements of such a type. Raises `ConversionError` for any other value.
         """
         if isinstance(value, MetadataValue):
-            return cls(key, value.type, _written(value.content))
+            return cls(key, value.type, _format_content(value.content))
         kind = _type_for(value)
         if kind is None:
             raise ConversionError(
@@ -61,7 +61,7 @@ class Setting(NamedTuple):
                 hint="values are text, numbers, booleans and lists of one of them; "
                 "`MetadataValue('array[u8]', [1])` states a type",
             )
-        return cls(key, None, _written(value), kind)
+        return cls(key, None, _format_content(value), kind)
 
     @classmethod
     def parse(cls, written: str) -> Setting:
@@ -85,7 +85,7 @@ class Setting(NamedTuple):
         return cls(key, kind, content)
 
 
-def _written(content: Any) -> str:
+def _format_content(content: Any) -> str:
     if isinstance(content, str):
         return content
     return json.dumps(as_json(content)) if not isinstance(content, float) else repr(content)

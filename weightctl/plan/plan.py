@@ -14,7 +14,7 @@ from weightctl.schemes.logical import parts
 from weightctl.text.sizes import format_size
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.metadata import text
-from weightctl.weights.tree import header_of, source_of, stored_name
+from weightctl.weights.tree import find_stored_name, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -144,7 +144,7 @@ class Plan:
         """
         weights = loaded_checkpoint(weights)
         if weights.name and not weights:
-            stored_name(weights)  # raises, with near names
+            find_stored_name(weights)  # raises, with near names
         header = header_of(weights)
         items = tuple(
             Item(info, info, origin=header.origins.get(name))

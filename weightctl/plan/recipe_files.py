@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.recipes import Recipe, RecipeLine
 from weightctl.plan.toml_file import read_toml
-from weightctl.plan.type_names import spelled, type_named
+from weightctl.plan.type_names import normalize_type_name, type_named
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
 
@@ -76,10 +76,10 @@ def _type(path: str, key: str, name: object) -> str | None:
 
 
 def _base(path: str, name: object) -> Recipe:
-    wanted = spelled(name) if isinstance(name, str) else ""
-    if wanted in MIXTURES:
-        return MIXTURES[wanted]
-    known = f"they are {', '.join(MIXTURES)}"
+    wanted = normalize_type_name(name) if isinstance(name, str) else ""
+    if wanted in LLAMA_RECIPES:
+        return LLAMA_RECIPES[wanted]
+    known = f"they are {', '.join(LLAMA_RECIPES)}"
     raise ConversionError(
         f"{path}: `base` is {name!r}, no recipe that weightctl knows",
         hint=f"default = '{wanted}' is one type" if wanted in ENCODINGS else known,

@@ -26,7 +26,7 @@ __all__ = [
     "TensorRole",
     "choose",
     "goes_by_role",
-    "unmatched",
+    "list_unmatched",
 ]
 
 # What is said of a tensor that no line of a recipe is for.
@@ -135,7 +135,7 @@ def goes_by_role(
     return ARCHITECTURE in metadata and any(role(info.name) for info in tensors)
 
 
-def unmatched(recipe: Recipe, tensors: Sequence[TensorInfo]) -> Iterator[str]:
+def list_unmatched(recipe: Recipe, tensors: Sequence[TensorInfo]) -> Iterator[str]:
     """Yield what should be told of patterns that are found in the name of no matrix."""
     names = [info.name for info in tensors if is_matrix_weight(info)]
     for line in recipe.lines:
@@ -159,7 +159,7 @@ def choose(
     it goes by roles and these cannot be told.
     """
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
-    if not goes_by_role(recipe, [_called(info, known) for info in tensors], metadata):
+    if not goes_by_role(recipe, [_rename_tensor(info, known) for info in tensors], metadata):
         remedy = (
             "a `default` instead of a `base` needs neither"
             if recipe.path
@@ -180,7 +180,7 @@ def choose(
     }
 
 
-def _called(info: TensorInfo, known: Mapping[str, str]) -> TensorInfo:
+def _rename_tensor(info: TensorInfo, known: Mapping[str, str]) -> TensorInfo:
     return info._replace(name=known[info.name])
 
 
@@ -221,7 +221,7 @@ def _places(
     has_output = "output" in roles.values()
     seen: dict[str, int] = {}
     for info in ordered:
-        if not is_matrix_weight(_called(info, known)):
+        if not is_matrix_weight(_rename_tensor(info, known)):
             continue
         mine = roles[info.name]
         if mine == "token_embd" and not has_output:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
-from weightctl.text.patterns import chosen
+from weightctl.text.patterns import select_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,14 +27,14 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
     tensors = {*(item.info.name for item in plan.items), *plan.tied}
     names = [*tensors, *plan.source.header.leaves]
     for pattern in (*include, *exclude):
-        if not chosen(names, [pattern]):
+        if not select_names(names, [pattern]):
             raise ConversionError(
                 f"no tensor matches `{pattern}`",
                 hint=f"`*{pattern}` does; a pattern is for the whole name"
-                if chosen(names, [f"*{pattern}"])
+                if select_names(names, [f"*{pattern}"])
                 else f"{plan.names_hint}; `*` stands for anything",
             )
-    kept = set(chosen(names, include, exclude))
+    kept = set(select_names(names, include, exclude))
     if not kept & tensors:
         raise ConversionError("no tensor is left", hint="--exclude takes what --include gives")
     return plan.only(kept)

@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS, parse_encoding
 from weightctl.errors import ConversionError, EncodingError
-from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.dtype import Encoding
 
-__all__ = ["block_types", "did_you_mean", "is_plain", "mixtures", "spelled", "type_named"]
+__all__ = [
+    "block_types",
+    "did_you_mean",
+    "is_plain",
+    "list_recipes",
+    "normalize_type_name",
+    "type_named",
+]
 
 _PLAIN = "f32, f16, bf16, f64, f8_e4m3, f8_e5m2"
 
@@ -30,7 +37,7 @@ def type_named(text: str) -> Encoding | None:
     try:
         encoding = parse_encoding(text)
     except EncodingError as error:
-        mixture = MIXTURES.get(spelled(text))
+        mixture = LLAMA_RECIPES.get(normalize_type_name(text))
         if mixture is not None:
             raise ConversionError(
                 f"{text} is a mixture of types, and one is asked for here",
@@ -64,12 +71,12 @@ def block_types() -> list[str]:
     return [e.name for e in ENCODINGS.values() if e.quantization and e.codec]
 
 
-def mixtures() -> list[str]:
+def list_recipes() -> list[str]:
     """The recipes of llama.cpp that are more than the type of their name."""
-    return [name for name in MIXTURES if name not in ENCODINGS]
+    return [name for name in LLAMA_RECIPES if name not in ENCODINGS]
 
 
-def spelled(text: str) -> str:
+def normalize_type_name(text: str) -> str:
     """A name in the letters of the tables, however it was typed."""
     return text.strip().upper().replace("-", "_")
 
@@ -82,7 +89,7 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
     import difflib  # only on an error
 
     bare = {name.replace("_", ""): name for name in names}
-    wanted = spelled(text).replace("_", "")
+    wanted = normalize_type_name(text).replace("_", "")
     near = [wanted] if wanted in bare else difflib.get_close_matches(wanted, bare, n=3)
     if not near and (bits := re.search(r"\d", wanted)):
         near = [name for name in bare if name.startswith(f"Q{bits[0]}")]

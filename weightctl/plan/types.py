@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from weightctl.dtype import Encoding, QuantizationEncoding, as_dtype, parse_encoding
 from weightctl.errors import ConversionError, EncodingError
-from weightctl.plan.mixtures import MIXTURES
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.recipe_files import read_recipe
 from weightctl.plan.recipes import Recipe
 from weightctl.plan.type_names import (
     block_types,
     did_you_mean,
     is_plain,
-    mixtures,
-    spelled,
+    list_recipes,
+    normalize_type_name,
     type_named,
 )
 
@@ -75,17 +75,17 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
         encoding = _encoding(given)
     elif given.lower().endswith(".toml") or os.path.dirname(given):
         return read_recipe(given)
-    elif (mixture := MIXTURES.get(spelled(given))) is not None:
+    elif (mixture := LLAMA_RECIPES.get(normalize_type_name(given))) is not None:
         return mixture
     else:
-        encoding = _named(given)
+        encoding = _parse_type(given)
     if encoding.codec or is_plain(encoding):
         return encoding
     near = did_you_mean(str(given), block_types()) if not encoding.quantization else ""
     raise ConversionError(
         f"weightctl cannot quantize to {encoding}",
         hint=f"{near}it can to {', '.join(block_types())}; and by the recipes "
-        f"{', '.join(mixtures())}",
+        f"{', '.join(list_recipes())}",
     )
 
 
@@ -107,13 +107,13 @@ def _encoding(given: TypeLike) -> Encoding:
     return parse_encoding(given) if isinstance(given, str) else as_dtype(given).encoding
 
 
-def _named(text: str) -> Encoding:
+def _parse_type(text: str) -> Encoding:
     try:
         return parse_encoding(text)
     except EncodingError as error:
-        near = did_you_mean(text, dict.fromkeys([*MIXTURES, *block_types()]))
+        near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types()]))
         raise ConversionError(
             f"`{text}` is no recipe and no type that weightctl knows",
-            hint=f"{near}recipes: {', '.join(mixtures())}; types: {', '.join(block_types())}; "
+            hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(block_types())}; "
             "a file of your own ends in .toml",
         ) from error

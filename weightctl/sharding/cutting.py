@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.sharding.footprints import own_part
-from weightctl.sharding.sharing import shared
+from weightctl.sharding.sharing import share_among_ranks
 from weightctl.split import Sharding, part_along, shares
 
 if TYPE_CHECKING:
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from weightctl.sharding.sharing import HeadCounts, Shared
     from weightctl.split import Grid, Part, Range
 
-__all__ = ["CutModel", "cut", "groups", "refuse", "signature", "staged", "stored_shardings"]
+__all__ = [
+    "CutModel",
+    "cut",
+    "cut_stored_tensors",
+    "groups",
+    "keep_in_stages",
+    "refuse",
+    "signature",
+]
 
 _EXPERTS = "expert_parallel"
 
@@ -85,7 +93,7 @@ def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
     for group in groups(model.places.values()):
         kind = signature(group)
         if kind not in unlike:
-            unlike[kind] = shared(group, model.heads, grid.tp)
+            unlike[kind] = share_among_ranks(group, model.heads, grid.tp)
         ranges[group[0].group] = unlike[kind]
     owners = shares(model.experts or 0, grid.ep)
     nothing: Shared = {}
@@ -114,7 +122,7 @@ def _sharding(
     told = [_EXPERTS] if grid.ep > 1 and place.experts else []
     told += [place.strategy] if any(alike) else []
     sharding = Sharding(", ".join(told) or "replicate", tuple(parts))
-    return staged(sharding, place.layers, model.layers, grid)
+    return keep_in_stages(sharding, place.layers, model.layers, grid)
 
 
 def _of_experts(place: PlacedWeight, owners: Sequence[Range]) -> tuple[Part | None, ...]:
@@ -138,7 +146,9 @@ def _of_runs(place: PlacedWeight, ranges: Shared, number: int) -> Part:
     return part_along(place.axis, place.weight.shape[place.axis], own)
 
 
-def staged(sharding: Sharding, layers: Sequence[int] | None, count: int, grid: Grid) -> Sharding:
+def keep_in_stages(
+    sharding: Sharding, layers: Sequence[int] | None, count: int, grid: Grid
+) -> Sharding:
     """Return what is left where only stages that have one of `layers` need it, all without any.
 
     Of `count` layers each stage has a run.
@@ -156,7 +166,7 @@ def staged(sharding: Sharding, layers: Sequence[int] | None, count: int, grid: G
     return sharding._replace(parts=tuple(parts))
 
 
-def stored_shardings(weight: WeightFootprint, sharding: Sharding) -> dict[str, Sharding]:
+def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str, Sharding]:
     """Return how the tensors of a weight are cut, by their names, where it is cut so.
 
     Raises `ShardingError` where they cannot be.

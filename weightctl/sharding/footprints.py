@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Along", "Footprint", "WeightFootprint", "own_part", "packed", "plain", "ratio"]
+__all__ = [
+    "Along",
+    "Footprint",
+    "WeightFootprint",
+    "find_packed_axes",
+    "own_part",
+    "plain",
+    "ratio",
+]
 
 
 class Along(NamedTuple):
@@ -88,7 +96,7 @@ def ratio(axis: int, length: int, count: int) -> Along:
     return Along(axis, length // divisor, count // divisor)
 
 
-def packed(info: TensorInfo, shape: Sequence[int]) -> tuple[Along | None, ...]:
+def find_packed_axes(info: TensorInfo, shape: Sequence[int]) -> tuple[Along | None, ...]:
     """Return what numbers of a tensor, packed in order along its axes, have of a weight's axes."""
     made: list[Along | None] = []
     for axis, (length, count) in enumerate(zip(shape, info.shape, strict=True)):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
-from weightctl.families.names import numbered
+from weightctl.families.names import split_layer_number
 from weightctl.families.recognition import recognize
 from weightctl.sharding.cutting import CutModel
-from weightctl.sharding.placing import PlacedWeight, placed
+from weightctl.sharding.placing import PlacedWeight, place_weights
 from weightctl.sharding.sharing import HeadCounts
 from weightctl.sharding.stored import as_meant, stored_weights
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Known", "known"]
+__all__ = ["Known", "gather_knowledge"]
 
 
 class Known(NamedTuple):
@@ -36,7 +36,7 @@ class Known(NamedTuple):
     notes: tuple[str, ...]
 
 
-def known(weights: Checkpoint, *, is_ruled: bool) -> Known:
+def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> Known:
     """Return what is known of a checkpoint; small tensors that say shapes are all that is read.
 
     Raises `ArchitectureError` where it is of no known family, unless the cuts are ruled.
@@ -44,14 +44,14 @@ def known(weights: Checkpoint, *, is_ruled: bool) -> Known:
     stored = stored_weights(source_of(weights))
     notes = tuple(dict.fromkeys(each.note for each in stored.values() if each.note))
     try:
-        checkpoint = _recognized(as_meant(weights, stored))
+        checkpoint = _recognize_model(as_meant(weights, stored))
     except ArchitectureError as error:
         if is_ruled:
             why = f"only the plan says how tensors are cut: {error.message}"
             return Known(stored, _unknown(stored), None, (*notes, why))
         hint = "; ".join(filter(None, (error.hint, "--plan FILE says how its tensors are cut")))
         raise type(error)(error.message, hint=hint) from error
-    places = placed(checkpoint, stored)
+    places = place_weights(checkpoint, stored)
     fields = checkpoint.fields
     heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
     experts = fields.get("experts", 0)
@@ -59,7 +59,7 @@ def known(weights: Checkpoint, *, is_ruled: bool) -> Known:
     return Known(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
 
 
-def _recognized(weights: Checkpoint) -> RecognizedModel:
+def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     """Return a checkpoint as a model; one with hardly any of its tensors is none."""
     checkpoint = recognize(weights)
     missing = checkpoint.missing
@@ -77,16 +77,18 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     arch, missing = checkpoint.arch.name, checkpoint.missing
     if missing:
         are = "is" if len(missing) == 1 else "are"
-        yield f"{counted(len(missing), 'tensor')} of {arch} {are} missing, as `{missing[0]}`"
+        yield f"{pluralize(len(missing), 'tensor')} of {arch} {are} missing, as `{missing[0]}`"
     rest = [*checkpoint.beside, *checkpoint.unexpected]
     if rest:
         are = "is" if len(rest) == 1 else "are"
-        yield (f"{counted(len(rest), 'tensor')} of no part of {arch} {are} not cut, as `{rest[0]}`")
+        yield (
+            f"{pluralize(len(rest), 'tensor')} of no part of {arch} {are} not cut, as `{rest[0]}`"
+        )
 
 
 def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
     """Return a model of which names alone tell the layers: all is whole on those."""
-    numbers = {name: numbered(name)[0] for name in stored}
+    numbers = {name: split_layer_number(name)[0] for name in stored}
     layers = 1 + max((number for number in numbers.values() if number is not None), default=-1)
     places = {
         name: PlacedWeight(each, layers=None if (number := numbers[name]) is None else (number,))

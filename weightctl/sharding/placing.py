@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED
-from weightctl.families.names import numbered
+from weightctl.families.names import split_layer_number
 from weightctl.families.sharding import role
 from weightctl.weights.tree import header_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 
-__all__ = ["PlacedWeight", "SharedRun", "placed"]
+__all__ = ["PlacedWeight", "SharedRun", "place_weights"]
 
 _LAYER, _EXPERT = "{}", "{expert}"
 
@@ -52,7 +52,7 @@ class PlacedWeight(NamedTuple):
     misfit: ShardingError | None = None
 
 
-def placed(
+def place_weights(
     checkpoint: RecognizedModel, weights: Mapping[str, WeightFootprint]
 ) -> dict[str, PlacedWeight]:
     """Return the place of each weight; what is of no part of the model is not cut."""
@@ -64,8 +64,8 @@ def placed(
     found: dict[str, PlacedWeight] = {}
     for stored, each in members.items():
         name = aliases.get(stored, stored)
-        place = _placed(checkpoint, weights[name], each)
-        found[name] = _joined(found[name], place) if name in found else place
+        place = _place_weight(checkpoint, weights[name], each)
+        found[name] = _join_places(found[name], place) if name in found else place
     count = checkpoint.config.layers
     stems = {_plain(checkpoint, each).partition(_LAYER)[0] for each in _templates(checkpoint)}
     return {
@@ -84,7 +84,7 @@ def _layer_of(
     pictures for one, have layers of their own.
     """
     plain = _plain(checkpoint, name)
-    number, rest = numbered(plain)
+    number, rest = split_layer_number(plain)
     stem = plain.removesuffix(f"{number}.{rest}")
     return (number,) if number is not None and number < count and stem in stems else None
 
@@ -107,7 +107,7 @@ def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
     yield from checkpoint.arch.copies(checkpoint.config)
 
 
-def _placed(
+def _place_weight(
     checkpoint: RecognizedModel, weight: WeightFootprint, members: Sequence[TensorNames]
 ) -> PlacedWeight:
     """Return the place of a weight that holds these parts of the model."""
@@ -186,7 +186,7 @@ def _runs(
     if not extents:
         return ()
     if axis >= len(weight.shape):
-        return _unexpected(weight, axis, "something belongs")
+        return _cannot_match_shape(weight, axis, "something belongs")
     size, fields = weight.shape[axis], checkpoint.fields
     heads, head_dim = fields["heads"], fields["head_dim"]
     sizes = {
@@ -201,18 +201,18 @@ def _runs(
         runs.append(SharedRun(extent, start, start + sizes[extent]))
         start += sizes[extent]
     if start != size:
-        return _unexpected(weight, axis, f"{start} elements belong")
+        return _cannot_match_shape(weight, axis, f"{start} elements belong")
     return tuple(runs)
 
 
-def _unexpected(weight: WeightFootprint, axis: int, expected: str) -> ShardingError:
+def _cannot_match_shape(weight: WeightFootprint, axis: int, expected: str) -> ShardingError:
     return ShardingError(
         f"`{weight.name}` is of shape {list(weight.shape)}, and {expected} along axis {axis}",
         hint="is the config that of this checkpoint?",
     )
 
 
-def _joined(one: PlacedWeight, other: PlacedWeight) -> PlacedWeight:
+def _join_places(one: PlacedWeight, other: PlacedWeight) -> PlacedWeight:
     """Return the place of a tensor that is two parts of a model, by two names."""
     misfit = one.misfit or other.misfit
     if one.runs != other.runs or one.axis != other.axis:

@@ -177,7 +177,7 @@ def _rule(where: str, pattern: re.Pattern[str], said: object) -> CutRule:
 
 def _check(where: str, strategy: NamedStrategy, told: Mapping[str, Any]) -> None:
     """Raise `ConversionError` where a strategy is told something else than what it has to be."""
-    takes = _taken(strategy)
+    takes = _describe_settings(strategy)
     for key in told:
         if key not in (*strategy.needed, *strategy.allowed):
             raise ConversionError(f"{where} knows no `{key}`", hint=takes)
@@ -205,7 +205,7 @@ def _is_number(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _taken(strategy: NamedStrategy) -> str:
+def _describe_settings(strategy: NamedStrategy) -> str:
     needed, allowed = ", ".join(strategy.needed), ", ".join(strategy.allowed)
     if not needed and not allowed:
         return "it is told nothing else: its name is enough"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from weightctl.errors import ShardingError
 from weightctl.formats import format_module
-from weightctl.sharding.cutting import cut, refuse, staged, stored_shardings
+from weightctl.sharding.cutting import cut, cut_stored_tensors, keep_in_stages, refuse
 from weightctl.sharding.footprints import plain
-from weightctl.sharding.knowledge import known
+from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Sharding, Whole
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def shard_plan(
             "vLLM cuts tensors its own way, whatever a plan says",
             hint="leave --plan out, or pass --layout ranks",
         )
-    found = known(weights, is_ruled=rules is not None)
+    found = gather_knowledge(weights, is_ruled=rules is not None)
     refuse(found.model, grid)
     source = source_of(weights)
     header = source.header
@@ -100,18 +100,18 @@ def shardings(
     found: Known, grid: Grid, rules: CutRulesLike | None
 ) -> tuple[dict[str, Sharding], list[str]]:
     """Return how each tensor is cut, by its name, and what a person should know of that."""
-    ruled = {} if rules is None else _ruled(found, grid, rules)
+    ruled = {} if rules is None else _apply_rules(found, grid, rules)
     model = found.model
     rest = {name: place for name, place in model.places.items() if name not in ruled}
     made = dict(ruled)
     if rest:
         for name, sharding in cut(model._replace(places=rest), grid).items():
-            made[name] = stored_shardings(found.weights[name], sharding)
+            made[name] = cut_stored_tensors(found.weights[name], sharding)
     notes: list[str] = []
     if rules is not None:
-        notes += rules.notes(_asked(found))
+        notes += rules.notes(_list_rule_names(found))
     if rules is not None and rest:
-        count = counted(len(rest), "weight")
+        count = pluralize(len(rest), "weight")
         are = "is" if len(rest) == 1 else "are"
         how = (
             "not cut"
@@ -122,26 +122,26 @@ def shardings(
     return {name: each for tensors in made.values() for name, each in tensors.items()}, notes
 
 
-def _ruled(found: Known, grid: Grid, rules: CutRulesLike) -> dict[str, dict[str, Sharding]]:
+def _apply_rules(found: Known, grid: Grid, rules: CutRulesLike) -> dict[str, dict[str, Sharding]]:
     """Return how the tensors of each weight are cut that rules say something of."""
     made: dict[str, dict[str, Sharding]] = {}
     for name, weight in found.weights.items():
         sharding = rules.sharding(Whole(name, weight.shape, weight.blocks), grid)
         if sharding is not None:
-            made[name] = stored_shardings(weight, sharding)
+            made[name] = cut_stored_tensors(weight, sharding)
         elif (own := _of_tensors(weight, grid, rules)) is not None:
             made[name] = own
     model = found.model
     return {
         name: {
-            stored: staged(sharding, model.places[name].layers, model.layers, grid)
+            stored: keep_in_stages(sharding, model.places[name].layers, model.layers, grid)
             for stored, sharding in tensors.items()
         }
         for name, tensors in made.items()
     }
 
 
-def _asked(found: Known) -> Iterator[str]:
+def _list_rule_names(found: Known) -> Iterator[str]:
     """Yield all names by which rules may know something: weights, and what they are stored as."""
     for name, weight in found.weights.items():
         yield name

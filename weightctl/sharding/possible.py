@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.sharding.cutting import groups, refuse, signature
-from weightctl.sharding.knowledge import known
+from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.planning import shardings
-from weightctl.sharding.sharing import shared
+from weightctl.sharding.sharing import share_among_ranks
 from weightctl.split import Grid
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def possible(
     `ArchitectureError` where there are no rules and the model is of no known family, and
     `ShardingError` where its config is of another model.
     """
-    found = known(weights, is_ruled=rules is not None)
+    found = gather_knowledge(weights, is_ruled=rules is not None)
     refuse_unfit = _by_rules(found, rules) if rules is not None else _by_family(found)
     made: list[Possible] = []
     for ranks in counts:
@@ -62,4 +62,4 @@ def _by_family(found: Known) -> Callable[[int], object]:
     unlike: dict[object, list[PlacedWeight]] = {}
     for group in groups(model.places.values()):
         unlike.setdefault(signature(group), group)
-    return lambda ranks: [shared(group, model.heads, ranks) for group in unlike.values()]
+    return lambda ranks: [share_among_ranks(group, model.heads, ranks) for group in unlike.values()]

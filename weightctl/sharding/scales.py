@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.parts import SchemeTensors, aligned
-from weightctl.sharding.footprints import Along, Footprint, WeightFootprint, packed, ratio
+from weightctl.schemes.dequantize.parts import SchemeTensors, align_counts
+from weightctl.sharding.footprints import Along, Footprint, WeightFootprint, find_packed_axes, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["stored_in_parts"]
+__all__ = ["make_footprint"]
 
 # Of scales, or beside them, one for the same numbers; or one for all of a tensor or an expert.
 _LIKE_SCALES = (
@@ -31,14 +31,14 @@ _SHAPE = ".weight_shape"
 _WORD, _BITS = "I32", 32
 
 
-def stored_in_parts(parts: SchemeTensors) -> WeightFootprint:
+def make_footprint(parts: SchemeTensors) -> WeightFootprint:
     """Return a weight that is stored in parts; where they cannot be cut it says why."""
     scheme = parts.scheme
     kind = "scaled" if scheme.endswith(" scaled") else scheme.split()[0]
     make = _SCHEMES.get(kind)
     try:
         if make is None:
-            raise parts.refused("its parts")
+            raise parts.cannot_dequantize("its parts")
         along = make(parts)
     except ConversionError:
         whole = tuple(Footprint(each.info, (None,) * len(parts.shape)) for each in parts.tensors)
@@ -57,7 +57,7 @@ def stored_in_parts(parts: SchemeTensors) -> WeightFootprint:
 def _upright(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     """Numbers whose axes are those of the weight, and scales of blocks of them."""
     if len(parts.numbers.shape) != len(parts.shape):
-        raise parts.refused("its numbers have axes of their own")
+        raise parts.cannot_dequantize("its numbers have axes of their own")
     is_ordered = _is_ordered(parts, ".weight_g_idx")
     made: list[Sequence[Along | None]] = [_numbers(parts)]
     for place, tensor in enumerate(parts.tensors[1:], start=1):
@@ -79,7 +79,7 @@ def _microscaled(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     ]
     numbers: Sequence[Along | None] = blocks  # gpt-oss has an axis more, that of a block
     if len(parts.numbers.shape) == len(shape):
-        numbers = packed(parts.numbers, shape)
+        numbers = find_packed_axes(parts.numbers, shape)
     made: list[Sequence[Along | None]] = [numbers, blocks]
     for place, tensor in enumerate(parts.tensors[2:], start=2):
         is_above = tensor.info.name.endswith(_LIKE_SCALES)
@@ -90,7 +90,7 @@ def _microscaled(parts: SchemeTensors) -> list[Sequence[Along | None]]:
 def _numbers(parts: SchemeTensors) -> Sequence[Along | None]:
     info, shape = parts.numbers, parts.shape
     if info.encoding.name != _WORD:
-        return packed(info, shape)
+        return find_packed_axes(info, shape)
     last, length = len(shape) - 1, shape[-1]
     along = _in_words(parts, info, last)
     # Of the few numbers of a part nothing would tell how many bits each has.
@@ -108,7 +108,7 @@ def _in_words(parts: SchemeTensors, info: TensorInfo, axis: int) -> Along:
     # Its first versions split no number between two words, which no part would tell either.
     if words == -(-length // (_BITS // bits)):
         return Along(axis, length, words)
-    raise parts.refused(f"`{info.name}` is of shape {list(info.shape)}")
+    raise parts.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
 
 
 def _blockwise(parts: SchemeTensors, place: int) -> list[Along | None]:
@@ -117,7 +117,7 @@ def _blockwise(parts: SchemeTensors, place: int) -> list[Along | None]:
     if info.encoding.name == _WORD and place > 1:
         # Zeros of compressed-tensors, which are packed along the other axis.
         return [_in_words(parts, info, 0), *_blockwise(parts, 1)[1:]]
-    counts = aligned(info.shape, shape)
+    counts = align_counts(info.shape, shape)
     # Where it has axes of a single element besides, it is one of the others that each stands on.
     own = [axis for axis, count in enumerate(info.shape) if count != 1]
     if len(info.shape) <= len(shape):
@@ -147,7 +147,7 @@ def _beside(parts: SchemeTensors, info: TensorInfo) -> list[Along | None]:
         return whole
     if info.name.endswith(_OF_INPUTS) and info.shape == parts.shape[-1:]:
         return [*whole[:-1], Along(0)]
-    raise parts.refused(f"`{info.name}` stands beside it")
+    raise parts.cannot_dequantize(f"`{info.name}` stands beside it")
 
 
 def _is_ordered(parts: SchemeTensors, ending: str) -> bool:
@@ -179,7 +179,7 @@ def _awq(parts: SchemeTensors) -> list[Sequence[Along | None]]:
     # Otherwise it is of the kind for vectors, whose scales are padded.
     is_turned = rows == inputs and columns < parts.scales.shape[1]
     if parts.numbers.encoding.name != _WORD or not is_turned:
-        raise parts.refused("it is of another kind")
+        raise parts.cannot_dequantize("it is of another kind")
     return _turned(parts, [ratio(1, outputs, columns), Along(0)], _groups(parts), outputs)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weightctl.errors import ShardingError
 from weightctl.split import counts_that_work, head_ranges, ranks_that_work, unit_ranges
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.sharding.placing import PlacedWeight, SharedRun
     from weightctl.split import Range
 
-__all__ = ["HeadCounts", "Shared", "shared"]
+__all__ = ["HeadCounts", "Shared", "share_among_ranks"]
 
 # The elements of a run that each rank gets, counted from where the run begins.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
@@ -30,7 +30,7 @@ class HeadCounts(NamedTuple):
     size: int
 
 
-def shared(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> Shared:
+def share_among_ranks(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> Shared:
     """Share out what runs along the axes of weights that are computed with together.
 
     Raises `ShardingError` that names one of them, where not every rank can have something, or
@@ -50,11 +50,11 @@ def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
     """Raise `ShardingError` for a weight that no number of ranks can share."""
     weight = place.weight
     if weight.refusal:
-        raise _refused(place, ranks, weight.refusal, "--plan FILE can replicate it")
+        raise _cannot_cut(place, ranks, weight.refusal, "--plan FILE can replicate it")
     block = weight.blocks[place.axis]
     if any(run.start % block for run in place.runs):
         told = f"it has several matrices, which begin within blocks of {block}"
-        raise _refused(place, ranks, told, "--plan FILE can replicate it")
+        raise _cannot_cut(place, ranks, told, "--plan FILE can replicate it")
 
 
 def _of_heads(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> Shared:
@@ -63,10 +63,10 @@ def _of_heads(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> S
     for run, block in _runs(group):
         steps[run.extent] = lcm(steps[run.extent], lcm(block, size) // size)
 
-    def found(count: int) -> list[tuple[Range, Range]] | None:
+    def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
         return head_ranges(query, key, count, step=steps["queries"], kv_step=steps["keys"])
 
-    ranges = found(ranks)
+    ranges = find_ranges(ranks)
     if ranges is None:
         place = group[0]
         told = f"there are {query} heads of {size}"
@@ -74,7 +74,7 @@ def _of_heads(group: Sequence[PlacedWeight], heads: HeadCounts, ranks: int) -> S
         if head_ranges(query, key, ranks) is not None:
             place = max(group, key=_block)
             told += f", in blocks of {_block(place)}"
-        raise _refused(place, ranks, told, ranks_that_work(counts_that_work(found, query)))
+        raise _cannot_cut(place, ranks, told, ranks_that_work(counts_that_work(find_ranges, query)))
     return {
         "queries": [(first * size, last * size) for (first, last), _ in ranges],
         "keys": [(first * size, last * size) for _, (first, last) in ranges],
@@ -85,14 +85,14 @@ def _of_units(group: Sequence[PlacedWeight], ranks: int) -> list[Range]:
     sizes = {run.stop - run.start for run, _ in _runs(group)}
     if len(sizes) > 1:
         told = f"it is computed with others, whose sizes are {', '.join(map(str, sorted(sizes)))}"
-        raise _refused(group[0], ranks, told, "is the config that of this checkpoint?")
+        raise _cannot_cut(group[0], ranks, told, "is the config that of this checkpoint?")
     size, unit = sizes.pop(), lcm(*(block for _, block in _runs(group)))
     ranges = unit_ranges(size, unit, ranks)
     if ranges is None:
         units = -(-size // unit)
-        are = counted(units, "block") + f" of {unit}" if unit > 1 else "too few"
+        are = pluralize(units, "block") + f" of {unit}" if unit > 1 else "too few"
         works = ranks_that_work(range(1, units + 1))
-        raise _refused(max(group, key=_block), ranks, f"{size} elements are {are}", works)
+        raise _cannot_cut(max(group, key=_block), ranks, f"{size} elements are {are}", works)
     return ranges
 
 
@@ -108,7 +108,7 @@ def _block(place: PlacedWeight) -> int:
     return place.weight.blocks[place.axis]
 
 
-def _refused(place: PlacedWeight, ranks: int, told: str, hint: str) -> ShardingError:
+def _cannot_cut(place: PlacedWeight, ranks: int, told: str, hint: str) -> ShardingError:
     weight = place.weight
     return ShardingError(
         f"`{weight.name}` of shape {list(weight.shape)} cannot be cut along axis {place.axis} "

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.huggingface import config as config_beside
+from weightctl.schemes.logical import find_quantized
 from weightctl.schemes.logical import parts as parts_in
-from weightctl.schemes.logical import quantized
 from weightctl.sharding.footprints import plain
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
@@ -38,7 +38,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
     # NumPy, which nothing else here needs.
     from weightctl.schemes.dequantize.parts import SchemeTensors
     from weightctl.schemes.dequantize.settings import Settings
-    from weightctl.sharding.scales import stored_in_parts
+    from weightctl.sharding.scales import make_footprint
 
     config = config_beside(header.files)
     settings = Settings(config)
@@ -48,7 +48,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
         source.read_into(name, 0, memoryview(made))
         return bytes(made)
 
-    found = quantized(header, config, read)
+    found = find_quantized(header, config, read)
     owner = {part: each for each in found.values() for part in each.parts}
     weights: dict[str, WeightFootprint] = {}
     for name, info in header.tensors.items():
@@ -60,7 +60,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
             tensors = tuple(StoredTensor(source, part) for part in each.parts)
             layer = settings.of(each.name.removesuffix(".weight"))
             parts = SchemeTensors(each.name, each.shape, each.scheme, tensors, layer)
-            weights[each.name] = stored_in_parts(parts)
+            weights[each.name] = make_footprint(parts)
     return weights
 
 

@@ -14,13 +14,13 @@ from weightctl.errors import ShardingError
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.formats.sharded.record import Shard, SourceShard
 from weightctl.sharding.footprints import plain
-from weightctl.sharding.placing import SharedRun, placed
+from weightctl.sharding.placing import SharedRun, place_weights
 from weightctl.sharding.sharing import HeadCounts
 from weightctl.sharding.vllm_family import family_of
 from weightctl.sharding.vllm_names import POSITION_IDS, SCALES, in_vllm
 from weightctl.sharding.vllm_shares import Shares
 from weightctl.split import Sharding
-from weightctl.text.wording import counted, listed
+from weightctl.text.wording import join_names, pluralize
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
             for rank in range(shares.ranks)
         ),
         tied={alias: name for alias, name in plan.tied.items() if name in found},
-        notes=tuple(_left_out(left)),
+        notes=tuple(_describe_left_out(left)),
     )
 
 
@@ -92,7 +92,7 @@ def _parameters(
 ) -> Iterator[_Parameter]:
     """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
     tensors = plan.source.header.tensors
-    places = placed(checkpoint, {name: plain(info) for name, info in tensors.items()})
+    places = place_weights(checkpoint, {name: plain(info) for name, info in tensors.items()})
     together: dict[str, list[tuple[int, str, PlacedWeight]]] = {}
     for names in checkpoint.arch.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]
@@ -186,11 +186,11 @@ def _buffers(
         yield Shard(info, own[:1], "replicate")
 
 
-def _left_out(names: list[str]) -> Iterator[str]:
+def _describe_left_out(names: list[str]) -> Iterator[str]:
     if names:
-        count = counted(len(names), "tensor")
+        count = pluralize(len(names), "tensor")
         are = "is" if len(names) == 1 else "are"
         yield (
             f"{count} {are} in no file, as vLLM's model has no place for "
-            f"{'it' if len(names) == 1 else 'them'}: {listed(names, _FEW)}"
+            f"{'it' if len(names) == 1 else 'them'}: {join_names(names, _FEW)}"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ShardingError
 from weightctl.sharding.vllm_names import PADDED_TO
 from weightctl.split import counts_that_work, part_along, part_shape, ranks_that_work
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ class Shares(NamedTuple):
         """Return the shape of what a rank with a part of a weight has of it, with padding."""
         shape = list(part_shape(place.weight.shape, part or ()))
         if any(run.extent == "vocabulary" for run in place.runs):
-            shape[place.axis] = _padded(place.weight.shape[place.axis]) // self.ranks
+            shape[place.axis] = _pad_rows(place.weight.shape[place.axis]) // self.ranks
         return tuple(shape)
 
     def refuse(self, places: Iterable[PlacedWeight]) -> None:
@@ -75,7 +75,7 @@ class Shares(NamedTuple):
         )
         raise ShardingError(
             f"vLLM cannot share out `{place.weight.name}` of shape {list(place.weight.shape)} "
-            f"among {counted(self.ranks, 'rank')}: {told}",
+            f"among {pluralize(self.ranks, 'rank')}: {told}",
             hint=f"{ranks_that_work(works)}; --layout ranks takes more",
         )
 
@@ -85,23 +85,23 @@ class Shares(NamedTuple):
             # Several ranks have the same ones.
             rank //= ranks // self.heads.keys
             ranks = self.heads.keys
-        each = (_padded(size) if run.extent == "vocabulary" else size) // ranks
+        each = (_pad_rows(size) if run.extent == "vocabulary" else size) // ranks
         return run.start + min(rank * each, size), run.start + min((rank + 1) * each, size)
 
     def _uneven(self, extent: Extent, size: int, ranks: int) -> str:
         """Say why something cannot be shared out evenly; nothing where it can."""
         queries, keys, _ = self.heads
         if extent == "queries":
-            return f"{counted(queries, 'head')} do not divide" if queries % ranks else ""
+            return f"{pluralize(queries, 'head')} do not divide" if queries % ranks else ""
         if extent == "keys":
-            told = f"{counted(keys, 'head')} of keys and values do not divide, nor into the ranks"
+            told = f"{pluralize(keys, 'head')} of keys and values do not divide, nor into the ranks"
             return told if keys % ranks and ranks % keys else ""
         if extent == "vocabulary":
-            rows = _padded(size)
+            rows = _pad_rows(size)
             told = f"{size} rows, padded to {rows}, a multiple of {PADDED_TO}, do not divide"
             return told if rows % ranks else ""
         return f"{size} elements do not divide" if size % ranks else ""
 
 
-def _padded(rows: int) -> int:
+def _pad_rows(rows: int) -> int:
     return -(-rows // PADDED_TO) * PADDED_TO

@@ -46,7 +46,7 @@ class FileRange:
 
     def part(self, start: int, stop: int) -> FileRange:
         """Return a part of the range; nothing is read."""
-        start, stop = _clipped(start, stop, self._size)
+        start, stop = _clip_range(start, stop, self._size)
         return FileRange(self._file, self._start + start, stop - start)
 
 
@@ -67,10 +67,10 @@ class HeldRange:
 
     def part(self, start: int, stop: int) -> HeldRange:
         """Return a part of the memory; nothing is copied."""
-        start, stop = _clipped(start, stop, len(self._memory))
+        start, stop = _clip_range(start, stop, len(self._memory))
         return HeldRange(self._memory[start:stop])
 
 
-def _clipped(start: int, stop: int, size: int) -> tuple[int, int]:
+def _clip_range(start: int, stop: int, size: int) -> tuple[int, int]:
     start = min(start, size)
     return start, max(start, min(stop, size))

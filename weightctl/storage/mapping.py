@@ -121,10 +121,10 @@ class MappedFile:
                 self._descriptor, before + nbytes, _PRIVATE, _WRITABLE, offset=offset - before
             )
         except (OSError, ValueError) as error:
-            raise self._unmapped(offset, nbytes, error) from error
+            raise self._cannot_map(offset, nbytes, error) from error
         return memoryview(mapped)[before:]
 
-    def _unmapped(self, offset: int, nbytes: int, error: OSError | ValueError) -> FormatError:
+    def _cannot_map(self, offset: int, nbytes: int, error: OSError | ValueError) -> FormatError:
         hint = _HINTS.get(getattr(error, "errno", None) or 0, "did the file change meanwhile?")
         text = f"{nbytes} bytes cannot be mapped: {error}"
         return FormatError(self.path, offset, text, hint=hint)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["load", "loaded_on_use"]
+__all__ = ["load", "load_on_use"]
 
 
 def load(reference: str) -> Any:
@@ -21,7 +21,7 @@ def load(reference: str) -> Any:
     return getattr(loaded, name) if name else loaded
 
 
-def loaded_on_use(package: str, references: Mapping[str, str]) -> Callable[[str], Any]:
+def load_on_use(package: str, references: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose names are loaded when they are first used."""
 
     def find(name: str) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["Memory", "cores", "shared_out", "thread_count"]
+__all__ = ["Memory", "cores", "map_in_threads", "thread_count"]
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -66,7 +66,7 @@ class Memory(local):
 
 
 @contextmanager
-def shared_out(
+def map_in_threads(
     make: Callable[[_Item, Event], _Made], items: Iterable[_Item], *, threads: int | None = None
 ) -> Generator[Iterator[_Made]]:
     """Give what `make` makes of each item, in their order, on all cores unless `threads` says less.
@@ -76,13 +76,13 @@ def shared_out(
     """
     ended = Event()
 
-    def made(item: _Item) -> _Made:
+    def make_item(item: _Item) -> _Made:
         return make(item, ended)
 
     count = threads or min(os.cpu_count() or 1, _MOST)
     with ThreadPoolExecutor(count) as pool:
         try:
-            yield _in_order(pool, made, items, count * _AHEAD)
+            yield _in_order(pool, make_item, items, count * _AHEAD)
         finally:
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,7 @@ from weightctl.errors import ConversionError, WeightctlError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["chosen", "regular_expression"]
+__all__ = ["regular_expression", "select_names"]
 
 # `[0-27]` or `[0-2,14]`. With single digits it is what it is to a shell, one of these characters,
 # and so is `[10]`, which a listing never shows.
@@ -21,7 +21,7 @@ _MOST_NUMBERS = 100_000
 _LONGEST = 80
 
 
-def chosen(
+def select_names(
     names: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[str]:
     """Return the names that match a pattern of `include`, or all, and none of `exclude`.

@@ -37,15 +37,15 @@ def parse_size(text: str, *, unit: str = "") -> int:
 
 def format_size(nbytes: int) -> str:
     """Bytes in decimal units with three significant digits: `98.4 MB`."""
-    return _scaled(nbytes, ("B", "kB", "MB", "GB", "TB", "PB"), " ")
+    return _format_in_units(nbytes, ("B", "kB", "MB", "GB", "TB", "PB"), " ")
 
 
 def format_count(count: int) -> str:
     """A count with three significant digits: `135 M`."""
-    return _scaled(count, ("", "K", "M", "B", "T", "Q"), " ").rstrip()
+    return _format_in_units(count, ("", "K", "M", "B", "T", "Q"), " ").rstrip()
 
 
-def _scaled(number: int, units: tuple[str, ...], space: str) -> str:
+def _format_in_units(number: int, units: tuple[str, ...], space: str) -> str:
     if number < 1000:
         return f"{number}{space}{units[0]}"
     value = float(number)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["counted", "listed", "number", "percent", "printable"]
+__all__ = ["join_names", "number", "percent", "pluralize", "printable"]
 
 
 def printable(text: str) -> str:
@@ -21,12 +21,12 @@ def printable(text: str) -> str:
     )
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """Return a count and what is counted: `1 problem`, `2,000 problems`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def listed(names: Sequence[object], most: int) -> str:
+def join_names(names: Sequence[object], most: int) -> str:
     """Return the first names and how many more there are: `a, b and 3 more`."""
     more = len(names) - most
     shown = ", ".join(map(str, names[:most]))

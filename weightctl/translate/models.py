@@ -16,7 +16,7 @@ from weightctl.plan.plan import Plan
 from weightctl.translate import card, tokenizer
 from weightctl.translate.copies import check_copies
 from weightctl.translate.pooling import pooling_keys
-from weightctl.translate.tensors import translated
+from weightctl.translate.tensors import translate_tensors
 from weightctl.weights.derived import Derived
 from weightctl.weights.metadata import MetadataValue, text
 from weightctl.weights.steps.numbers import numbers_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Dialect, Fields
+    from weightctl.families.keys import Fields, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Translation", "translate"]
@@ -34,7 +34,7 @@ __all__ = ["Translation", "translate"]
 _NO_TOKENIZER = "none"
 _MOST_NAMED = 4
 _YARN_BETAS = (32.0, 1.0)
-_SAID: dict[Dialect, str] = {"gguf": "GGUF", "hugging_face": "Hugging Face"}
+_TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging Face"}
 
 
 class Translation(NamedTuple):
@@ -56,7 +56,7 @@ class Translation(NamedTuple):
         return replace(plan, documents=self.documents, translation=self.text, notes=notes)
 
 
-def translate(checkpoint: RecognizedModel, dialect: Dialect) -> Translation:
+def translate(checkpoint: RecognizedModel, dialect: NamingConvention) -> Translation:
     """Return a whole model in a dialect; one that has it already stays as it is.
 
     No tensor is read but small ones that say what a config does elsewhere, and what is stored as a
@@ -64,26 +64,26 @@ def translate(checkpoint: RecognizedModel, dialect: Dialect) -> Translation:
     of another shape than its config says, and where the dialect cannot say what the config does;
     `TokenizerError` where it cannot say what the tokenizer does.
     """
-    if dialect not in _SAID:
+    if dialect not in _TITLES:
         raise ArchitectureError(
-            f"`{dialect}` is no dialect of checkpoints", hint=f"known are {', '.join(_SAID)}"
+            f"`{dialect}` is no dialect of checkpoints", hint=f"known are {', '.join(_TITLES)}"
         )
     checkpoint.check()
     if dialect == checkpoint.dialect:
         return Translation(checkpoint.tree, {})
     check_copies(checkpoint)
-    tensors = translated(checkpoint, dialect)
+    tensors = translate_tensors(checkpoint, dialect)
     made = (_to_gguf if dialect == "gguf" else _to_hugging_face)(checkpoint, tensors)
-    said = f"{checkpoint.arch.name}, {_SAID[checkpoint.dialect]} -> {_SAID[dialect]}"
-    notes = (*made.notes, *_left_out(checkpoint, dialect))
+    said = f"{checkpoint.arch.name}, {_TITLES[checkpoint.dialect]} -> {_TITLES[dialect]}"
+    notes = (*made.notes, *_describe_left_out(checkpoint, dialect))
     return made._replace(text=said, notes=notes)
 
 
-def _left_out(checkpoint: RecognizedModel, dialect: Dialect) -> Iterator[str]:
+def _describe_left_out(checkpoint: RecognizedModel, dialect: NamingConvention) -> Iterator[str]:
     if beside := checkpoint.beside:
         shown = ", ".join(beside[:_MOST_NAMED])
         more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
-        yield f"left out, for want of a place in {_SAID[dialect]}'s model: {shown}{more}"
+        yield f"left out, for want of a place in {_TITLES[dialect]}'s model: {shown}{more}"
     embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
     if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:
@@ -100,7 +100,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
         "general.type": _string("model"),
     }
     notes: list[str] = []
-    metadata |= _said_of(checkpoint, directory, notes)
+    metadata |= _read_card(checkpoint, directory, notes)
     metadata |= to_gguf(arch, checkpoint.fields)
     metadata |= pooling_keys(directory, arch.gguf_name, notes.append)
     kind = str(checkpoint.document.get("model_type", arch.name))
@@ -118,7 +118,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
         words = tokenizer.with_ends(words, directory)
         metadata |= tokenizer.to_metadata(words)
         notes += words.notes
-        notes += filter(None, [tokenizer.assumed_end(words)])
+        notes += filter(None, [tokenizer.describe_assumed_end(words)])
     metadata |= ids.to_metadata(metadata)
     metadata["general.file_type"] = MetadataValue(
         "u32", file_type(each.info for each in tensors.values())
@@ -126,7 +126,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
 
 
-def _said_of(
+def _read_card(
     checkpoint: RecognizedModel, directory: str, notes: list[str]
 ) -> dict[str, MetadataValue]:
     """Return what the model's card says of it, and how large it is."""
@@ -165,7 +165,7 @@ def _to_hugging_face(
     checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor]
 ) -> Translation:
     arch, metadata = checkpoint.arch, header_of(checkpoint.tree).metadata
-    fields = _with_told(checkpoint)
+    fields = _add_tensor_fields(checkpoint)
     kind = model_type_of(arch, fields)
     # The true one is stated when it is known what the tensors become.
     config = {**to_hugging_face(arch, fields, kind), "torch_dtype": "float32"}
@@ -189,7 +189,7 @@ def _to_hugging_face(
     return Translation(_tree(checkpoint, tensors, {"format": text("pt")}), documents, notes)
 
 
-def _with_told(checkpoint: RecognizedModel) -> Fields:
+def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
     """Return the fields with what small tensors say, which config.json says in words."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.arch.tensors(checkpoint.config):

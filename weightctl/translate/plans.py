@@ -17,7 +17,7 @@ from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.select import select
 from weightctl.schemes.logical import parts
-from weightctl.text.patterns import chosen
+from weightctl.text.patterns import select_names
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
     from weightctl.plan.plan import Item
     from weightctl.weights.tree import Checkpoint
 
@@ -69,24 +69,24 @@ def plan_of(
     Raises as `select` does, and as `recognize` and `translate` do where the dialect is to change.
     """
     native = _native(weights)
-    wanted = _wanted(names, native, format_name, is_model=is_model)
+    wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
     stored, apart = weights, False
     if crosses or is_cast or format_name == "gguf":
-        from weightctl.schemes.dequantize import dequantized
+        from weightctl.schemes.dequantize import dequantize_weights
 
-        weights = dequantized(weights, in_blocks=format_name == "gguf")
+        weights = dequantize_weights(weights, in_blocks=format_name == "gguf")
         apart = weights is not stored
         _refuse_without_scales(weights)
     if crosses and wanted is not None:
-        plan, exclude = _translated(weights, format_name, wanted, exclude, is_model=is_model)
+        plan, exclude = _translate_model(weights, format_name, wanted, exclude, is_model=is_model)
     else:
         plan = Plan.copy(weights, format_name)
-        plan = replace(plan, described=_described(weights, native) if is_cast else None)
+        plan = replace(plan, described=_describe_model(weights, native) if is_cast else None)
         if names is Names.AUTO and native == "gguf" and format_name != "gguf":
             plan = replace(plan, notes=(*plan.notes, _IN_ONE_FILE))
         if apart and is_model:
-            plan = replace(plan, documents=_unquantized(stored))
+            plan = replace(plan, documents=_make_unquantized_config(stored))
     if not is_cast:
         plan = _in_one_dtype(plan, parts(header_of(stored)) if apart else set(), stored)
     return select(plan, include, exclude)
@@ -106,7 +106,7 @@ def _refuse_without_scales(weights: Checkpoint) -> None:
             )
 
 
-def _native(weights: Checkpoint) -> Dialect | None:
+def _native(weights: Checkpoint) -> NamingConvention | None:
     """Return the dialect of a model; None for what is no model, or not known as one."""
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
@@ -120,9 +120,9 @@ def _native(weights: Checkpoint) -> Dialect | None:
     return "hugging_face" if "model_type" in document else None
 
 
-def _wanted(
-    names: Names, native: Dialect | None, format_name: str, *, is_model: bool
-) -> Dialect | None:
+def _choose_convention(
+    names: Names, native: NamingConvention | None, format_name: str, *, is_model: bool
+) -> NamingConvention | None:
     if names is Names.KEEP:
         return None
     if names is not Names.AUTO:
@@ -134,22 +134,22 @@ def _wanted(
     return "hugging_face" if is_model else None
 
 
-def _translated(
+def _translate_model(
     weights: Checkpoint,
     format_name: str,
-    dialect: Dialect,
+    dialect: NamingConvention,
     exclude: Sequence[str],
     *,
     is_model: bool,
 ) -> tuple[Plan, list[str]]:
     from weightctl.translate.models import translate
 
-    checkpoint = _recognized(weights)
-    left_out = [name for name in checkpoint.unexpected if not chosen([name], (), exclude)]
+    checkpoint = _recognize_model(weights)
+    left_out = [name for name in checkpoint.unexpected if not select_names([name], (), exclude)]
     of_no_use = set(left_out)
     unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]
     checkpoint = replace(checkpoint, unexpected=unexpected)
-    with _another_way_told(has_more=bool(unexpected)):
+    with _hint_at_keeping_names(has_more=bool(unexpected)):
         made = translate(checkpoint, dialect)
     plan = made.plan(format_name)
     if made.documents and not is_model:
@@ -162,19 +162,19 @@ def _translated(
     return plan, [
         pattern
         for pattern in exclude
-        if chosen(present, [pattern]) or not chosen(left_out, [pattern])
+        if select_names(present, [pattern]) or not select_names(left_out, [pattern])
     ]
 
 
-def _recognized(weights: Checkpoint) -> RecognizedModel:
+def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     from weightctl.families import recognize
 
-    with _another_way_told():
+    with _hint_at_keeping_names():
         return recognize(weights)
 
 
 @contextmanager
-def _another_way_told(*, has_more: bool = False) -> Generator[None, None, None]:
+def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, None]:
     """Say of a model that cannot be translated how its tensors are converted all the same."""
     keep = "`--names keep` converts the tensors as they are called, into no model that would load"
     if has_more:
@@ -188,7 +188,7 @@ def _another_way_told(*, has_more: bool = False) -> Generator[None, None, None]:
         raise type(error)(error.message, hint=hint) from error
 
 
-def _described(weights: Checkpoint, native: Dialect | None) -> Described | None:
+def _describe_model(weights: Checkpoint, native: NamingConvention | None) -> Described | None:
     """Return what llama.cpp would call the tensors that keep their names, where that is known."""
     if native != "hugging_face":
         return None
@@ -215,7 +215,7 @@ def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:
     }
 
 
-def _unquantized(stored: Checkpoint) -> dict[str, bytes]:
+def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
     """Return the config of a model whose weights are quantized no longer."""
     document: dict[str, Any] = dict(config(header_of(stored).files))
     if not document:
@@ -239,14 +239,14 @@ def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint) -> Plan:
     own = _own_dtype(plan, stored) if apart else None
     vectors = _most(plan) if plan.translation and plan.format != "gguf" else None
 
-    def settled(item: Item) -> Item:
+    def settle_dtype(item: Item) -> Item:
         was_apart = any(source.name in apart for source in item.sources)
         encoding = own if was_apart and len(item.info.shape) > 1 else vectors
         if encoding is None or item.info.encoding.name != "F32":
             return item
         return replace(item, info=item.info._replace(encoding=encoding))
 
-    return plan.with_items(tuple(map(settled, plan.items)))
+    return plan.with_items(tuple(map(settle_dtype, plan.items)))
 
 
 def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.families.arch import Arch, TensorNames
-    from weightctl.families.keys import Config, Dialect
+    from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["translated"]
+__all__ = ["translate_tensors"]
 
 
-def translated(checkpoint: RecognizedModel, dialect: Dialect) -> dict[str, ReadableTensor]:
+def translate_tensors(
+    checkpoint: RecognizedModel, dialect: NamingConvention
+) -> dict[str, ReadableTensor]:
     """Return the tensors of a whole checkpoint by the names that they have in a dialect.
 
     Raises `ConversionError` where one is of another shape than its step can be done to.
@@ -31,18 +33,18 @@ def translated(checkpoint: RecognizedModel, dialect: Dialect) -> dict[str, Reada
         name = names.name(dialect)
         if name is None:
             continue
-        tensor = _changed(names, checkpoint.tensors[names.module], config, dialect)
+        tensor = _change_tensor(names, checkpoint.tensors[names.module], config, dialect)
         if names.is_stacked(dialect):
             # In its place for now; the stack is made when all of it is there.
             stacks.setdefault(name, []).append(tensor)
         found[name] = tensor
     for name, parts in stacks.items():
         found[name] = DerivedTensor(name, Stacked("experts", len(parts)), parts)
-    return dict(_made(arch, config)) | found if dialect == "gguf" else found
+    return dict(_make_constants(arch, config)) | found if dialect == "gguf" else found
 
 
-def _changed(
-    names: TensorNames, tensor: ReadableTensor, config: Config, dialect: Dialect
+def _change_tensor(
+    names: TensorNames, tensor: ReadableTensor, config: Config, dialect: NamingConvention
 ) -> ReadableTensor:
     name, change = names.module, names.change
     if change is not None:
@@ -58,7 +60,7 @@ def _changed(
     return tensor
 
 
-def _made(arch: Arch, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
+def _make_constants(arch: Arch, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
     """Yield the tensors that GGUF has for what the other dialect's config says."""
     for line in arch.names:
         numbers = None if line.made is None else line.made(config)

@@ -14,7 +14,7 @@ from weightctl.errors import (
 )
 from weightctl.families.recognition import recognize
 from weightctl.formats.sharded.gathered import GatheredSource
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights.tree import header_of, source_of
 from weightctl.write.store import open_weights
 
@@ -44,7 +44,7 @@ class Subject:
     @cached_property
     def weights(self) -> Checkpoint:
         """The tree in which weights that are stored in parts are ordinary tensors."""
-        return dequantized(self.stored, in_blocks=False)
+        return dequantize_weights(self.stored, in_blocks=False)
 
     @property
     def cut(self) -> GatheredSource | None:

@@ -10,7 +10,7 @@ from weightctl.shape import Shape
 from weightctl.system.registry import load
 from weightctl.weights.data import WeightData
 from weightctl.weights.deferred import Deferred
-from weightctl.weights.request import declared, of_stored, require_words
+from weightctl.weights.request import make_request, of_stored, require_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ class Allocations:
         require_words(dtype, quantization, device)
         asked = None if shape is None else Shape(shape)
         if stored is None:
-            request = declared(name, dtype, asked, quantization, device)
+            request = make_request(name, dtype, asked, quantization, device)
         else:
             info = self._source.header.tensors[stored]._replace(name=name)
             request = of_stored(info, dtype, asked, quantization, device)
@@ -82,7 +82,7 @@ class Allocations:
         """Whether the weight that has this `id` was made here."""
         return weight in self._given
 
-    def taken(self, name: str, stored: str) -> WeightData:
+    def take(self, name: str, stored: str) -> WeightData:
         """Return a tensor as it was asked for by a name, or as it is stored."""
         found = self._made.get(name)
         info = self._source.header.tensors[stored]
@@ -97,7 +97,7 @@ class Allocations:
             if stored is not None:
                 key = (stored, request.encoding)
                 if key not in shared:
-                    shared[key] = self.taken(name, stored)
+                    shared[key] = self.take(name, stored)
                 found = shared[key]
                 yield name, found if found.name == name else found.renamed(name)
 

@@ -69,12 +69,12 @@ def byte_part(info: TensorInfo, part: Part) -> Part:
     """Return a part of a tensor as one of the array of its bytes; it is of whole blocks."""
     last, encoding = len(info.shape) - 1, info.encoding
 
-    def scaled(cut: Cut) -> Cut:
+    def scale_cut(cut: Cut) -> Cut:
         ranges = (tuple(each // encoding.block * encoding.size for each in range_)
                   for range_ in cut.ranges)  # fmt: skip
         return Cut(cut.axis, tuple((start, stop) for start, stop in ranges))
 
-    return tuple(scaled(cut) if cut.axis == last else cut for cut in part)
+    return tuple(scale_cut(cut) if cut.axis == last else cut for cut in part)
 
 
 def boxes(shape: Sequence[int], limit: int) -> Iterator[Box]:

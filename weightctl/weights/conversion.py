@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["converted", "drops_fractions", "require_astype", "require_convertible"]
+__all__ = ["convert_bytes", "drops_fractions", "require_astype", "require_convertible"]
 
 
 def drops_fractions(source: Encoding, target: Encoding) -> bool:
@@ -70,7 +70,7 @@ def _require_codecs(info: TensorInfo, target: Encoding) -> None:
         )
 
 
-def converted(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview:
+def convert_bytes(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview:
     """Return a tensor's bytes in another encoding; numbers are rounded once, to nearest even.
 
     Raises `EncodingError` where one of them cannot be held.

@@ -11,7 +11,7 @@ from weightctl.shape import Shape, SizedShape
 from weightctl.weights.array_operators import ArrayMethods
 from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.buffer import Buffer
-from weightctl.weights.conversion import converted, drops_fractions, require_astype
+from weightctl.weights.conversion import convert_bytes, drops_fractions, require_astype
 from weightctl.weights.deferred import Absent, Deferred
 from weightctl.weights.dlpack import CPU
 from weightctl.weights.file_buffer import FileBuffer
@@ -202,7 +202,7 @@ class WeightData(ArrayMethods):
             return WeightData.of(info, self.data)
         if drops_fractions(self.info.encoding, dtype.encoding):
             return self._as_whole(dtype)
-        return WeightData.stored(info, converted(self.info, self.view(), dtype.encoding))
+        return WeightData.stored(info, convert_bytes(self.info, self.view(), dtype.encoding))
 
     def _as_whole(self, dtype: DType) -> WeightData:
         from weightctl.codecs.scalar import truncate

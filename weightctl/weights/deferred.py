@@ -32,11 +32,11 @@ class Deferred:
         Raises `EncodingError` where a number cannot be held by the encoding.
         """
         if self._buffer is None:
-            self._buffer = self._made()
+            self._buffer = self._make_buffer()
         return self._buffer
 
-    def _made(self) -> Buffer:
-        from weightctl.weights.conversion import converted, drops_fractions
+    def _make_buffer(self) -> Buffer:
+        from weightctl.weights.conversion import convert_bytes, drops_fractions
         from weightctl.weights.data import WeightData  # which knows this module
 
         data = self._source.data(self._name)
@@ -45,7 +45,7 @@ class Deferred:
         whole = self._encoding.dtype
         if whole is not None and drops_fractions(data.info.encoding, self._encoding):
             return data.astype(whole).to_buffer()
-        memory = converted(data.info, data.view(), self._encoding)
+        memory = convert_bytes(data.info, data.view(), self._encoding)
         info = data.info._replace(encoding=self._encoding)
         return WeightData.stored(info, memory).to_buffer()
 
@@ -74,7 +74,7 @@ class Assembled(Deferred):
     def __init__(self, source: Source, name: str) -> None:
         super().__init__(source, name, source.header.tensors[name].encoding)
 
-    def _made(self) -> Buffer:
+    def _make_buffer(self) -> Buffer:
         from weightctl.weights.data import WeightData
 
         info = self._source.header.tensors[self._name]

@@ -15,7 +15,7 @@ from weightctl.weights.tree import Checkpoint, header_of
 if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["as_checkpoint", "declared_weights", "loaded_checkpoint"]
+__all__ = ["as_checkpoint", "declare_weights", "loaded_checkpoint"]
 
 # What `Weights` documents, but for what every class has.
 _MEMBERS = (
@@ -65,7 +65,7 @@ def loaded_checkpoint(given: Weights | Mapping[str, Any]) -> Checkpoint:
     return weights
 
 
-def declared_weights() -> Checkpoint:
+def declare_weights() -> Checkpoint:
     """Return a tree in which nothing is loaded: `allocate` declares weights of any name."""
     return Checkpoint(Declared())
 
@@ -83,7 +83,8 @@ def _hint_for(given: object) -> str:
 def _data_of(name: str, value: Any) -> WeightData:
     try:
         # A node has a method of that name; the `data` of an array is its memory.
-        if not isinstance(value, WeightData) and callable(getattr(type(value), "data", None)):
+        kind: Any = type(value)
+        if not isinstance(value, WeightData) and callable(getattr(kind, "data", None)):
             value = value.data()
         return WeightData.from_dlpack(value, name)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

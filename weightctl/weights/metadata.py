@@ -69,7 +69,7 @@ def to_json(metadata: Mapping[str, MetadataValue]) -> str:
     plain = {key: {"type": v.type, "value": as_json(v.content)} for key, v in metadata.items()}
     for key, entry in plain.items():
         try:
-            _typed(entry["type"], entry["value"], _DEPTH)
+            _check_content(entry["type"], entry["value"], _DEPTH)
         except (ValueError, OverflowError) as error:
             raise WeightctlError(f"the metadata value of `{key}`: {error}") from error
     return json.dumps(
@@ -100,7 +100,7 @@ def parse_value(kind: str, written: str) -> Any:
         content = float(written)
     else:
         content = json.loads(written)
-    return _typed(kind, content, _DEPTH)
+    return _check_content(kind, content, _DEPTH)
 
 
 def as_json(content: Any) -> Any:
@@ -125,7 +125,9 @@ def from_json(document: str) -> dict[str, MetadataValue]:
     try:
         entries = json.loads(document)
         return {
-            _key(key): MetadataValue(entry["type"], _typed(entry["type"], entry["value"], _DEPTH))
+            _key(key): MetadataValue(
+                entry["type"], _check_content(entry["type"], entry["value"], _DEPTH)
+            )
             for key, entry in entries.items()
         }
     except _UNSOUND as error:
@@ -138,10 +140,10 @@ def _key(key: str) -> str:
     return key
 
 
-def _typed(kind: str, content: Any, depth: int) -> Any:
+def _check_content(kind: str, content: Any, depth: int) -> Any:
     element = element_type(kind)
     if element is not None and is_list(content) and depth and _innermost(kind) in _SCALARS:
-        return [_typed(element, each, depth - 1) for each in content]
+        return [_check_content(element, each, depth - 1) for each in content]
     if kind == "bool" and isinstance(content, bool):
         return content
     if kind in {"string", TEXT} and isinstance(content, str):

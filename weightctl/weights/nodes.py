@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["TreeNode", "find", "is_number", "natural", "planted", "walk"]
+__all__ = ["TreeNode", "build_tree", "find", "is_number", "natural", "walk"]
 
 
 class TreeNode:
@@ -55,7 +55,7 @@ def is_number(segment: str) -> bool:
 _MAX_DEPTH = 32
 
 
-def planted(names: Iterable[str]) -> TreeNode:
+def build_tree(names: Iterable[str]) -> TreeNode:
     """Return the tree of some names; the node of each knows its full name as its tensor."""
     root = TreeNode()
     for name in names:

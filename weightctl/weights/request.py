@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AllocationRequest", "declared", "of_stored", "require_words"]
+__all__ = ["AllocationRequest", "make_request", "of_stored", "require_words"]
 
 
 class AllocationRequest(NamedTuple):
@@ -54,7 +54,7 @@ def require_words(dtype: object, quantization: object, device: object) -> None:
             )
 
 
-def declared(
+def make_request(
     name: str,
     dtype: DType | None,
     shape: Shape | None,

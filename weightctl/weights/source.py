@@ -99,7 +99,7 @@ class FileSource:
         else:
             memory = self._files[extent.file].private(extent.offset, extent.nbytes)
         if self._header.big_endian:
-            memory = _swapped(info, memory)
+            memory = _swap_bytes(info, memory)
         return WeightData.stored(info, memory, None if self.span(name) is None else self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
@@ -112,7 +112,7 @@ class FileSource:
         else:
             self._files[extent.file].read_into(extent.offset + start, buffer)
         if self._header.big_endian:
-            buffer[:] = _swapped(self._header.tensors[name], buffer)
+            buffer[:] = _swap_bytes(self._header.tensors[name], buffer)
 
     def span(self, name: str, /) -> Span | None:
         """Return the range of a file that is the tensor; None where its bytes are made anew."""
@@ -231,7 +231,7 @@ def nothing_loaded(name: str) -> MissingTensorError:
     )
 
 
-def _swapped(info: TensorInfo, memory: memoryview) -> memoryview:
+def _swap_bytes(info: TensorInfo, memory: memoryview) -> memoryview:
     """Return the bytes of big-endian blocks in little-endian order."""
     if not info.encoding.is_known:
         raise EncodingError(
@@ -240,12 +240,12 @@ def _swapped(info: TensorInfo, memory: memoryview) -> memoryview:
         )
     import numpy as np  # `ls` loads no numpy
 
-    big = _structured(info.encoding.layout, ">")
-    little = np.frombuffer(memory, big).astype(_structured(info.encoding.layout, "<"))
+    big = _make_block_dtype(info.encoding.layout, ">")
+    little = np.frombuffer(memory, big).astype(_make_block_dtype(info.encoding.layout, "<"))
     return little.view(np.uint8).data
 
 
-def _structured(layout: str, order: str) -> np.dtype[Any]:
+def _make_block_dtype(layout: str, order: str) -> np.dtype[Any]:
     import numpy as np
 
     fields = re.findall(r"(\d*)([BHIQ])", layout)

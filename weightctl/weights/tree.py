@@ -10,7 +10,7 @@ from weightctl.device import CPU
 from weightctl.errors import MissingIndexError
 from weightctl.weights.additions import Addition, missing, refuse_call, wrong_index
 from weightctl.weights.array_operators import ArrayOperators
-from weightctl.weights.nodes import find, is_number, planted, walk
+from weightctl.weights.nodes import build_tree, find, is_number, walk
 from weightctl.weights.protocol import Weights
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "allocations_of",
+    "find_stored_name",
     "header_of",
     "info_of",
     "root_of",
     "source_of",
-    "stored_name",
 ]
 
 
@@ -66,7 +66,7 @@ class _Tree:
     def root(self) -> TreeNode:
         if self._root is None:
             header = self.source.header
-            self._root = planted(chain(header.tensors, header.aliases))
+            self._root = build_tree(chain(header.tensors, header.aliases))
         return self._root
 
     def find(self, prefix: str) -> TreeNode | None:
@@ -165,7 +165,7 @@ class Checkpoint(ArrayOperators, Weights):
         Commands read files instead; `source.read_into` does that, and raises `FormatError` then.
         Raises `MissingTensorError`, a `KeyError`, where there is none.
         """
-        found = self._tree.source.data(stored_name(self))
+        found = self._tree.source.data(find_stored_name(self))
         return found if found.name == self._prefix else found.renamed(self._prefix)
 
     def allocate(
@@ -191,7 +191,7 @@ class Checkpoint(ArrayOperators, Weights):
         """
         return self._tree.allocations.allocate(
             self._prefix,
-            None if _is_declaring(self) else stored_name(self),
+            None if _is_declaring(self) else find_stored_name(self),
             dtype=dtype,
             shape=shape,
             quantization=quantization_encoding,
@@ -362,7 +362,7 @@ def header_of(weights: Checkpoint) -> Header:
 
 def info_of(node: Checkpoint) -> TensorInfo:
     """Return shape and encoding of a node's tensor; `MissingTensorError` where there is none."""
-    return header_of(node).tensors[stored_name(node)]._replace(name=node.name)
+    return header_of(node).tensors[find_stored_name(node)]._replace(name=node.name)
 
 
 def root_of(weights: Checkpoint) -> TreeNode:
@@ -379,7 +379,7 @@ def _is_declaring(weights: Checkpoint) -> bool:
     return header_of(weights).format == "declared"
 
 
-def stored_name(node: Checkpoint) -> str:
+def find_stored_name(node: Checkpoint) -> str:
     """Return the name under which a node's tensor is stored: for a tied name, the other one.
 
     Raises `MissingTensorError`, with near names, where there is none.

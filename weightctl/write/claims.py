@@ -19,17 +19,17 @@ from weightctl.system.temporary import TEMPORARY, is_temporary
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ["BEING_WRITTEN", "entrance", "is_same", "locked", "refuse_other_runs"]
+__all__ = ["BEING_WRITTEN", "entrance", "is_same", "lock_path", "refuse_other_runs"]
 
 BEING_WRITTEN = "wait until the other run has ended, or stop it"
 
 
-def locked(path: str) -> int:
+def lock_path(path: str) -> int:
     """Open a file or directory with a lock that ends with this process; `OSError` if it has one."""
-    return _opened(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _opened(path: str, lock: int) -> int:
+def _open_locked(path: str, lock: int) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, lock)
@@ -53,7 +53,7 @@ def entrance(directory: str) -> Generator[None, None, None]:
     descriptor = -1
     try:
         with suppress(OSError):
-            descriptor = _opened(directory, fcntl.LOCK_EX)
+            descriptor = _open_locked(directory, fcntl.LOCK_EX)
         yield
     finally:
         if descriptor >= 0:
@@ -94,7 +94,7 @@ def _temporaries(path: str, names: re.Pattern[str] | None) -> Iterator[str]:
 def _is_locked(path: str) -> bool:
     try:
         # Two that only ask do not meet.
-        os.close(_opened(path, fcntl.LOCK_SH | fcntl.LOCK_NB))
+        os.close(_open_locked(path, fcntl.LOCK_SH | fcntl.LOCK_NB))
     except BlockingIOError:
         return True
     except OSError:

@@ -12,19 +12,19 @@ from weightctl.errors import ConversionError
 from weightctl.formats.imatrix import read_importance
 from weightctl.plan.align import align as aligned
 from weightctl.plan.cast import TypeRule, cast
+from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
 from weightctl.plan.rename import Renaming, read_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.split import split
 from weightctl.plan.types import type_of
-from weightctl.plan.weigh import weigh
 from weightctl.system.threads import thread_count
 from weightctl.text.patterns import regular_expression
 from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
-from weightctl.weights.tree import Checkpoint, source_of, stored_name
+from weightctl.weights.tree import Checkpoint, find_stored_name, source_of
 from weightctl.write.advice import notes_on
 from weightctl.write.execute import memory_budget
 from weightctl.write.outcome import describe
@@ -171,7 +171,7 @@ def convert(
     else:
         weights = _weights_of(source, source_format)
         opened = source_of(weights)
-        plan = _planned(
+        plan = _make_plan(
             weights,
             where,
             names=_names(names),
@@ -199,7 +199,7 @@ def convert(
     if quant is not None:
         plan = _note_where_nothing_is_quantized(plan)
     if importance is not None:
-        plan = weigh(plan, importance)
+        plan = apply_importance(plan, importance)
     plan = replace(plan, zero_nonfinite=is_zero)
     plan = change_metadata(plan, settings)
     if align is not None:
@@ -252,7 +252,7 @@ def _weights_of(
     return loaded_checkpoint(source)
 
 
-def _planned(
+def _make_plan(
     weights: Checkpoint,
     where: Target,
     *,
@@ -284,7 +284,7 @@ def _planned(
     if not prefix:
         return plan
     if not weights:
-        stored_name(weights)  # raises MissingTensorError, with near names
+        find_stored_name(weights)  # raises MissingTensorError, with near names
     stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
 

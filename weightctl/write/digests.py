@@ -6,7 +6,7 @@ import hashlib
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from weightctl.system.threads import Memory, shared_out
+from weightctl.system.threads import Memory, map_in_threads
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def digests(
 
     # In the order of the files, which disks like best.
     in_order = sorted(wanted, key=lambda name: header.extents[name])
-    with shared_out(digest, in_order, threads=threads) as made:
+    with map_in_threads(digest, in_order, threads=threads) as made:
         found = dict(zip(in_order, made, strict=True))
     source.refuse_change()
     return {name: found[name] for name in wanted}

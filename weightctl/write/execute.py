@@ -80,7 +80,7 @@ def execute(
                 continue
             if not isinstance(made, MadeChunk):
                 # Handing it to a thread would take longer than the work.
-                made = work.made(made)
+                made = work.make(made)
             if made.loss is not None and losses is not None:
                 before = losses.get(info.name)
                 losses[info.name] = made.loss if before is None else before + made.loss
@@ -132,7 +132,7 @@ class _Waiting:
         if isinstance(piece, Making):
             self._begun -= 1
             self._nbytes -= piece.nbytes
-            return info, piece.made()
+            return info, piece.wait()
         if isinstance(piece, Span) and self._queue and isinstance(self._queue[0][1], Span):
             self._queue[0][1].expect()
         return info, piece

@@ -15,8 +15,8 @@ from weightctl.errors import OutputError
 from weightctl.formats.switch import switch_path
 from weightctl.system.interrupts import uninterrupted
 from weightctl.system.temporary import TEMPORARY, temporary_name
-from weightctl.write.claims import entrance, is_same, locked, refuse_other_runs
-from weightctl.write.output_file import OutputFile, refused
+from weightctl.write.claims import entrance, is_same, lock_path, refuse_other_runs
+from weightctl.write.output_file import OutputFile, cannot_write
 from weightctl.write.replacing import complete, exchange, name_files, rename, sync_directory
 from weightctl.write.targets import STDOUT, refuse_what_is_there, stream_name
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = [
     "OutputFile",
     "beginning",
+    "cannot_write",
     "output_directory",
     "output_files",
     "output_stream",
-    "refused",
 ]
 
 
@@ -113,9 +113,9 @@ def output_directory(
 def _new_directory(path: str) -> int:
     try:
         os.mkdir(path)
-        return locked(path)
+        return lock_path(path)
     except OSError as error:
-        raise refused(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def _name_directory(
@@ -150,7 +150,7 @@ def output_stream(path: str) -> Generator[OutputFile, None, None]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        raise refused(path, error) from error
+        raise cannot_write(path, error) from error
     try:
         yield OutputFile(descriptor, path)
     finally:
@@ -163,7 +163,7 @@ def _new_file(path: str) -> OutputFile:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise refused(temporary, error) from error
+        raise cannot_write(temporary, error) from error
     return OutputFile(descriptor, temporary, is_new=True)
 
 
@@ -193,7 +193,7 @@ def _clear_leftovers(path: str, names: re.Pattern[str] | None) -> None:
         for name in filter(pattern.fullmatch, os.listdir(parent)):
             leftover = os.path.join(parent, name)
             with suppress(OSError):
-                os.close(locked(leftover))
+                os.close(lock_path(leftover))
                 _remove(leftover)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Bytes
     from weightctl.weights.source import Span
 
-__all__ = ["OutputFile", "refused"]
+__all__ = ["OutputFile", "cannot_write"]
 
 # So much is written before the disk is told to begin with it.
 _BATCH = 32 << 20
@@ -40,7 +40,7 @@ class OutputFile:
             try:
                 reserve(self.descriptor, nbytes)
             except OSError as error:
-                raise refused(self.path, error) from error
+                raise cannot_write(self.path, error) from error
 
     def write(self, data: Bytes, /) -> None:
         """Append bytes; `OutputError` where the file system refuses them."""
@@ -52,7 +52,7 @@ class OutputFile:
                 _wait_for_room(self.descriptor)
                 continue
             except OSError as error:
-                raise refused(self.path, error) from error
+                raise cannot_write(self.path, error) from error
             view = view[count:]
             self._has(count)
 
@@ -87,7 +87,7 @@ class OutputFile:
         try:
             os.fsync(self.descriptor)
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
 
 def _wait_for_room(descriptor: int) -> None:
@@ -99,7 +99,7 @@ def _wait_for_room(descriptor: int) -> None:
     poll.poll()
 
 
-def refused(path: str, error: OSError) -> OutputError:
+def cannot_write(path: str, error: OSError) -> OutputError:
     """Return an error that says why the file system does not take an output.
 
     It names what is to be at `path`, which may be in a directory that is not whole either.

@@ -57,7 +57,7 @@ def pieces_of(item: Item, room: int) -> Iterator[Chunk]:
     columns, so with it the runs are whole rows of one matrix; blocks alone know no rows.
     """
     if item.is_copy:
-        yield from _unchanged(item, room)
+        yield from _cut_copy(item, room)
         return
     if not item.source.size:
         return
@@ -80,7 +80,7 @@ def pieces_of(item: Item, room: int) -> Iterator[Chunk]:
             )
 
 
-def _unchanged(item: Item, room: int) -> Iterator[Chunk]:
+def _cut_copy(item: Item, room: int) -> Iterator[Chunk]:
     # A change of byte order needs whole blocks; where blocks are unknown there is none.
     block = item.source.encoding.size if item.source.encoding.is_known else 1
     step = max(max(min(_MAX_COPY, room), _MIN_COPY) // block, 1) * block

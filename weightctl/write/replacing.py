@@ -16,7 +16,7 @@ from weightctl.errors import OutputError
 from weightctl.formats import format_by_index
 from weightctl.formats.switch import Switch, is_same_file, read_switch, switch_bytes, switch_path
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
-from weightctl.write.output_file import refused
+from weightctl.write.output_file import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[s
         _publish(*files[0], force=force)
         return
     if there and not force:
-        raise _appeared(there[0])
+        raise _cannot_replace(there[0])
     if len({switch_path(path) for path in paths}) != 1:
         # Reports in several forms: each is whole by itself.
         for temporary, path in reversed(files):
@@ -82,7 +82,7 @@ def complete(path: str, *, force: bool) -> None:
         return
     switch = read_switch(record)
     missing = [name for name in switch.new if not os.path.lexists(switch.current(name))]
-    wrong = [*missing, *switch.changed()]
+    wrong = [*missing, *switch.list_changed()]
     if wrong and not force:
         raise OutputError(
             f"{switch.path_of(wrong[0])} was changed or removed after a run that replaced its set "
@@ -175,7 +175,7 @@ def _remove(paths: Iterable[str]) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(path)
         except OSError as error:
-            raise refused(path, error) from error
+            raise cannot_write(path, error) from error
 
 
 def _write(path: str, content: bytes) -> None:
@@ -189,7 +189,7 @@ def _write(path: str, content: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         _remove([temporary])
-        raise refused(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> None:
@@ -216,7 +216,7 @@ def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> N
     try:
         os.link(temporary, path)
     except FileExistsError as error:
-        raise _appeared(path) from error
+        raise _cannot_replace(path) from error
     except OSError:  # a file system without hard links
         rename(temporary, path)
     else:
@@ -224,7 +224,7 @@ def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> N
             os.unlink(temporary)
 
 
-def _appeared(path: str) -> OutputError:
+def _cannot_replace(path: str) -> OutputError:
     return OutputError(f"{path} has appeared meanwhile", hint="pass --force to replace it")
 
 
@@ -246,7 +246,7 @@ def rename(temporary: str, path: str) -> None:
     try:
         os.replace(temporary, path)
     except OSError as error:
-        raise refused(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def sync_directory(path: str) -> None:

@@ -172,14 +172,14 @@ def _sinks(outcome: Outcome, *, force: bool) -> Generator[Callable[[str], Output
 def _put_beside(plan: Plan, outcome: Outcome, directory: str) -> None:
     """Put what belongs to a model beside its weights: config, tokenizer, licence."""
     from weightctl.formats.huggingface import carry, write_beside
-    from weightctl.write.output import refused
+    from weightctl.write.output import cannot_write
 
     try:
         dtype = _main_dtype(plan)
         carry(outcome.carried, directory, dtype)
         write_beside(outcome.documents, directory, dtype)
     except OSError as error:
-        raise refused(directory, error) from error
+        raise cannot_write(directory, error) from error
 
 
 def _main_dtype(plan: Plan) -> str | None:

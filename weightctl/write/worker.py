@@ -73,16 +73,16 @@ class Work:
                     span.expect(piece.start, piece.stop)
                 yield info, piece
 
-    def made(self, piece: Chunk) -> MadeChunk:
+    def make(self, piece: Chunk) -> MadeChunk:
         """Read a piece and make of it what it becomes."""
         buffer = self._buffer(piece.made)
         made = memoryview(buffer)[: piece.made]
         if piece.item.is_copy:
             self._plan.source.read_into(piece.item.source.name, piece.start, made)
             return MadeChunk(made, buffer)
-        return MadeChunk(made, buffer, self._transcoded(piece, made))
+        return MadeChunk(made, buffer, self._transcode(piece, made))
 
-    def _transcoded(self, piece: Chunk, made: memoryview) -> Loss | None:
+    def _transcode(self, piece: Chunk, made: memoryview) -> Loss | None:
         import numpy as np  # copies need none of it
 
         from weightctl.codecs import transcode
@@ -124,11 +124,11 @@ class Making:
     def make(self, work: Work) -> None:
         """Do it; an error is raised where the outcome is asked for."""
         try:
-            self._outcome.put(work.made(self._piece))
+            self._outcome.put(work.make(self._piece))
         except BaseException as error:  # noqa: BLE001
             self._outcome.put(error)
 
-    def made(self) -> MadeChunk:
+    def wait(self) -> MadeChunk:
         """Wait for the outcome, and return it once."""
         outcome = self._outcome.get()
         if isinstance(outcome, BaseException):

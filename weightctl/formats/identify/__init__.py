@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weightctl.formats.cut import joined, unfinished
+from weightctl.formats.cut import describe_join, describe_unfinished
 from weightctl.formats.identify import archives, binaries, texts
-from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NAMES, STARTS, Stranger
+from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NAMES, STARTS, NonCheckpointFile
 
 if TYPE_CHECKING:
     from weightctl.storage.mapping import MappedFile
 
-__all__ = ["Stranger", "stranger"]
+__all__ = ["NonCheckpointFile", "identify_file"]
 
 _HEAD = 512
 _LEAST = 9
 # Each looks at one thing, and gives None where the file is none such.
 _LOOKS = (
     binaries.zeros,
-    archives.zipped,
-    archives.tarred,
+    archives.recognize_zip,
+    archives.recognize_tar,
     texts.pointer,
     texts.page,
     texts.document,
@@ -32,33 +32,39 @@ _LOOKS = (
 )
 
 
-def stranger(file: MappedFile) -> Stranger:
+def identify_file(file: MappedFile) -> NonCheckpointFile:
     """Say what a file is that is no checkpoint, from little of it: a few pages, however large."""
     found = _kind(file)
-    going = unfinished(file.path)
+    going = describe_unfinished(file.path)
     return found._replace(hint=f"is the download complete? {going}") if going else found
 
 
-def _kind(file: MappedFile) -> Stranger:
+def _kind(file: MappedFile) -> NonCheckpointFile:
     if file.size == 0:
-        return Stranger("empty", AGAIN)
+        return NonCheckpointFile("empty", AGAIN)
     head = file.read(0, _HEAD)
     for at, magic, what, hint in STARTS:
         if head.startswith(magic, at):
-            return Stranger(what, hint)
+            return NonCheckpointFile(what, hint)
     found = next(filter(None, (look(file) for look in _LOOKS)), None)
     if found is not None:
         return found
     if file.size < _LEAST:
-        return Stranger(f"{file.size} bytes long, too short for a checkpoint", AGAIN)
-    unknown = Stranger(f"of no known kind; it begins with {head[:8].hex(' ')}", FORMATS_HINT)
+        return NonCheckpointFile(f"{file.size} bytes long, too short for a checkpoint", AGAIN)
+    unknown = NonCheckpointFile(
+        f"of no known kind; it begins with {head[:8].hex(' ')}", FORMATS_HINT
+    )
     return texts.plain(file) or _by_name(file) or unknown
 
 
-def _by_name(file: MappedFile) -> Stranger | None:
+def _by_name(file: MappedFile) -> NonCheckpointFile | None:
     base = os.path.basename(file.path).lower()
     for name, what, hint in NAMES:
         if name.fullmatch(base):
-            return Stranger(what, hint)
-    together = joined(file.path)
-    return Stranger("a later piece of a file, as its name says", together) if together else None
+            return NonCheckpointFile(what, hint)
+    together = describe_join(file.path)
+    return (
+        NonCheckpointFile("a later piece of a file, as its name says", together)
+        if together
+        else None
+    )

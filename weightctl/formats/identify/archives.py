@@ -14,16 +14,16 @@ from weightctl.formats.identify.kinds import (
     NO_MODEL,
     NUMPY,
     UNPACK,
-    Stranger,
+    NonCheckpointFile,
 )
-from weightctl.formats.identify.texts import shown
+from weightctl.formats.identify.texts import show_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.storage.mapping import MappedFile
 
-__all__ = ["cut_zip", "tarred", "zipped"]
+__all__ = ["cut_zip", "recognize_tar", "recognize_zip"]
 
 _MOST_MEMBERS = 1000
 _MOST_DIRECTORY = 1 << 20
@@ -42,7 +42,7 @@ _ZIPS = (
 )
 
 
-def zipped(file: MappedFile) -> Stranger | None:
+def recognize_zip(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise a zip, by what it holds; one without its end was cut off."""
     if file.read(0, 4) not in {_LOCAL, _END}:
         return None
@@ -53,16 +53,16 @@ def zipped(file: MappedFile) -> Stranger | None:
     weights = _weights(names)
     hint = f"{UNPACK}: it holds {weights}" if weights else ""
     if names and all(name.endswith(".npy") for name in names):
-        return Stranger("arrays of NumPy or MLX (.npz)", NUMPY)
+        return NonCheckpointFile("arrays of NumPy or MLX (.npz)", NUMPY)
     for ending, what, remedy in _ZIPS:
         if any(name.endswith(ending) for name in names):
-            return Stranger(what, hint or remedy)
+            return NonCheckpointFile(what, hint or remedy)
     if weights:
-        return Stranger("a zip, and no checkpoint itself", hint)
-    return Stranger("a zip without a checkpoint", FORMATS_HINT, _few(names))
+        return NonCheckpointFile("a zip, and no checkpoint itself", hint)
+    return NonCheckpointFile("a zip without a checkpoint", FORMATS_HINT, _few(names))
 
 
-def cut_zip(file: MappedFile) -> Stranger:
+def cut_zip(file: MappedFile) -> NonCheckpointFile:
     """Say what a zip was to be that has lost its end, by its first member."""
     length = int.from_bytes(file.read(26, 2), "little")
     first = _name(file.read(30, length))
@@ -72,7 +72,9 @@ def cut_zip(file: MappedFile) -> Stranger:
         what = "arrays of NumPy (.npz), cut off"
     else:
         what = "a zip that was cut off"
-    return Stranger(what, rest_of(file.path), f": its end is missing after {file.size} bytes")
+    return NonCheckpointFile(
+        what, rest_of(file.path), f": its end is missing after {file.size} bytes"
+    )
 
 
 def _end(file: MappedFile) -> tuple[int, int] | None:
@@ -104,7 +106,7 @@ def _members(file: MappedFile, offset: int, size: int) -> Iterator[str]:
         at += 46 + name + extra + comment
 
 
-def tarred(file: MappedFile) -> Stranger | None:
+def recognize_tar(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise a tar, by what it holds."""
     if file.read(257, 5) != b"ustar":
         return None
@@ -112,8 +114,8 @@ def tarred(file: MappedFile) -> Stranger | None:
     weights = _weights(names)
     hint = f"{UNPACK}: it holds {weights}" if weights else FORMATS_HINT
     if any(name.endswith("model_config.yaml") for name in names):
-        return Stranger("a NeMo model (.nemo)", hint)
-    return Stranger("a tar archive", hint, "" if weights else _few(names))
+        return NonCheckpointFile("a NeMo model (.nemo)", hint)
+    return NonCheckpointFile("a tar archive", hint, "" if weights else _few(names))
 
 
 def _entries(file: MappedFile) -> Iterator[str]:
@@ -140,9 +142,9 @@ def _name(raw: bytes) -> str:
 
 def _weights(names: Sequence[str]) -> str:
     """Return the first member that is called as a checkpoint is."""
-    return next((shown(name) for name in names if format_by_suffix(name)), "")
+    return next((show_line(name) for name in names if format_by_suffix(name)), "")
 
 
 def _few(names: Sequence[str]) -> str:
-    listed = ", ".join(shown(name, 30) for name in names[:3])
+    listed = ", ".join(show_line(name, 30) for name in names[:3])
     return f"; it holds {listed or 'nothing'}{', ...' if len(names) > 3 else ''}"

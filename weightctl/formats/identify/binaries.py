@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weightctl.formats.identify.kinds import AGAIN, ELSEWHERE, Stranger
-from weightctl.formats.identify.texts import shown
+from weightctl.formats.identify.kinds import AGAIN, ELSEWHERE, NonCheckpointFile
+from weightctl.formats.identify.texts import show_line
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
 )
 
 
-def zeros(file: MappedFile) -> Stranger | None:
+def zeros(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise a file of zeros, or one that begins with them; a large one by samples."""
     start = file.read(0, _SAMPLE)
     count = len(start) - len(start.lstrip(b"\0"))
     if count < min(_LEAST_ZEROS, file.size):
         return None
     if count < len(start):
-        return Stranger(f"damaged: its first {count} bytes are zeros", _STOPPED)
+        return NonCheckpointFile(f"damaged: its first {count} bytes are zeros", _STOPPED)
     if count == file.size:
-        return Stranger("nothing but zeros", _STOPPED, f", {count} bytes")
+        return NonCheckpointFile("nothing but zeros", _STOPPED, f", {count} bytes")
     rest = file.size - _SAMPLE
     ends = (_SAMPLE + rest * number // _SAMPLES for number in range(1, _SAMPLES + 1))
     page = bytearray(_PAGE)
@@ -56,11 +56,11 @@ def zeros(file: MappedFile) -> Stranger | None:
             break
     else:
         more = f", as far as {_SAMPLES} samples of its {format_size(file.size)} show"
-        return Stranger("nothing but zeros", _STOPPED, more)
-    return Stranger(f"damaged: its first {count} bytes are zeros", _STOPPED)
+        return NonCheckpointFile("nothing but zeros", _STOPPED, more)
+    return NonCheckpointFile(f"damaged: its first {count} bytes are zeros", _STOPPED)
 
 
-def protobuf(file: MappedFile) -> Stranger | None:
+def protobuf(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise what begins as ONNX does, as Core ML or as a TensorFlow graph."""
     head = file.read(0, _HEAD)
     base = os.path.basename(file.path).lower()
@@ -68,12 +68,14 @@ def protobuf(file: MappedFile) -> Stranger | None:
     if not fields:
         return None
     if _is_onnx(fields):
-        producer = next((shown(text.decode()) for number, text in fields if number == _PRODUCER
+        producer = next((show_line(text.decode()) for number, text in fields if number == _PRODUCER
                          and isinstance(text, bytes)), "")  # fmt: skip
-        return Stranger("an ONNX model", ELSEWHERE, producer and f", written by {producer}")
+        return NonCheckpointFile(
+            "an ONNX model", ELSEWHERE, producer and f", written by {producer}"
+        )
     for suffix, first, what in _PROTOBUFS:
         if base.endswith(suffix) and fields[0][0] == 1 and isinstance(fields[0][1], first):
-            return Stranger(what, ELSEWHERE)
+            return NonCheckpointFile(what, ELSEWHERE)
     return None
 
 
@@ -127,33 +129,33 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     return 1 << 62, at
 
 
-def translator(file: MappedFile) -> Stranger | None:
+def translator(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise CTranslate2's model.bin: a version, then the name of a specification."""
     head = file.read(0, 128)
     version, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:6], "little")
     name = head[6 : 6 + length].removesuffix(b"\0")
     if not 2 <= version <= 20 or not 5 <= len(name) < 64 or not name.endswith(b"Spec"):
         return None
-    what = f" ({shown(name.decode('ascii', 'replace'))})"
-    return Stranger("a CTranslate2 model", "name the model it was converted from", what)
+    what = f" ({show_line(name.decode('ascii', 'replace'))})"
+    return NonCheckpointFile("a CTranslate2 model", "name the model it was converted from", what)
 
 
-def engine(file: MappedFile) -> Stranger | None:
+def engine(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise a TensorRT engine behind the JSON that Ultralytics puts before it."""
     length = int.from_bytes(file.read(0, 4), "little")
     if length > _SAMPLE or file.read(4 + length, 4) != b"ftrt":
         return None
-    return Stranger("a TensorRT engine", "name the model it was built from")
+    return NonCheckpointFile("a TensorRT engine", "name the model it was built from")
 
 
-def table(file: MappedFile) -> Stranger | None:
+def table(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise the index of a TensorFlow checkpoint by its end."""
     if file.read_end(8) != _TABLE:
         return None
-    return Stranger("the index of a TensorFlow checkpoint", ELSEWHERE)
+    return NonCheckpointFile("the index of a TensorFlow checkpoint", ELSEWHERE)
 
 
-def openvino(file: MappedFile) -> Stranger | None:
+def openvino(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise OpenVINO's weights, which are bare, by the graph beside them."""
     stem, suffix = os.path.splitext(file.path)
     if suffix.lower() != ".bin":
@@ -163,4 +165,8 @@ def openvino(file: MappedFile) -> Stranger | None:
             start = graph.read(1024)
     except (OSError, ValueError):
         return None
-    return Stranger("the weights of an OpenVINO model", ELSEWHERE) if b"<net " in start else None
+    return (
+        NonCheckpointFile("the weights of an OpenVINO model", ELSEWHERE)
+        if b"<net " in start
+        else None
+    )

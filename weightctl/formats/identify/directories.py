@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
 from weightctl.formats import format_by_index, format_by_suffix
-from weightctl.formats.identify import stranger
-from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, Stranger
+from weightctl.formats.identify import identify_file
+from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NonCheckpointFile
 from weightctl.formats.open.index import few
 from weightctl.storage.mapping import MappedFile
 
@@ -29,18 +29,18 @@ _GRAPHS = ("model.json", "openvino_model.xml")
 _DOWNLOADS = os.path.join(".cache", "huggingface", "download")
 
 
-def reason(path: str) -> Stranger:
+def reason(path: str) -> NonCheckpointFile:
     """Say what a file is, or why it cannot be read."""
     if os.path.islink(path) and not os.path.exists(path):
         target = os.readlink(path)
-        return Stranger(
+        return NonCheckpointFile(
             "a link to a file that is not there", AGAIN, f": {target}" * (len(target) < 100)
         )
     try:
-        return stranger(MappedFile(path))
+        return identify_file(MappedFile(path))
     except FormatError as error:
         told = error.message.removeprefix(f"{path}: ")
-        return Stranger(f"a file that cannot be read: {told}", error.hint)
+        return NonCheckpointFile(f"a file that cannot be read: {told}", error.hint)
 
 
 def nothing_in(
@@ -51,13 +51,15 @@ def nothing_in(
 ) -> FormatError:
     """Return the error of a directory without a checkpoint: what it holds instead."""
     what = f"no {format_name} file" if format_name else "no checkpoint"
-    lines, hint = _told(directory, [name for name in names if name[0] != "."], by_format)
+    lines, hint = _describe_contents(
+        directory, [name for name in names if name[0] != "."], by_format
+    )
     said = f"the directory holds {what} that weightctl reads"
     message = f"{said}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{said}:", *lines])
     return FormatError(directory, None, message, hint=hint)
 
 
-def _told(
+def _describe_contents(
     directory: str, names: Sequence[str], by_format: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], str]:
     if by_format:
@@ -85,7 +87,7 @@ def _told(
 
 def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Say of each file that may be meant what it is, those that are alike together."""
-    groups: dict[str, tuple[list[str], Stranger]] = {}
+    groups: dict[str, tuple[list[str], NonCheckpointFile]] = {}
     looked_at = 0
     for name in sorted(names, key=lambda name: format_by_suffix(name) is None):
         path = os.path.join(directory, name)

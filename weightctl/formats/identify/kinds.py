@@ -17,11 +17,11 @@ __all__ = [
     "NUMPY",
     "STARTS",
     "UNPACK",
-    "Stranger",
+    "NonCheckpointFile",
 ]
 
 
-class Stranger(NamedTuple):
+class NonCheckpointFile(NamedTuple):
     """What a file is that no format recognises, what to do, and more that is true of this one."""
 
     what: str

@@ -8,14 +8,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats import FORMATS, INDEX_SUFFIX, format_by_suffix
-from weightctl.formats.identify.kinds import ELSEWHERE, FORMATS_HINT, LOGIN, Stranger
+from weightctl.formats.identify.kinds import ELSEWHERE, FORMATS_HINT, LOGIN, NonCheckpointFile
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
     from weightctl.storage.mapping import MappedFile
 
-__all__ = ["document", "page", "plain", "pointer", "shown"]
+__all__ = ["document", "page", "plain", "pointer", "show_line"]
 
 _HEAD = 64 << 10
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -42,7 +42,7 @@ _JSON: tuple[tuple[frozenset[str], str, str], ...] = (
 )  # fmt: skip
 
 
-def shown(text: str, width: int = 60) -> str:
+def show_line(text: str, width: int = 60) -> str:
     """Return a text of unknown origin on one line: printable, and no longer than `width`."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 40 * width])
     line = " ".join(line.split())
@@ -64,50 +64,50 @@ def _text(file: MappedFile) -> str:
     return text if odd <= 1 + len(text) // 50 and "\0" not in text else ""
 
 
-def pointer(file: MappedFile) -> Stranger | None:
+def pointer(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise a Git LFS pointer, and say how large the file it points to is."""
     head = file.read(0, 1024)
     if not head.startswith(b"version https://git-lfs"):
         return None
     size = re.search(rb"^size (\d{1,18})\s*$", head, re.MULTILINE)
     more = f", which has {format_size(int(size[1]))}" if size else ""
-    return Stranger(
+    return NonCheckpointFile(
         "a Git LFS pointer, not the file itself",
         "run `git lfs pull` in its repository (`git lfs install` first, if git does not know it)",
         more,
     )
 
 
-def page(file: MappedFile) -> Stranger | None:
+def page(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise a web page by its title, and XML by what an error in it says."""
     text = _text(file)
     start = text.lstrip()[:1024].lower()
     if not start.startswith("<"):
         return None
     if "<!doctype html" in start or "<html" in start or start.startswith("<head"):
-        return Stranger("a web page", LOGIN, _quoted(_TITLE.search(text)))
+        return NonCheckpointFile("a web page", LOGIN, _quote_title(_TITLE.search(text)))
     if re.search(r"<net\s[^>]{0,300}version=", start):
-        return Stranger("the graph of an OpenVINO model, not weights", ELSEWHERE)
+        return NonCheckpointFile("the graph of an OpenVINO model, not weights", ELSEWHERE)
     if start.startswith("<?xml") or re.match(r"<[a-z][\w:-]*[\s/>]", start):
         reason = _MESSAGE.search(text)
-        return Stranger(
+        return NonCheckpointFile(
             "an error message in XML" if reason else "XML",
             LOGIN if reason else FORMATS_HINT,
-            _quoted(reason),
+            _quote_title(reason),
         )
     return None
 
 
-def _quoted(match: re.Match[str] | None) -> str:
+def _quote_title(match: re.Match[str] | None) -> str:
     if match is None:
         return ""
     import html
 
-    title = shown(html.unescape(match[1]))
+    title = show_line(html.unescape(match[1]))
     return f": `{title}`" if title else ""
 
 
-def document(file: MappedFile) -> Stranger | None:
+def document(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise JSON, and what it is for by its keys."""
     text = _text(file)
     if not text.lstrip().startswith(("{", "[")):
@@ -115,17 +115,17 @@ def document(file: MappedFile) -> Stranger | None:
     keys = frozenset(_KEY.findall(text))
     for wanted, what, hint in _JSON:
         if wanted <= keys:
-            return Stranger(what, hint)
+            return NonCheckpointFile(what, hint)
     try:
         content = json.loads(text) if file.size <= _HEAD else None
     except (ValueError, RecursionError):
         return None
     reason = _reason(content)
     if reason:
-        return Stranger("an error message in JSON", LOGIN, f": `{reason}`")
+        return NonCheckpointFile("an error message in JSON", LOGIN, f": `{reason}`")
     if content is None and not keys:
         return None
-    return Stranger("JSON, not weights", FORMATS_HINT)
+    return NonCheckpointFile("JSON, not weights", FORMATS_HINT)
 
 
 def _reason(content: Any) -> str:
@@ -138,13 +138,15 @@ def _reason(content: Any) -> str:
             break
         content = next((content[key] for key in _REASONS if content.get(key)), None)
         is_reason = True
-    return shown(content) if is_reason and isinstance(content, str) else ""
+    return show_line(content) if is_reason and isinstance(content, str) else ""
 
 
-def plain(file: MappedFile) -> Stranger | None:
+def plain(file: MappedFile) -> NonCheckpointFile | None:
     """Recognise other text, and quote how it begins."""
-    text = shown(_text(file))
+    text = show_line(_text(file))
     if not text:
         return None
     is_short = file.size < 1024 and format_by_suffix(os.path.basename(file.path)) is not None
-    return Stranger("text, not weights", LOGIN if is_short else FORMATS_HINT, f": `{text}`")
+    return NonCheckpointFile(
+        "text, not weights", LOGIN if is_short else FORMATS_HINT, f": `{text}`"
+    )

@@ -65,6 +65,6 @@ def _otherwise(file: MappedFile) -> str:
     found = sniff(file)
     if found is not None:
         return f"it is a {found} checkpoint"
-    from weightctl.formats.identify import stranger
+    from weightctl.formats.identify import identify_file
 
-    return stranger(file).message
+    return identify_file(file).message

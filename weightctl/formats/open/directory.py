@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_by_index, format_by_suffix, sniff
 from weightctl.formats.open.index import few, read_index
-from weightctl.formats.open.sets import PartSet, indexed, part_of, set_of
+from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
 from weightctl.formats.switch import is_switch, read_switch
 from weightctl.storage.mapping import MappedFile
 from weightctl.system.temporary import is_temporary, without_temporary
@@ -51,7 +51,7 @@ def find_in_directory(directory: str, format_name: str | None) -> PartSet:
         raise nothing_in(directory, names, by_format, format_name)
     chosen = wanted[0]
     parts = _choose(directory, chosen, by_format[chosen])
-    notes = _passed_over(directory, names, by_format, chosen, format_name)
+    notes = _describe_passed_over(directory, names, by_format, chosen, format_name)
     others = [name for name in by_format if name != chosen]
     if others and format_name is None:
         notes = (
@@ -94,7 +94,7 @@ def _format_of(path: str) -> str | None:
         return None
 
 
-def _passed_over(
+def _describe_passed_over(
     directory: str,
     names: Sequence[str],
     by_format: Mapping[str, Sequence[str]],
@@ -156,4 +156,8 @@ def _leads_by_index(directory: str, name: str) -> bool:
 
 
 def _set_of_index(path: str, format_name: str) -> PartSet:
-    return read_switch(path).parts() if is_switch(path) else indexed(read_index(path), format_name)
+    return (
+        read_switch(path).parts()
+        if is_switch(path)
+        else list_indexed_parts(read_index(path), format_name)
+    )

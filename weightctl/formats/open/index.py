@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Index", "compared", "disagreements", "few", "index_of", "read_index"]
+__all__ = ["Index", "disagreements", "few", "index_of", "merge_index", "read_index"]
 
 _MAX_SIZE = 100_000_000
 _TOTAL = "total_size"
@@ -75,9 +75,9 @@ def _no_json(file: MappedFile, error: Exception) -> tuple[str, str]:
     """Return what an index is instead, and what to do; where it begins as one, what is wrong."""
     if file.read(0, 64).lstrip().startswith((b"{", b"[")):
         return str(error), _HINT
-    from weightctl.formats.identify import stranger
+    from weightctl.formats.identify import identify_file
 
-    found = stranger(file)
+    found = identify_file(file)
     return found.message, found.hint
 
 
@@ -118,7 +118,7 @@ def _is_tied(
     return next(said, value) == value
 
 
-def compared(header: Header, index: Index) -> Header:
+def merge_index(header: Header, index: Index) -> Header:
     """Return the header of all parts with what their index adds: tied names and texts."""
     tied = {
         name: tensor

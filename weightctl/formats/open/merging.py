@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 
-__all__ = ["merged"]
+__all__ = ["merge_headers"]
 
-_STRANGERS = "the parts do not belong together"
+_UNRELATED = "the parts do not belong together"
 
 
-def merged(headers: Sequence[Header]) -> Header:
+def merge_headers(headers: Sequence[Header]) -> Header:
     """Merge the headers of all parts, in order; `FormatError` where they contradict each other."""
-    header = headers[0] if len(headers) == 1 else _merged(headers)
+    header = headers[0] if len(headers) == 1 else _merge_several(headers)
     if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
         return _check_split(headers, header)
     return header
 
 
-def _merged(headers: Sequence[Header]) -> Header:
+def _merge_several(headers: Sequence[Header]) -> Header:
     tensors: dict[str, TensorInfo] = {}
     extents: dict[str, Extent] = {}
     metadata: dict[str, MetadataValue] = {}
@@ -38,13 +38,13 @@ def _merged(headers: Sequence[Header]) -> Header:
                 raise FormatError(
                     header.files[0], None,
                     f"`{name}` is also in {headers[extents[name].file].files[0]}",
-                    hint=_STRANGERS,
+                    hint=_UNRELATED,
                 )  # fmt: skip
             tensors[name] = info
             extents[name] = header.extents[name]._replace(file=number)
         if header.big_endian != headers[0].big_endian:
             raise FormatError(
-                header.files[0], None, "the parts are of different byte orders", hint=_STRANGERS
+                header.files[0], None, "the parts are of different byte orders", hint=_UNRELATED
             )
         # The first says it in its order; a later one only adds.
         for key, value in header.metadata.items():
@@ -86,7 +86,7 @@ def _check_split(headers: Sequence[Header], whole: Header) -> Header:
                 raise FormatError(
                     header.files[0], None,
                     f"`{key}` is {value.content if value else 'missing'}, where {right} belongs",
-                    hint=f"{_STRANGERS}, or this is one of several and was renamed: parts are "
+                    hint=f"{_UNRELATED}, or this is one of several and was renamed: parts are "
                     "called NAME-00001-of-00003.gguf",
                 )  # fmt: skip
     metadata = {key: value for key, value in whole.metadata.items() if key not in SPLIT_KEYS}

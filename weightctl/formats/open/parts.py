@@ -16,13 +16,13 @@ from weightctl.formats import (
 )
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.open.directory import find_in_directory
-from weightctl.formats.open.index import compared, disagreements, few, read_index
-from weightctl.formats.open.merging import merged
+from weightctl.formats.open.index import disagreements, few, merge_index, read_index
+from weightctl.formats.open.merging import merge_headers
 from weightctl.formats.open.sets import (
     PartSet,
     extra_parts,
-    indexed,
     is_part,
+    list_indexed_parts,
     part_name,
     part_of,
     set_of,
@@ -55,9 +55,9 @@ def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple
     """
     parts = _find(path, format_name)
     opened, headers = _read(path, parts)
-    header = merged(headers)
+    header = merge_headers(headers)
     if parts.listed is not None:
-        header = compared(header, parts.listed)
+        header = merge_index(header, parts.listed)
     if LEVELS_KEY in header.metadata and not header.leaves:
         from weightctl.formats.pytorch.stated import with_leaves
 
@@ -95,7 +95,7 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
                 path, None, f"it is an index of {listing} files",
                 hint=f"leave out --from, or say --from {listing}",
             )  # fmt: skip
-        return indexed(read_index(path), listing)
+        return list_indexed_parts(read_index(path), listing)
     _require_there(path)
     found = recognise(MappedFile(path), format_name)
     directory, base = os.path.split(path)
@@ -106,7 +106,7 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
         beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
         listed = read_index(beside) if os.path.exists(beside) else None
         if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
-            return indexed(listed, found)
+            return list_indexed_parts(listed, found)
     return PartSet(found, tuple(os.path.join(directory, name) for name in set_of(part)))
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = [
     "PartSet",
     "extra_parts",
-    "indexed",
     "is_part",
+    "list_indexed_parts",
     "part_name",
     "part_of",
     "set_of",
@@ -76,7 +76,7 @@ def set_of(part: re.Match[str]) -> Iterable[str]:
     )
 
 
-def indexed(index: Index, format_name: str) -> PartSet:
+def list_indexed_parts(index: Index, format_name: str) -> PartSet:
     """Return the files that an index lists."""
     directory = os.path.dirname(index.path)
     return PartSet(format_name, tuple(os.path.join(directory, name) for name in index.parts), index)

@@ -18,9 +18,9 @@ __all__ = [
     "array_nbytes",
     "build",
     "dictionary_put",
+    "evaluate_call",
     "is_padded",
     "itemsize",
-    "made",
     "times",
     "tuple_of",
 ]
@@ -70,7 +70,7 @@ class SizedObject:
 _SCALARS = frozenset({str, int, type(None), Reference, _Unknown})
 
 
-def made(function: Any, arguments: Any) -> Any:
+def evaluate_call(function: Any, arguments: Any) -> Any:
     """Return what a call returns."""
     if isinstance(function, Reference) and (
         function.path == _DTYPE or function.path.endswith(_WRAPPER)

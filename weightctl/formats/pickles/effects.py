@@ -14,7 +14,7 @@ from weightctl.formats.pickles.abstract import (
     SizedObject,
     build,
     dictionary_put,
-    made,
+    evaluate_call,
     tuple_of,
 )
 from weightctl.formats.pickles.lenient import as_index, as_string, is_float, is_integer
@@ -52,7 +52,7 @@ def _old_text(raw: bytes) -> Any:
     return raw.decode("ascii") if len(raw) <= LONGEST_NAME and raw.isascii() else UNKNOWN
 
 
-def _sized(width: int, decode: Callable[[bytes], Any], *, signed: bool = False) -> Effect:
+def _read_sized(width: int, decode: Callable[[bytes], Any], *, signed: bool = False) -> Effect:
     """Return the effect of an opcode whose argument begins with its length."""
 
     def effect(state: State, window: Window, _: int) -> None:
@@ -83,7 +83,7 @@ def _constant(value: Any) -> Effect:
     return effect
 
 
-def _passed(width: int, pushed: Any = UNKNOWN) -> Effect:
+def _skip_bytes(width: int, pushed: Any = UNKNOWN) -> Effect:
     def effect(state: State, window: Window, _: int) -> None:
         window.take(width)
         state.push(pushed)
@@ -115,7 +115,7 @@ def _float_line(line: bytes) -> Any:
     return UNKNOWN
 
 
-def _counted_tuple(count: int) -> Effect:
+def _build_tuple(count: int) -> Effect:
     def effect(state: State, _window: Window, _start: int) -> None:
         state.push(tuple_of(state.take(count)))
 
@@ -241,7 +241,7 @@ def _extension(width: int) -> Effect:
 
 def _call(state: State, _window: Window, _start: int) -> None:
     function, arguments = state.take(2)
-    state.push(made(function, arguments))
+    state.push(evaluate_call(function, arguments))
 
 
 def _build(state: State, _window: Window, _start: int) -> None:
@@ -307,19 +307,19 @@ _SPECIAL: dict[int, Effect] = {
     ord("("): _mark, ord("0"): _pop, ord("2"): _dup,
     ord("N"): _constant(None), 0x88: _constant(1), 0x89: _constant(0),
     ord("I"): _line(_integer_line, 1), ord("L"): _line(_integer_line, 1),
-    ord("F"): _line(_float_line, 1), ord("G"): _passed(8),
+    ord("F"): _line(_float_line, 1), ord("G"): _skip_bytes(8),
     ord("J"): _number(4, signed=True), ord("K"): _number(1), ord("M"): _number(2),
-    0x8A: _sized(1, _long), 0x8B: _sized(4, _long, signed=True),
+    0x8A: _read_sized(1, _long), 0x8B: _read_sized(4, _long, signed=True),
     ord("V"): _line(lambda raw: _text(raw, "raw-unicode-escape", "replace")),
-    0x8C: _sized(1, lambda raw: _text(raw, "utf-8", "surrogatepass")),
-    ord("X"): _sized(4, lambda raw: _text(raw, "utf-8", "surrogatepass")),
-    0x8D: _sized(8, lambda raw: _text(raw, "utf-8", "surrogatepass")),
+    0x8C: _read_sized(1, lambda raw: _text(raw, "utf-8", "surrogatepass")),
+    ord("X"): _read_sized(4, lambda raw: _text(raw, "utf-8", "surrogatepass")),
+    0x8D: _read_sized(8, lambda raw: _text(raw, "utf-8", "surrogatepass")),
     ord("S"): _line(lambda raw: _old_text(as_string(raw))),
-    ord("U"): _sized(1, _old_text), ord("T"): _sized(4, _old_text, signed=True),
-    ord("C"): _sized(1, lambda _: UNKNOWN), ord("B"): _sized(4, lambda _: UNKNOWN),
-    0x8E: _sized(8, lambda _: UNKNOWN), 0x96: _sized(8, lambda _: UNKNOWN),
-    ord(")"): _constant(()), 0x85: _counted_tuple(1), 0x86: _counted_tuple(2),
-    0x87: _counted_tuple(3), ord("t"): _tuple,
+    ord("U"): _read_sized(1, _old_text), ord("T"): _read_sized(4, _old_text, signed=True),
+    ord("C"): _read_sized(1, lambda _: UNKNOWN), ord("B"): _read_sized(4, lambda _: UNKNOWN),
+    0x8E: _read_sized(8, lambda _: UNKNOWN), 0x96: _read_sized(8, lambda _: UNKNOWN),
+    ord(")"): _constant(()), 0x85: _build_tuple(1), 0x86: _build_tuple(2),
+    0x87: _build_tuple(3), ord("t"): _tuple,
     ord("}"): _new_dict, ord("d"): _dict, ord("s"): _setitem, ord("u"): _setitems,
     ord("p"): _put(_line_index),
     ord("q"): _put(lambda _, window: window.number(1)),
@@ -339,12 +339,12 @@ _SPECIAL: dict[int, Effect] = {
 def _noting(effect: Effect) -> Effect:
     """Return an effect after which it is noted that globals were used, if any was named."""
 
-    def noted(state: State, window: Window, start: int) -> None:
+    def run_effect(state: State, window: Window, start: int) -> None:
         effect(state, window, start)
         if state.found:
             state.acts = True
 
-    return noted
+    return run_effect
 
 
 def _effects() -> list[Effect | None]:

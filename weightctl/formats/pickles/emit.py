@@ -33,8 +33,8 @@ class Persistent:
 def emit(value: Any) -> bytes:
     """Return the pickle of a value.
 
-    It is made of dicts, lists, tuples, texts, numbers, truth values, None, `Global`, `PickledCall` and
-    `Persistent`. Raises `TypeError` for anything else, `ValueError` for an integer of more than
+    It is made of dicts, lists, tuples, texts, numbers, truth values, None, `Global`, `PickledCall`
+    and `Persistent`. Raises `TypeError` for anything else, `ValueError` for an integer of more than
     `LONGEST_INTEGER` bytes, and `RecursionError` for hundreds of levels.
     """
     emitter = _Emitter()

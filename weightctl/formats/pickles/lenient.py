@@ -52,10 +52,10 @@ def as_string(line: bytes) -> bytes:
     line = line.strip(_SPACE)
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:
         raise ValueError("a string without quotes")
-    return _ESCAPE.sub(_unescaped, line[1:-1])
+    return _ESCAPE.sub(_unescape, line[1:-1])
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
+def _unescape(found: re.Match[bytes]) -> bytes:
     newline, letter, digits, octal, wrong = found.groups()
     if newline:
         return b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from codecs import escape_decode
 
-__all__ = ["MODULES", "integer", "quoted"]
+__all__ = ["MODULES", "integer", "parse_quoted"]
 
 # Modules that Python 2 calls otherwise.
 MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -24,7 +24,7 @@ def integer(line: bytes) -> int:
     return int(line)
 
 
-def quoted(line: bytes) -> str:
+def parse_quoted(line: bytes) -> str:
     """Return a string of Python 2, a letter for each byte; `ValueError` for what is none."""
     line = line.strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:

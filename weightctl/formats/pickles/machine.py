@@ -280,7 +280,7 @@ class Machine:
         """Yield the paths of the globals that were named."""
         return (each.path for each in self._named.values())
 
-    def named(self, module: str, name: str) -> Global:
+    def find_global(self, module: str, name: str) -> Global:
         """Return the record of a global; `ValueError` for a name longer than any."""
         key = (module, name)
         found = self._named.get(key)

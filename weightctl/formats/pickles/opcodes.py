@@ -8,8 +8,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.pickles.literals import integer, quoted
-from weightctl.formats.pickles.records import Built, Pairs, PickledCall, called
+from weightctl.formats.pickles.literals import integer, parse_quoted
+from weightctl.formats.pickles.records import Built, Pairs, PickledCall, record_call
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _unicode(machine: Machine) -> None:
 
 
 def _string(machine: Machine) -> None:
-    machine.stack.append(quoted(machine.line()))
+    machine.stack.append(parse_quoted(machine.line()))
 
 
 def _bytes_of_python_2(machine: Machine, length: int) -> None:
@@ -194,11 +194,11 @@ def _list(machine: Machine) -> None:
 
 
 def _empty_set(machine: Machine) -> None:
-    machine.stack.append(PickledCall(machine.named("builtins", "set"), ()))
+    machine.stack.append(PickledCall(machine.find_global("builtins", "set"), ()))
 
 
 def _frozenset(machine: Machine) -> None:
-    made = PickledCall(machine.named("builtins", "frozenset"), ())
+    made = PickledCall(machine.find_global("builtins", "frozenset"), ())
     made.elements = machine.since_mark()
     machine.stack.append(made)
 
@@ -287,19 +287,19 @@ def _get_line(machine: Machine) -> None:
 
 def _global(machine: Machine) -> None:
     module = str(machine.line(), "utf-8")
-    machine.stack.append(machine.named(module, str(machine.line(), "utf-8")))
+    machine.stack.append(machine.find_global(module, str(machine.line(), "utf-8")))
 
 
 def _stack_global(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if type(name) is not str or type(module) is not str:
         raise TypeError("a name that is no text")
-    machine.stack.append(machine.named(module, name))
+    machine.stack.append(machine.find_global(module, name))
 
 
 def _extension(machine: Machine, code: int) -> None:
     # Its registry is the program's that loads; what it would name nobody can tell from here.
-    machine.stack.append(machine.named("copyreg", f"extension {code}"))
+    machine.stack.append(machine.find_global("copyreg", f"extension {code}"))
 
 
 def _ext1(machine: Machine) -> None:
@@ -317,7 +317,7 @@ def _ext4(machine: Machine) -> None:
 def _reduce(machine: Machine) -> None:
     stack = machine.stack
     arguments = stack.pop()
-    stack[-1] = called(stack[-1], arguments)
+    stack[-1] = record_call(stack[-1], arguments)
 
 
 def _newobj_ex(machine: Machine) -> None:
@@ -327,13 +327,13 @@ def _newobj_ex(machine: Machine) -> None:
 
 def _inst(machine: Machine) -> None:
     module = str(machine.line(), "utf-8")
-    function = machine.named(module, str(machine.line(), "utf-8"))
-    machine.stack.append(called(function, tuple(machine.since_mark())))
+    function = machine.find_global(module, str(machine.line(), "utf-8"))
+    machine.stack.append(record_call(function, tuple(machine.since_mark())))
 
 
 def _obj(machine: Machine) -> None:
     function, *arguments = machine.since_mark()
-    machine.stack.append(called(function, tuple(arguments)))
+    machine.stack.append(record_call(function, tuple(arguments)))
 
 
 def _build(machine: Machine) -> None:

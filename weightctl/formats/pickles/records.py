@@ -9,7 +9,7 @@ from weightctl.text.untyped import is_tuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Blob", "Built", "Global", "Pairs", "PickledCall", "called"]
+__all__ = ["Blob", "Built", "Global", "Pairs", "PickledCall", "record_call"]
 
 # More would be copied with each call of what is known, and nothing known takes as many.
 _MOST_ARGUMENTS = 32
@@ -84,7 +84,7 @@ class Built:
         raise NotImplementedError
 
 
-def called(function: Any, arguments: Any) -> Any:
+def record_call(function: Any, arguments: Any) -> Any:
     """Return the record of a call; `ValueError` for one that cannot be."""
     if not is_tuple(arguments):
         raise ValueError("a call with what are no arguments")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weightctl.formats.pytorch.children import held_by, module_weight, weight
+from weightctl.formats.pytorch.children import list_sequences, module_weight, weight
 from weightctl.formats.pytorch.records import Size, TensorRecord
 from weightctl.text.untyped import is_list, is_tuple
 
@@ -69,7 +69,7 @@ class Allowance:
 
     def enter(self, record: Any) -> None:
         """Begin with what a record holds."""
-        parts = {id(record), *(id(part) for part in held_by(record) if len(part) > _FEW)}
+        parts = {id(record), *(id(part) for part in list_sequences(record) if len(part) > _FEW)}
         self._repeating += bool(self._repeating or not self._entered.isdisjoint(parts))
         self._entered |= parts
 

@@ -94,13 +94,13 @@ class Archive:
                 extra = window[start + name_length : after]
                 wide = _wide(extra, nbytes, packed, offset)
                 if wide is None:
-                    raise self._refuse(at, f"the zip has no one size or place of {_shown(name)}")
+                    raise self._refuse(at, f"the zip has no one size or place of {_shorten(name)}")
                 nbytes, packed, offset = wide
             if self._key(name) in taken:
-                raise self._refuse(at, f"the zip has two members {_shown(name)}")
+                raise self._refuse(at, f"the zip has two members {_shorten(name)}")
             taken.add(self._key(name))
             if offset + _LOCAL_RECORD.size > self._directory or packed > self._directory - offset:
-                raise self._refuse(at, f"the zip says that {_shown(name)} is where it cannot be")
+                raise self._refuse(at, f"the zip says that {_shorten(name)} is where it cannot be")
             members[name] = DirectoryMember(name, offset, nbytes, method, flags, packed)
             at = following
         if at != end:
@@ -130,28 +130,28 @@ class Archive:
         """Return where a member's bytes start; `FormatError` where they cannot be used in place."""
         if member.flags & _ENCRYPTED:
             raise self._refuse(
-                member.header, f"{_shown(member.name)} is encrypted", "decrypt it first"
+                member.header, f"{_shorten(member.name)} is encrypted", "decrypt it first"
             )
         if member.method != 0:
             raise self._refuse(
-                member.header, f"{_shown(member.name)} is compressed, which torch never does",
+                member.header, f"{_shorten(member.name)} is compressed, which torch never does",
                 "unzip it, and zip it again with `zip -0 -r`",
             )  # fmt: skip
         name = member.name.encode("utf-8", "surrogateescape")
         start = member.header + _LOCAL_RECORD.size + len(name)
         if start > self._directory or member.packed != member.nbytes:
-            raise self._refuse(member.header, f"{_shown(member.name)} is not where the zip says")
+            raise self._refuse(member.header, f"{_shorten(member.name)} is not where the zip says")
         head = self._file.read(member.header, _LOCAL_RECORD.size + len(name))
         magic, method, name_length, extra_length = _LOCAL_PARTS.unpack_from(head)
         if magic != _LOCAL or method != member.method:
-            raise self._refuse(member.header, f"{_shown(member.name)} is not where the zip says")
+            raise self._refuse(member.header, f"{_shorten(member.name)} is not where the zip says")
         if name_length != len(name) or head[_LOCAL_RECORD.size :] != name:
             raise self._refuse(
-                member.header, f"the zip has another name there than {_shown(member.name)}"
+                member.header, f"the zip has another name there than {_shorten(member.name)}"
             )
         start += int(extra_length)
         if start + member.nbytes > self._nexts[member.header]:
-            raise self._refuse(member.header, f"{_shown(member.name)} overlaps what follows it")
+            raise self._refuse(member.header, f"{_shorten(member.name)} overlaps what follows it")
         return start
 
     def content(self, name: str) -> FileRange:
@@ -161,7 +161,7 @@ class Archive:
         return self._file.range(start, start + member.nbytes)
 
 
-def _shown(name: str) -> str:
+def _shorten(name: str) -> str:
     return repr(name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "...")
 
 

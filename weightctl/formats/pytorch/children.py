@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "children",
-    "held_by",
     "is_module",
     "is_script",
     "kind_of",
+    "list_sequences",
     "module_weight",
     "of_module",
     "weight",
@@ -33,20 +33,20 @@ _LONGEST_NUMBER = 256
 def children(record: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a record holds, by key or by number; two of them may have one name."""
     if is_list(record) or is_tuple(record):
-        yield from _numbered(record)
+        yield from _number_elements(record)
     elif type(record) is Pairs:
         yield from _by_key(record.pairs)
     elif type(record) is Items:
         yield from _by_key(_pairs_of(record))
     elif type(record) is Size:
-        yield from _numbered(record.sizes if is_tuple(record.sizes) else ())
+        yield from _number_elements(record.sizes if is_tuple(record.sizes) else ())
     elif type(record) is Array:
-        yield from _numbered(record.content if is_list(record.content) else ())
+        yield from _number_elements(record.content if is_list(record.content) else ())
     elif type(record) is PickledCall:
         yield from _of_object(record)
 
 
-def _numbered(elements: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+def _number_elements(elements: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     return ((str(number), element) for number, element in enumerate(elements))
 
 
@@ -79,7 +79,7 @@ def _types(key: Any) -> tuple[str, ...]:
 
 def _of_object(record: PickledCall) -> Iterator[tuple[str, Any]]:
     arguments = (each for each in record.arguments if not _is_bare(each))
-    yield from _numbered((*record.elements, *arguments))
+    yield from _number_elements((*record.elements, *arguments))
     yield from _by_key(_attributes(record))
     for state in record.states:
         if not _is_bare(state) and not any(type(part) is Pairs for part in _parts(state)):
@@ -139,10 +139,10 @@ def kind_of(record: Any) -> str:
 
 def weight(record: Any) -> int:
     """Return how much looking at a record once costs."""
-    return sum(map(len, held_by(record)))
+    return sum(map(len, list_sequences(record)))
 
 
-def held_by(record: Any) -> Iterator[Sequence[Any]]:
+def list_sequences(record: Any) -> Iterator[Sequence[Any]]:
     """Yield the sequences that a record is made of; several records may have one."""
     if type(record) is PickledCall:
         yield from (record.arguments, record.pairs, record.elements, record.states)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
-from weightctl.formats.pickles.records import Global, Pairs, PickledCall, called
+from weightctl.formats.pickles.records import Global, Pairs, PickledCall, record_call
 from weightctl.formats.pytorch.ordinary import NUMPY, PYTHON, is_name
 from weightctl.formats.pytorch.records import Device, Enclosed, Size, Storage, TensorRecord
 from weightctl.formats.pytorch.storages import STORAGE_NAMES, dtype_of
@@ -66,7 +66,7 @@ def _first(value: Any, *_: Any) -> Any:
 def _of_type(function: Any, kind: Any, arguments: Any, state: Any = None, *_: Any) -> Any:
     """Stand for a tensor of a subclass, or for an object of what it wraps instead of a storage."""
     if isinstance(function, Global) and function.make is not None and is_tuple(arguments):
-        return called(function, arguments)
+        return record_call(function, arguments)
     made = PickledCall(kind, ())
     made.states = [state]
     return made
@@ -106,7 +106,7 @@ def _layout(name: Any) -> Global:
 # Other objects of torch.
 
 
-def _enclosed(content: Any) -> Enclosed:
+def _enclose(content: Any) -> Enclosed:
     return Enclosed(content)
 
 
@@ -173,7 +173,7 @@ _TORCH: dict[str, Callable[..., Any] | None] = {
 }  # fmt: skip
 # What is read here, and does harm to whoever calls it: it loads a pickle, or runs code.
 _HARMFUL: dict[str, Callable[..., Any] | None] = {
-    "torch.storage._load_from_bytes": _enclosed,
+    "torch.storage._load_from_bytes": _enclose,
     **{f"torch.fx.graph_module.{name}": _graph_module for name in (
         "reduce_graph_module", "reduce_deploy_graph_module", "reduce_package_graph_module",
     )},

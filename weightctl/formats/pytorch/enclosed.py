@@ -16,7 +16,7 @@ from weightctl.formats.pytorch.tensors import (
     UnsoundTensorError,
     flat,
     place_tensor,
-    swapped,
+    swap_bytes,
 )
 from weightctl.formats.pytorch.values import bytes_of
 
@@ -72,7 +72,7 @@ class Streams:
         end = sum(opened.place) if extent.strides else extent.offset + extent.nbytes
         held = opened.memory.read(extent.offset, end - extent.offset)
         if is_swapped:
-            held = swapped(held[: len(held) // encoding.size * encoding.size], encoding)
+            held = swap_bytes(held[: len(held) // encoding.size * encoding.size], encoding)
         return placed._replace(extent=extent._replace(offset=self._base, held=held))
 
     def _open(self, enclosed: Enclosed) -> _Opened | None:

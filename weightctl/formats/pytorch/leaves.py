@@ -158,7 +158,7 @@ class Tree:
     def _put_tensor(self, name: str, record: TensorRecord | Storage | Enclosed) -> None:
         if not self._is_known(name, record):
             try:
-                placed = self._placed(record)
+                placed = self._place_record(record)
             except UnsoundTensorError as error:
                 raise UnsoundTreeError(f"tensor `{name}` {error}") from error
             if placed is None:
@@ -169,7 +169,7 @@ class Tree:
         if type(record) is TensorRecord and is_tuple(record.quantizer) and record.quantizer:
             self._put_quantizer(name, record.quantizer)
 
-    def _placed(self, record: TensorRecord | Storage | Enclosed) -> PlacedTensor | None:
+    def _place_record(self, record: TensorRecord | Storage | Enclosed) -> PlacedTensor | None:
         if isinstance(record, Enclosed):
             return self._hold(self._streams.place(record))
         if isinstance(record, Storage):

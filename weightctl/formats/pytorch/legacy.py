@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
-from weightctl.formats.pytorch.storages import identity_of, key_of, known_storage, storage_of
+from weightctl.formats.pytorch.storages import identity_of, key_of, register_storage, storage_of
 from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def read_stream(whole: ByteRange) -> Stream:
         raise UnsoundPickleError(at, "it does not list its storages")
     places: dict[str, tuple[int, int]] = {}
     for key in keys:
-        storage = _listed(roots, key)
+        storage = _find_root(roots, key)
         if storage is None:
             raise UnsoundPickleError(at, "it lists a storage that its object does not have")
         nbytes = nbytes_of(storage)
@@ -125,7 +125,7 @@ def read_stream(whole: ByteRange) -> Stream:
     return Stream(root, data, 0, places, seen=tuple(seen))
 
 
-def _listed(roots: Mapping[str, Storage], key: Any) -> Storage | None:
+def _find_root(roots: Mapping[str, Storage], key: Any) -> Storage | None:
     try:
         return roots.get(key_of(key))
     except ValueError:
@@ -162,7 +162,7 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if identity[0] != "storage" or len(identity) != 6:
         raise ValueError("a persistent id that is of no storage")
     _, kind, key, _location, count, view = identity
-    root = known_storage(storage_of(kind, key, count), roots)
+    root = register_storage(storage_of(kind, key, count), roots)
     if view is None:
         return root
     _, start, length = view

@@ -19,8 +19,8 @@ from weightctl.formats.pytorch.plain import (
     Stated,
     attributes,
     integer,
-    ordered,
-    stated,
+    make_ordered_dict,
+    parse_value,
 )
 from weightctl.text.untyped import is_text_map
 from weightctl.weights.metadata import TEXT, MetadataValue
@@ -35,9 +35,9 @@ __all__ = [
     "Nested",
     "is_value",
     "levels_value",
-    "nested",
+    "nest_leaves",
     "parse_levels",
-    "stated_values",
+    "read_stated_values",
 ]
 
 # What the levels say of a checkpoint that is one tensor by itself.
@@ -80,7 +80,7 @@ def is_value(kind: str | None) -> bool:
     return kind in PLAIN or kind == _ATTRIBUTES
 
 
-def nested(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> Nested:
+def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> Nested:
     """Return `leaves`, by their full names, at their places among the values of the metadata.
 
     What the metadata says of a place and cannot be does not count.
@@ -93,7 +93,7 @@ def nested(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> 
     free = {place: kind for place, kind in levels.items() if place not in leaves}
     values = {
         place: value.made
-        for place, value in stated_values(free, metadata)
+        for place, value in read_stated_values(free, metadata)
         if value.kind not in EMPTY
     }
     # Whoever has taken a value out of the metadata wants it no more.
@@ -103,20 +103,20 @@ def nested(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> 
     free = {place: kind for place, kind in free.items() if place not in gone}
     empty = {place for place, kind in free.items() if place and kind in EMPTY}
     containers = _containers({place: free[place] for place in free if place not in values})
-    attached = _attached(free, containers, metadata)
+    attached = _read_attributes(free, containers, metadata)
     places = [place for place in free if place in values or (place and place in containers)]
-    root = _assembled([*places, *leaves], {**values, **leaves}, containers, attached)
+    root = _assemble([*places, *leaves], {**values, **leaves}, containers, attached)
     return Nested(root, frozenset({LEVELS_KEY, *values, *attached, *empty}))
 
 
-def stated_values(
+def read_stated_values(
     levels: Mapping[str, str], metadata: Mapping[str, MetadataValue]
 ) -> Iterator[tuple[str, Stated]]:
     """Yield the places of values and of empty containers, and what the metadata says they are."""
     for place, kind in levels.items():
         if place and kind in _VALUES and place in metadata and place != LEVELS_KEY:
             with suppress(ValueError):
-                yield place, stated(kind, metadata[place])
+                yield place, parse_value(kind, metadata[place])
 
 
 def _containers(levels: Mapping[str, str]) -> dict[str, str]:
@@ -132,7 +132,7 @@ def _containers(levels: Mapping[str, str]) -> dict[str, str]:
     return containers
 
 
-def _attached(
+def _read_attributes(
     levels: Mapping[str, str], containers: Mapping[str, str], metadata: Mapping[str, MetadataValue]
 ) -> dict[str, PickledCall]:
     """Return the attributes of containers, by the attributes' own names."""
@@ -145,7 +145,7 @@ def _attached(
     return attached
 
 
-def _assembled(
+def _assemble(
     places: Iterable[str],
     values: Mapping[str, Any],
     containers: Mapping[str, str],
@@ -163,11 +163,11 @@ def _assembled(
     for name in inner:
         parent, kind = parents[name], containers[name]
         if entries[name] or kind in EMPTY:
-            made = _made(kind, entries[name], attached.get(_attributes_of(name)))
+            made = _make_container(kind, entries[name], attached.get(_attributes_of(name)))
             entries[parent][_key(name, parent)] = made
         else:
             del entries[parent][_key(name, parent)]
-    return _made(containers[""], entries[""], attached.get(_ATTRIBUTES))
+    return _make_container(containers[""], entries[""], attached.get(_ATTRIBUTES))
 
 
 def _attributes_of(container: str) -> str:
@@ -178,7 +178,7 @@ def _key(place: str, parent: str) -> str:
     return place[len(parent) + 1 :] if parent else place
 
 
-def _made(kind: str, entries: Mapping[str, Any], state: PickledCall | None) -> Any:
+def _make_container(kind: str, entries: Mapping[str, Any], state: PickledCall | None) -> Any:
     """Return a container; a sequence with a key that is no number becomes a dict."""
     numbers = {key: integer(key) for key in entries} if kind not in {"dict", "{}"} else {}
     if kind not in _MAPPINGS and all(n is not None and n >= 0 for n in numbers.values()):
@@ -188,4 +188,4 @@ def _made(kind: str, entries: Mapping[str, Any], state: PickledCall | None) -> A
     for key, entry in entries.items():
         number = numbers.get(key) if kind == "dict[int]" else None
         made[key if number is None else number] = entry
-    return made if state is None else ordered(made.items(), {_ATTRIBUTES: state})
+    return made if state is None else make_ordered_dict(made.items(), {_ATTRIBUTES: state})

@@ -81,7 +81,7 @@ def _path(kind: str) -> Callable[..., Any]:
     return make
 
 
-def _reconstructed(kind: Any, _base: Any = None, content: Any = None, *_: Any) -> PickledCall:
+def _reconstruct(kind: Any, _base: Any = None, content: Any = None, *_: Any) -> PickledCall:
     """Stand for an object as protocols 0 and 1 have it, which may also be a dict, list or tuple."""
     made = PickledCall(kind, content if is_tuple(content) else ())
     if is_list(content):
@@ -138,7 +138,7 @@ PYTHON: dict[str, Callable[..., Any] | None] = {
     "builtins.object": None,
     **{f"builtins.{name}": None for name in ("list", "tuple", "int", "float", "str", "bool")},
     "_codecs.encode": _bytes,
-    "copyreg._reconstructor": _reconstructed,
+    "copyreg._reconstructor": _reconstruct,
     "argparse.Namespace": None,
     **{f"{module}.{kind}": _path(kind) for module in ("pathlib", "pathlib._local") for kind in (
         "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path",

@@ -16,7 +16,7 @@ from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, element_ty
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["EMPTY", "PLAIN", "Stated", "attributes", "integer", "ordered", "stated"]
+__all__ = ["EMPTY", "PLAIN", "Stated", "attributes", "integer", "make_ordered_dict", "parse_value"]
 
 # Longer ones would not fit into the integers of pickles.
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,599}")
@@ -31,7 +31,7 @@ class Stated(NamedTuple):
     made: Any
 
 
-def ordered(
+def make_ordered_dict(
     pairs: Iterable[tuple[Any, Any]] = (), state: dict[str, Any] | None = None
 ) -> PickledCall:
     """Return the record of an `OrderedDict`, which may have attributes."""
@@ -54,7 +54,7 @@ def attributes(content: Any) -> PickledCall:
         raise ValueError("too many levels") from error
     if not is_object(document):
         raise ValueError("no object")
-    return ordered((name, _from_json(each, _DEEPEST)) for name, each in document.items())
+    return make_ordered_dict((name, _from_json(each, _DEEPEST)) for name, each in document.items())
 
 
 def _from_json(content: Any, depth: int) -> Any:
@@ -74,12 +74,12 @@ def _fitting(content: int) -> int:
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
-    def checked(content: Any) -> Any:
+    def check_type(content: Any) -> Any:
         if type(content) is not kind:
             raise ValueError(f"no {kind.__name__}")
         return content
 
-    return checked
+    return check_type
 
 
 def _integer(content: Any) -> int:
@@ -142,7 +142,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def stated(kind: str, value: MetadataValue) -> Stated:
+def parse_value(kind: str, value: MetadataValue) -> Stated:
     """Return a value of a kind; that of its own type where somebody has set another since.
 
     Raises `ValueError` where it is neither.

@@ -14,9 +14,9 @@ from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError
 from weightctl.formats.pytorch.legacy import Stream, is_stream, read_pickle, read_stream
 from weightctl.formats.pytorch.recognising import PICKLE, pickle_name
-from weightctl.formats.pytorch.storages import identity_of, known_storage, storage_of
+from weightctl.formats.pytorch.storages import identity_of, register_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
-from weightctl.formats.pytorch.values import shown
+from weightctl.formats.pytorch.values import shorten_text
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Header
 from weightctl.weights.metadata import from_json
@@ -56,7 +56,7 @@ def _read(file: MappedFile) -> Header:
         raise FormatError(file.path, error.offset, f"{what}: {error}", hint=hint) from error
     except UnsoundTreeError as error:
         raise FormatError(
-            file.path, None, f"the pickle is not sound: {shown(str(error))}", hint=_DAMAGED
+            file.path, None, f"the pickle is not sound: {shorten_text(str(error))}", hint=_DAMAGED
         ) from error
 
 
@@ -88,7 +88,7 @@ def _read_zip(file: MappedFile) -> Header:
         storage = storage_of(identity[1], identity[2], identity[4])
         if not is_script:
             # torch takes the first description for all; in TorchScript each tensor has its own.
-            known_storage(storage, known)
+            register_storage(storage, known)
         if storage.key not in places:
             member = archive.members.get(f"{prefix}data/{storage.key}")
             if member is None:
@@ -171,4 +171,4 @@ def _notes(tree: Tree) -> Iterator[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(map(shown, names[:3])) + (", ..." if len(names) > 3 else "")
+    return ", ".join(map(shorten_text, names[:3])) + (", ..." if len(names) > 3 else "")

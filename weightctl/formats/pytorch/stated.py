@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.pickles.records import PickledCall
-from weightctl.formats.pytorch.levels import parse_levels, stated_values
+from weightctl.formats.pytorch.levels import parse_levels, read_stated_values
 from weightctl.formats.pytorch.records import Size
 from weightctl.formats.pytorch.values import plain
 from weightctl.storage.byte_range import HeldRange
@@ -26,7 +26,7 @@ def with_leaves(header: Header) -> Header:
     """
     leaves = {
         place: _leaf(value.kind, value.made)
-        for place, value in stated_values(parse_levels(header.metadata), header.metadata)
+        for place, value in read_stated_values(parse_levels(header.metadata), header.metadata)
         if place not in header.tensors and place not in header.aliases
     }
     return header._replace(leaves=leaves) if leaves else header

@@ -12,7 +12,7 @@ from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.records import Storage
 
-__all__ = ["STORAGE_NAMES", "dtype_of", "identity_of", "key_of", "known_storage", "storage_of"]
+__all__ = ["STORAGE_NAMES", "dtype_of", "identity_of", "key_of", "register_storage", "storage_of"]
 
 _STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -73,7 +73,7 @@ def storage_of(kind: Any, key: Any, count: Any) -> Storage:
     return Storage(ENCODINGS.get(_STORAGES[kind.name]), key_of(key), count)
 
 
-def known_storage(storage: Storage, known: dict[str, Storage]) -> Storage:
+def register_storage(storage: Storage, known: dict[str, Storage]) -> Storage:
     """Return a storage, and keep it by its key.
 
     Raises `ValueError` where another storage of that key has another dtype or length.
@@ -81,13 +81,13 @@ def known_storage(storage: Storage, known: dict[str, Storage]) -> Storage:
     before = known.setdefault(storage.key, storage)
     if before != storage:
         raise ValueError(
-            f"storage {storage.key} has two descriptions: {_described(before)}, and "
-            f"{_described(storage)}"
+            f"storage {storage.key} has two descriptions: {_describe_storage(before)}, and "
+            f"{_describe_storage(storage)}"
         )
     return storage
 
 
-def _described(storage: Storage) -> str:
+def _describe_storage(storage: Storage) -> str:
     kind = "bytes" if storage.encoding is None else storage.encoding.name
     return f"{storage.length} elements of {kind}"
 

@@ -121,10 +121,10 @@ def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any]
     """Return the constructors, of which those of tensors take tuples that name storages."""
 
     def taking(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(storage: Any, *rest: Any) -> Any:
-            return make(_named(storage, storages), *rest)
+        def construct(storage: Any, *rest: Any) -> Any:
+            return make(_find_named_storage(storage, storages), *rest)
 
-        return made
+        return construct
 
     return CONSTRUCTORS | {
         path: taking(make)
@@ -133,7 +133,7 @@ def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any]
     }
 
 
-def _named(identity: Any, storages: Mapping[str, Storage]) -> Any:
+def _find_named_storage(identity: Any, storages: Mapping[str, Storage]) -> Any:
     """Return the storage that `('storage', class, key, location, length)` names."""
     if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
         return identity

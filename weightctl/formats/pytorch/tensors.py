@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     # Where the bytes of a storage start in the file, and how many they are.
     Locate = Callable[[Storage], tuple[int, int]]
 
-__all__ = ["PlacedTensor", "UnsoundTensorError", "flat", "place_array", "place_tensor", "swapped"]
+__all__ = [
+    "PlacedTensor",
+    "UnsoundTensorError",
+    "flat",
+    "place_array",
+    "place_tensor",
+    "swap_bytes",
+]
 
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 # NumPy's types as they are pickled.
@@ -158,11 +165,11 @@ def place_array(
         return PlacedTensor(shape, encoding, Extent(0, base + content.start, nbytes, strides))
     held = raw.read(0, nbytes)
     if is_swapped:
-        held = swapped(held, encoding)
+        held = swap_bytes(held, encoding)
     return PlacedTensor(shape, encoding, Extent(0, base, nbytes, strides, held))
 
 
-def swapped(raw: bytes, encoding: Encoding) -> bytes:
+def swap_bytes(raw: bytes, encoding: Encoding) -> bytes:
     """Return the bytes of numbers in the other byte order."""
     # The two halves of a complex number are swapped each by itself.
     width = encoding.size // 2 if encoding.name.startswith("C") else encoding.size

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["PlainValue", "bytes_of", "plain", "shown"]
+__all__ = ["PlainValue", "bytes_of", "plain", "shorten_text"]
 
 _SCALARS = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q",
@@ -56,7 +56,7 @@ def plain(record: Any, data: ByteRange) -> PlainValue | None:
     if kind is Size or kind is list or kind is tuple:
         return _several(record)
     if kind is Global:
-        return _named(record)
+        return _describe_global(record)
     if kind is Array and is_list(record.content) and record.content:
         return None
     leaf = _LEAVES[kind](record) if kind in _LEAVES else None
@@ -65,7 +65,7 @@ def plain(record: Any, data: ByteRange) -> PlainValue | None:
 
 _LEAVES: dict[type, Callable[[Any], Leaf]] = {
     Leaf: lambda leaf: leaf,
-    Array: lambda array: Leaf("numpy.ndarray", _described(array)),
+    Array: lambda array: Leaf("numpy.ndarray", _describe_array(array)),
     Device: lambda device: Leaf("torch.device", device.name),
     NumPyType: lambda dtype: Leaf("numpy.dtype", dtype.code),
     Blob: lambda blob: Leaf("bytes", f"{blob.stop - blob.start} bytes"),
@@ -73,18 +73,20 @@ _LEAVES: dict[type, Callable[[Any], Leaf]] = {
 }
 
 
-def _described(array: Array) -> str:
+def _describe_array(array: Array) -> str:
     """Say of an array that holds no numbers of what it is, and of which shape."""
     code = array.dtype.code if type(array.dtype) is NumPyType else "unknown"
     elements = array.shape[:_SHOWN] if is_tuple(array.shape) else ()
-    return f"{code} {_listed([each for each in elements if type(each) is int and _fits(each)])}"
+    return (
+        f"{code} {_join_elements([each for each in elements if type(each) is int and _fits(each)])}"
+    )
 
 
 def _fits(number: int) -> bool:
     return _LOW <= number <= _HIGH
 
 
-def _named(record: Global) -> PlainValue:
+def _describe_global(record: Global) -> PlainValue:
     if dtype_of(record) is None:
         return PlainValue(Leaf("class", record.path))
     kind = "torch.dtype"
@@ -103,10 +105,12 @@ def _single(value: Any) -> PlainValue:
     if kind == "int" and not _LOW <= value <= _HIGH:
         if value.bit_length() > 4096:
             return PlainValue(Leaf(kind, f"of {value.bit_length()} bits"))
-        return PlainValue(Leaf(kind, shown(str(value))), kind, MetadataValue("string", str(value)))
+        return PlainValue(
+            Leaf(kind, shorten_text(str(value))), kind, MetadataValue("string", str(value))
+        )
     if kind == "str" and not _is_storable(value):
-        return PlainValue(Leaf(kind, shown(value)))
-    look = shown(value) if kind == "str" else str(value)
+        return PlainValue(Leaf(kind, shorten_text(value)))
+    look = shorten_text(value) if kind == "str" else str(value)
     return PlainValue(Leaf(kind, look), kind, MetadataValue(_TYPES.get(type_, "i64"), value))
 
 
@@ -135,15 +139,17 @@ def _several(record: Any) -> PlainValue | None:
     if element is str and not all(map(_is_storable, elements)):
         return None
     value = MetadataValue(f"array[{_TYPES.get(element, 'i64')}]", [*elements])
-    return PlainValue(Leaf(kind, _listed(elements)), kind, value)
+    return PlainValue(Leaf(kind, _join_elements(elements)), kind, value)
 
 
-def _listed(elements: Sequence[Any]) -> str:
-    first = ", ".join(shown(each) if type(each) is str else str(each) for each in elements[:_SHOWN])
+def _join_elements(elements: Sequence[Any]) -> str:
+    first = ", ".join(
+        shorten_text(each) if type(each) is str else str(each) for each in elements[:_SHOWN]
+    )
     return f"[{len(elements)}] {first}, ..." if len(elements) > _SHOWN else f"[{first}]"
 
 
-def shown(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return a text so short that it can be shown."""
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
@@ -155,7 +161,7 @@ def _number(scalar: NumpyScalar, data: ByteRange) -> Any:
     is_long = type(text) is str and len(text) > _LONGEST_NUMBER
     raw = None if is_long else bytes_of(content, data)
     dtype = scalar.dtype if type(scalar.dtype) is NumPyType else NumPyType("unknown")
-    other = Leaf("numpy.generic", shown(dtype.code))
+    other = Leaf("numpy.generic", shorten_text(dtype.code))
     if raw is None or dtype.code not in _SCALARS:
         return other
     try:

@@ -11,9 +11,9 @@ from weightctl.errors import ConversionError
 from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_alignment, tied_names
 from weightctl.formats.pickles.emit import Persistent, emit
 from weightctl.formats.pickles.records import Global, PickledCall
-from weightctl.formats.pytorch.levels import is_value, nested, parse_levels
-from weightctl.formats.pytorch.plain import ordered
-from weightctl.formats.pytorch.zipped import ZipMember, directory, placed
+from weightctl.formats.pytorch.levels import is_value, nest_leaves, parse_levels
+from weightctl.formats.pytorch.plain import make_ordered_dict
+from weightctl.formats.pytorch.zipped import ZipMember, directory, place_member
 from weightctl.weights.metadata import to_json
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ def layout(
     header = bytearray()
     members: list[ZipMember] = []
     for name, content in stated.items():
-        members.append(placed(name, len(content), len(header), crc=crc32(content)))
+        members.append(place_member(name, len(content), len(header), crc=crc32(content)))
         header += members[-1].header() + content
     first = len(members)
     position, boundary = len(header), _boundary(metadata)
     for number, info in enumerate(tensors):
-        members.append(placed(f"data/{number}", info.nbytes, position, boundary))
+        members.append(place_member(f"data/{number}", info.nbytes, position, boundary))
         position = members[-1].end
-    members.append(placed("version", len(_VERSION), position, crc=crc32(_VERSION)))
+    members.append(place_member("version", len(_VERSION), position, crc=crc32(_VERSION)))
     position = members[-1].end
 
     def between(crcs: Sequence[int]) -> bytes:
@@ -124,7 +124,7 @@ def _state(
     if part is not None:
         root, used = {**leaves, **tied}, frozenset[str]()
     else:
-        root, used = nested({**leaves, **tied}, metadata)
+        root, used = nest_leaves({**leaves, **tied}, metadata)
     if part is not None and part.number > 0:
         return root, {}
     return root, {key: metadata[key] for key in metadata if key not in used and key not in tied}
@@ -142,7 +142,7 @@ def _tensor(info: TensorInfo, key: str) -> PickledCall:
     kind = Global("torch.storage", "UntypedStorage") if named is None else Global("torch", named)
     count = info.nbytes if named is None else info.size
     storage = Persistent(("storage", kind, key, "cpu", count))
-    arguments = (storage, 0, shape, strides, False, ordered())
+    arguments = (storage, 0, shape, strides, False, make_ordered_dict())
     if named is not None:
         return PickledCall(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
     return PickledCall(

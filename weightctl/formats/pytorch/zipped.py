@@ -13,7 +13,7 @@ from weightctl.formats.base import pad
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["ZipMember", "directory", "placed"]
+__all__ = ["ZipMember", "directory", "place_member"]
 
 _LOCAL = Struct("<4s5H3I2H")  # 4.3.7
 _DESCRIPTOR, _LARGE_DESCRIPTOR = Struct("<4s3I"), Struct("<4sI2Q")  # 4.3.9
@@ -101,7 +101,7 @@ def _extra(kind: bytes, content: bytes) -> bytes:
     return _EXTRA.pack(kind, len(content)) + content
 
 
-def placed(
+def place_member(
     name: str, nbytes: int, position: int, alignment: int = 1, crc: int | None = None
 ) -> ZipMember:
     """Return a member that starts at a position or behind it, so that its bytes are aligned.

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from weightctl.formats.scanning.found import Scanned, Severity, unread
-from weightctl.formats.scanning.scan import scanned
+from weightctl.formats.scanning.scan import scan_file
 
-__all__ = ["Scanned", "Severity", "scanned", "unread"]
+__all__ = ["Scanned", "Severity", "scan_file", "unread"]

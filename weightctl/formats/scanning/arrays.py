@@ -76,7 +76,7 @@ def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]
     if length > _LONGEST_HEADER:
         return None, f"its NumPy header has {length} bytes, and more than {_LONGEST_HEADER}"
     try:
-        fields = _parsed(header.decode("utf-8" if version == 3 else "latin-1"))
+        fields = _parse_literal(header.decode("utf-8" if version == 3 else "latin-1"))
     except _UNPARSED:
         fields = None
     if not is_object(fields) or version not in _WIDTHS:
@@ -93,7 +93,7 @@ def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]
     return total, "its NumPy header has no shape" if total is None else ""
 
 
-def _parsed(text: str) -> Any:
+def _parse_literal(text: str) -> Any:
     with warnings.catch_warnings():
         # Of escapes that there are not: NumPy takes them as Python does.
         warnings.simplefilter("ignore")

@@ -10,8 +10,8 @@ from weightctl.formats.scanning.unpacked import (
     Decompressor,
     Unpacked,
     bzip2,
-    inflated,
     lzma_alone,
+    make_inflater,
     xz,
 )
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
-__all__ = ["COMPRESSIONS", "Compression", "is_packed", "packed_pickles"]
+__all__ = ["COMPRESSIONS", "Compression", "is_packed", "unpack_stream"]
 
 _UNPACK = "unpack it, and scan what is in it"
 _TRIED = 1 << 16
@@ -106,12 +106,12 @@ def _zlib_data(_: ScanSource, at: int) -> int:
 
 
 COMPRESSIONS = (
-    Compression("gzip", _magic(b"\x1f\x8b\x08"), inflated, _gzip_data, 8),
+    Compression("gzip", _magic(b"\x1f\x8b\x08"), make_inflater, _gzip_data, 8),
     Compression("bzip2", _magic(*(b"BZh%d" % n for n in range(1, 10))), bzip2),
     Compression("xz", _magic(b"\xfd7zXZ\0"), xz),
-    Compression("zlib", _is_zlib, inflated, _zlib_data, 4, is_certain=False),
+    Compression("zlib", _is_zlib, make_inflater, _zlib_data, 4, is_certain=False),
     Compression("LZMA", _is_lzma, lzma_alone, is_certain=False),
-    Compression("joblib's ZFile", _magic(b"ZF0x"), inflated, _zfile_data, 4),
+    Compression("joblib's ZFile", _magic(b"ZF0x"), make_inflater, _zfile_data, 4),
     Compression("zstd", _is_zstd),
     Compression("lz4", _magic(b"\x04\x22\x4d\x18", b"\x02\x21\x4c\x18")),
     Compression("lzip", _magic(b"LZIP\x01")),
@@ -142,7 +142,7 @@ def _stream(compression: Compression, source: ScanSource, budget: Budget) -> Unp
     return Unpacked(source, compression.open, following, budget, trailer=compression.trailer)
 
 
-def packed_pickles(
+def unpack_stream(
     compression: Compression, place: ScanPlace, budget: Budget
 ) -> Iterator[Scanned | ScanPlace]:
     """Yield what a stream unpacks to, and what keeps it from being unpacked to its end."""

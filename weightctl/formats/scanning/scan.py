@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.pickles.limits import LimitError
 from weightctl.formats.scanning.arrays import array_pickles, is_array
-from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, packed_pickles
+from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, unpack_stream
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.rows import is_called_pickle, pickles
 from weightctl.formats.scanning.sources import Budget, ScanPlace, WholeFile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.formats.scanning.sources import ScanSource
     from weightctl.storage.mapping import MappedFile
 
-__all__ = ["scanned"]
+__all__ = ["scan_file"]
 
 _HEAD = 4096
 _DEEPEST = 8
@@ -43,7 +43,7 @@ _CONTAINERS = (
 )
 
 
-def scanned(file: MappedFile) -> list[Scanned]:
+def scan_file(file: MappedFile) -> list[Scanned]:
     """Return the pickles in a file; none for one of another kind."""
     budget = Budget(file.size)
     place = ScanPlace(WholeFile(file), file.path, name=file.path)
@@ -70,7 +70,7 @@ def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
         if container.holds(head, source)
     ]
     contents += [
-        packed_pickles(compression, place, budget)
+        unpack_stream(compression, place, budget)
         for compression in COMPRESSIONS
         if is_packed(compression, head, source, budget)
     ]

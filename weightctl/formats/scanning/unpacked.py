@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import Budget, ScanSource
 
-__all__ = ["Damaged", "Decompressor", "Unpacked", "bzip2", "inflated", "lzma_alone", "xz"]
+__all__ = ["Damaged", "Decompressor", "Unpacked", "bzip2", "lzma_alone", "make_inflater", "xz"]
 
 _FED = 1 << 12
 _UNPACKED = 1 << 18
@@ -76,7 +76,7 @@ class _Inflated:
         return made
 
 
-def inflated() -> Decompressor:
+def make_inflater() -> Decompressor:
     """Return what unpacks DEFLATE."""
     return _Inflated()
 

@@ -16,7 +16,7 @@ from weightctl.formats.pytorch.archive import Archive, DirectoryMember
 from weightctl.formats.pytorch.zip_end import directory_of
 from weightctl.formats.scanning.found import unread
 from weightctl.formats.scanning.sources import EnclosedFile, Slice, as_stream
-from weightctl.formats.scanning.unpacked import Unpacked, bzip2, inflated, lzma_alone
+from weightctl.formats.scanning.unpacked import Unpacked, bzip2, lzma_alone, make_inflater
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,7 +140,7 @@ def _alone(source: ScanSource, create: Callable[[], Decompressor], budget: Budge
     return Unpacked(source, create, lambda at: None if at else 0, budget)
 
 
-def _unpacked_lzma(source: ScanSource, budget: Budget) -> Unpacked:
+def _unpack_lzma(source: ScanSource, budget: Budget) -> Unpacked:
     # A header of another kind has the same properties: APPNOTE 5.8.8.
     properties = source.read(4, int.from_bytes(source.read(2, 2), "little"))
     head = properties[:5] + b"\xff" * 8
@@ -149,7 +149,7 @@ def _unpacked_lzma(source: ScanSource, budget: Budget) -> Unpacked:
 
 
 _METHODS: dict[int, Callable[[ScanSource, Budget], Unpacked]] = {
-    8: lambda source, budget: _alone(source, inflated, budget),
+    8: lambda source, budget: _alone(source, make_inflater, budget),
     12: lambda source, budget: _alone(source, bzip2, budget),
-    _LZMA: _unpacked_lzma,
+    _LZMA: _unpack_lzma,
 }

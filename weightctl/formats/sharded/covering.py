@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from weightctl.split import Part, Range
 
-__all__ = ["first_gap", "joined"]
+__all__ = ["first_gap", "join_parts"]
 
 # Steps of a search for each range of a part; no plan comes near, and a file may ask for any number.
 _MOST_STEPS = 64
@@ -90,7 +90,7 @@ class _Search:
         return None
 
 
-def joined(parts: Sequence[Part]) -> Part | None:
+def join_parts(parts: Sequence[Part]) -> Part | None:
     """Return several parts as one that has what they have together; None where none can.
 
     They may differ in one axis, and have nothing of it twice.

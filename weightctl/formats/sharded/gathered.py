@@ -80,7 +80,7 @@ class GatheredSource:
         """The files of all ranks, open."""
         return self.shards.files
 
-    def seen_by(self, ranks: Collection[int]) -> GatheredSource:
+    def view_for_ranks(self, ranks: Collection[int]) -> GatheredSource:
         """Return the same source as it is read by some ranks: from their own files first."""
         seen = copy(self)
         seen._portions = _portions(self.manifest, ranks)  # noqa: SLF001  # of its own class

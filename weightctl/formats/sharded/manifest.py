@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.formats.open.collection import without_collection
-from weightctl.formats.sharded.stated import stated
+from weightctl.formats.sharded.stated import parse_manifest
 from weightctl.storage.mapping import MappedFile
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
@@ -47,7 +47,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
         "aliases": dict(manifest.aliases),
     }
     tensors = (
-        {"name": name, **_described(info), "strategy": manifest.shardings[name].strategy}
+        {"name": name, **_describe_tensor(info), "strategy": manifest.shardings[name].strategy}
         for name, info in manifest.tensors.items()
     )
     ranks = (
@@ -66,7 +66,7 @@ def _lines(entries: Iterable[Any]) -> str:
     return f"[\n{_JOINT.join(map(json.dumps, entries))}\n]"
 
 
-def _described(info: TensorInfo) -> dict[str, Any]:
+def _describe_tensor(info: TensorInfo) -> dict[str, Any]:
     # One that the table lacks no format can hold.
     return {"shape": list(info.shape), "encoding": info.encoding.name}
 
@@ -74,7 +74,7 @@ def _described(info: TensorInfo) -> dict[str, Any]:
 def _shard(shard: Shard) -> dict[str, Any]:
     return {
         "name": shard.info.name,
-        **_described(shard.info),
+        **_describe_tensor(shard.info),
         "strategy": shard.strategy,
         "pieces": [_piece(piece) for piece in shard.pieces],
         "sha256": shard.sha256,
@@ -115,7 +115,7 @@ def read_manifest(path: str) -> Manifest:
                 hint="a newer weightctl reads it" if version > VERSION else _HINT,
             )  # fmt: skip
         try:
-            return stated(document)
+            return parse_manifest(document)
         except ValueError as error:
             raise FormatError(path, None, str(error), hint=_HINT) from error
 

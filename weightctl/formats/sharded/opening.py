@@ -57,10 +57,10 @@ def open_sharded(listing: str, format_name: str | None = None) -> GatheredSource
     Raises `FormatError` that names what is missing, or other than the manifest says.
     """
     with without_collection():
-        return _opened(listing, format_name)
+        return _open_ranks(listing, format_name)
 
 
-def _opened(listing: str, format_name: str | None) -> GatheredSource:
+def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     manifest = read_manifest(listing)
     if format_name not in {None, manifest.format}:
         raise FormatError(
@@ -113,13 +113,13 @@ def _differences(stated: RankFile, header: Header) -> Iterator[str]:
         if found is None:
             yield f"`{name}` is missing"
         elif found != info:
-            yield f"`{name}` is {_told(found)}, and the manifest says {_told(info)}"
+            yield f"`{name}` is {_describe(found)}, and the manifest says {_describe(info)}"
     for name in header.tensors:
         if name not in wanted:
             yield f"`{name}` is not in the manifest"
 
 
-def _told(info: TensorInfo) -> str:
+def _describe(info: TensorInfo) -> str:
     return f"{info.encoding} {list(info.shape)}"
 
 

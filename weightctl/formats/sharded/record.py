@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from weightctl.split import Grid, Part, Sharding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["MANIFEST", "Identity", "Manifest", "RankFile", "Shard", "SourceShard"]
+__all__ = ["MANIFEST", "Manifest", "RankFile", "Shard", "SourceFingerprint", "SourceShard"]
 
 # Beside the ranks' files, or directories.
 MANIFEST = "manifest.json"
@@ -43,7 +43,7 @@ class RankFile(NamedTuple):
     shards: tuple[Shard, ...]
 
 
-class Identity(NamedTuple):
+class SourceFingerprint(NamedTuple):
     """By what an input is known again: names, sizes and times of its files, and its header.
 
     `header` is the SHA-256 of what the header says of tensors and metadata.
@@ -63,7 +63,7 @@ class Manifest(NamedTuple):
     layout: str
     format: str
     grid: Grid
-    source: Identity
+    source: SourceFingerprint
     tensors: Mapping[str, TensorInfo]
     shardings: Mapping[str, Sharding]
     aliases: Mapping[str, str]

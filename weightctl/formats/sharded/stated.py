@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS
 from weightctl.formats.base import is_possible
-from weightctl.formats.sharded.covering import first_gap, joined
+from weightctl.formats.sharded.covering import first_gap, join_parts
 from weightctl.formats.sharded.fields import (
     count_at,
     list_at,
@@ -20,7 +20,13 @@ from weightctl.formats.sharded.fields import (
     require_text,
     text_at,
 )
-from weightctl.formats.sharded.record import Identity, Manifest, RankFile, Shard, SourceShard
+from weightctl.formats.sharded.record import (
+    Manifest,
+    RankFile,
+    Shard,
+    SourceFingerprint,
+    SourceShard,
+)
 from weightctl.split import Cut, Grid, Sharding, part_shape
 from weightctl.text.untyped import is_list
 from weightctl.weights.info import TensorInfo
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 
     from weightctl.split import Part, Range
 
-__all__ = ["LAYOUTS", "stated"]
+__all__ = ["LAYOUTS", "parse_manifest"]
 
 LAYOUTS = ("ranks", "vllm")
 _MOST_DIMENSIONS = 64
@@ -45,7 +51,7 @@ _Tensors = dict[str, TensorInfo]
 _Parts: TypeAlias = "tuple[Part | None, ...]"
 
 
-def stated(document: Mapping[str, Any]) -> Manifest:
+def parse_manifest(document: Mapping[str, Any]) -> Manifest:
     """Return the manifest that a JSON object is; `ValueError` says what of it cannot be."""
     layout = one_of(document, "layout", LAYOUTS)
     grid = _grid(object_at(document, "grid"))
@@ -66,7 +72,7 @@ def stated(document: Mapping[str, Any]) -> Manifest:
         layout=layout,
         format=one_of(document, "format", tuple(FORMATS)),
         grid=grid,
-        source=_identity(object_at(document, "source")),
+        source=_parse_fingerprint(object_at(document, "source")),
         tensors=tensors,
         shardings=_shardings(tensors, strategies, files),
         aliases=_aliases(object_at(document, "aliases"), tensors),
@@ -81,12 +87,12 @@ def _grid(entry: Mapping[str, Any]) -> Grid:
     return grid
 
 
-def _identity(entry: Mapping[str, Any]) -> Identity:
+def _parse_fingerprint(entry: Mapping[str, Any]) -> SourceFingerprint:
     files = tuple(map(_source_file, objects_at(entry, "files")))
     header = text_at(entry, "header")
     if _SHA256.fullmatch(header) is None:
         raise ValueError("`header` of `source` is no SHA-256")
-    return Identity(files, header)
+    return SourceFingerprint(files, header)
 
 
 def _source_file(entry: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -214,7 +220,7 @@ def _shardings(
     for name, by_rank in held.items():
         parts: list[Part | None] = [None] * len(files)
         for rank, several in by_rank.items():
-            parts[rank] = several[0] if len(several) == 1 else joined(several)
+            parts[rank] = several[0] if len(several) == 1 else join_parts(several)
             if parts[rank] is None:
                 raise ValueError(f"`{name}`: its pieces on rank {rank} overlap, or are no part")
         key = tensors[name].shape, tuple(parts)

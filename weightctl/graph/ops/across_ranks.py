@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = ["first_here", "from_everywhere", "ranks_of", "require_ranks", "sum_in_order", "told_by"]
+__all__ = ["explain", "first_here", "from_everywhere", "ranks_of", "require_ranks", "sum_in_order"]
 
 _RUN_BY = (
     "start the program with torchrun, and run graphs inside `with weightctl.engine.processes()`"
@@ -103,7 +103,7 @@ def from_everywhere(
     dtype = str(lead.dtype).removeprefix("torch.")
     told = f"{op} of {dtype} {[list(shape) for shape in shapes]}"
     found: list[Tensor] = []
-    received = _exchanged(sent, len(starts), told, refusal)
+    received = _exchange(sent, len(starts), told, refusal)
     for start, together in zip(starts, received, strict=True):
         position = 0
         for rank in range(start, start + len(here)):
@@ -144,7 +144,7 @@ def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
     return total.to(first.dtype)
 
 
-def _exchanged(sent: Tensor, count: int, told: str, refusal: EngineError | None) -> list[Tensor]:
+def _exchange(sent: Tensor, count: int, told: str, refusal: EngineError | None) -> list[Tensor]:
     """Return what all processes have sent, in their order; it is `told` what all are to have.
 
     A `refusal` is raised when the others know of it, so that none of them waits.
@@ -179,13 +179,13 @@ def _exchanged(sent: Tensor, count: int, told: str, refusal: EngineError | None)
         if isinstance(error, EngineError):
             raise
         raise EngineError(
-            f"no answer came from all of the {count} processes ({told_by(error)})",
+            f"no answer came from all of the {count} processes ({explain(error)})",
             hint="has one of them failed? its own error says why",
         ) from error
     return received
 
 
-def told_by(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """Return what torch says is wrong, without where in its sources, and what it guesses."""
     text = sub(r"\[/[^ \]]*\] ", "", str(error).strip()) or type(error).__name__
     return text.splitlines()[0].split(". ")[0]

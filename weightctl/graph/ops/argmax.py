@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
-from weightctl.graph.ops.reduce import reduced, require_elements
+from weightctl.graph.ops.reduce import reduce_shape, require_elements
 from weightctl.graph.ops.rules import require_number
 from weightctl.graph.value import apply
 
@@ -31,7 +31,7 @@ def infer(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorType:
     """Return the type of indices; the shape without the axis, or with 1 in its place."""
     require_number(x)
     require_elements(x, axis)
-    return replace(x, dtype=DType.int64, shape=reduced(x.shape, axis, keepdims=keepdims))
+    return replace(x, dtype=DType.int64, shape=reduce_shape(x.shape, axis, keepdims=keepdims))
 
 
 def lower(x: Tensor, *, axis: int | None, keepdims: bool) -> Tensor:

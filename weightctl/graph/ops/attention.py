@@ -120,7 +120,7 @@ def lower(
     if mask is not None and mask.dim() < 2:
         mask = mask.reshape(1, -1)
     unseen_rows = mask is not None or seq > keys
-    seen = _seen(seq, keys, query.device, causal=causal, window=window)
+    seen = _make_mask(seq, keys, query.device, causal=causal, window=window)
     if mask is None:
         mask = seen
     elif seen is not None:
@@ -130,14 +130,16 @@ def lower(
             query, key, value, mask, scale=scale, enable_gqa=True
         )
     else:
-        result = _capped(query, key, value, mask, softcap, scale)
+        result = _attend_with_softcap(query, key, value, mask, softcap, scale)
     if mask is None or not unseen_rows:
         return result
     some = (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1, keepdim=True)
     return result.where(some, result.new_zeros(()))
 
 
-def _seen(seq: int, keys: int, place: device, *, causal: bool, window: int | None) -> Tensor | None:
+def _make_mask(
+    seq: int, keys: int, place: device, *, causal: bool, window: int | None
+) -> Tensor | None:
     """Return bool[seq, keys], True where a key is seen, None where all are."""
     import torch
 
@@ -149,7 +151,7 @@ def _seen(seq: int, keys: int, place: device, *, causal: bool, window: int | Non
     return seen if window is None else seen & (columns > positions - window)
 
 
-def _capped(  # noqa: PLR0917  # those of `lower`
+def _attend_with_softcap(  # noqa: PLR0917  # those of `lower`
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import DType, QuantizationEncoding
 
-__all__ = ["decoded"]
+__all__ = ["decode_blocks"]
 
 
-def decoded(
+def decode_blocks(
     blocks: Tensor,
     encoding: QuantizationEncoding | Encoding,
     dtype: DType,

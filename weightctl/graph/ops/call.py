@@ -87,7 +87,7 @@ def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: b
             hint="build it with the weight_prefix that its weights' names start with",
         )
     for name in sorted(names):
-        called = name.called(prefix, stays_open=stays_open)
+        called = name.add_prefix(prefix, stays_open=stays_open)
         if not called.is_placeholder:
             refuse_fixed_name(graph, called.name)
 

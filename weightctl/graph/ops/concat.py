@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, named_axis, same_dtype
+from weightctl.graph.ops.rules import axis_of, choose_axis, same_dtype
 from weightctl.graph.ops.unsqueeze import unsqueeze
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
@@ -32,7 +32,7 @@ def concat(
     """
     with refusing("concat", values=values):
         given = tuple(values)
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
     return apply("concat", *given, axis=0 if chosen is None else chosen)
 
 
@@ -42,7 +42,7 @@ def stack(values: Sequence[ValueLike], axis: int | None = None, *, dim: int | No
     Raises `GraphError` unless dtypes and shapes are equal.
     """
     with refusing("stack", values=values):
-        chosen = named_axis(axis, dim) or 0
+        chosen = choose_axis(axis, dim) or 0
         rows = [unsqueeze(value, chosen) for value in values]
     return concat(rows, chosen)
 

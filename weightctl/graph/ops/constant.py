@@ -55,7 +55,7 @@ def _buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
     if array.dtype.name not in DType.__members__:
         raise _no_numbers(value, array.dtype)
     if dtype is not None and array.dtype.name != dtype.value:
-        array = _converted(array, dtype)
+        array = _convert_array(array, dtype)
     return Buffer.from_numpy(array.copy())
 
 
@@ -89,10 +89,10 @@ def _array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
     except (BufferError, EncodingError, ValueError) as error:
         raise GraphError(str(error), hint="rows of a nested list are of one length") from error
     is_python_float = dtype is None and array.dtype == np.float64
-    return _converted(array, DType.float32) if is_python_float else array
+    return _convert_array(array, DType.float32) if is_python_float else array
 
 
-def _converted(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+def _convert_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
     from weightctl.codecs.scalar import convert, numpy_dtype, overflow
 
     if not array.size:  # an empty list is of any dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.blocks import decoded
+from weightctl.graph.ops.blocks import decode_blocks
 from weightctl.graph.ops.bounds import require_inside
 from weightctl.graph.ops.dequantize import blocks_of, numbers_of
 from weightctl.graph.ops.rules import require_integer
@@ -88,4 +88,4 @@ def lower(
         return rows
     from weightctl.graph.ops.torch_types import torch_device
 
-    return decoded(rows, encoding, dtype).to(torch_device(device))
+    return decode_blocks(rows, encoding, dtype).to(torch_device(device))

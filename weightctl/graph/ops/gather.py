@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.graph.ops.bounds import require_inside
-from weightctl.graph.ops.rules import axis_of, named_axis, require_integer
+from weightctl.graph.ops.rules import axis_of, choose_axis, require_integer
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
@@ -28,7 +28,7 @@ def gather(
     The dimensions of `indices` stand in the place of `axis`; negative numbers count from the end.
     """
     with refusing("gather", x, indices):
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
     return apply("gather", x, indices, axis=0 if chosen is None else chosen)
 
 

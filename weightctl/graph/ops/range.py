@@ -59,7 +59,7 @@ def range(  # noqa: A001  # as Python calls it
     """
     first, last = (0, start) if stop is None else (start, stop)
     with sizing("range"):
-        begin, end, distance = _bound(first), _bound(last), _whole(step)
+        begin, end, distance = _read_bound(first), _read_bound(last), _whole(step)
         kind = as_dtype(dtype)
     return apply("range", start=begin, stop=end, step=distance, dtype=kind, device=device)
 
@@ -113,7 +113,7 @@ def lower(*, start: int, stop: int, step: int, dtype: DType, device: DeviceRef) 
     return torch.arange(start, end, step, dtype=kind, device=place)
 
 
-def _bound(value: DimLike) -> _Bound:
+def _read_bound(value: DimLike) -> _Bound:
     if isinstance(value, Dim | str):
         dim = Dim(value)
         return int(dim) if dim.is_static else dim

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, named_axis, require_float, require_number
+from weightctl.graph.ops.rules import axis_of, choose_axis, require_float, require_number
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["infer", "lower", "max", "mean", "min", "reduced", "require_elements", "sum"]
+__all__ = ["infer", "lower", "max", "mean", "min", "reduce_shape", "require_elements", "sum"]
 
 
 def sum(  # noqa: A001  # as Python calls it
@@ -85,7 +85,7 @@ def _reduce(
     function: str, x: ValueLike, axis: int | None, dim: int | None, *, keepdims: bool
 ) -> Value:
     with refusing(function, x):
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
     return apply("reduce", x, function=function, axis=chosen, keepdims=keepdims)
 
 
@@ -97,10 +97,10 @@ def infer(x: TensorType, *, function: str, axis: int | None, keepdims: bool) -> 
         require_number(x)
     if function in {"max", "min"}:
         require_elements(x, axis)
-    return replace(x, shape=reduced(x.shape, axis, keepdims=keepdims))
+    return replace(x, shape=reduce_shape(x.shape, axis, keepdims=keepdims))
 
 
-def reduced(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
+def reduce_shape(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
     """Return the shape without the axis, or with 1 in its place; None is all axes."""
     gone = set(range(len(shape))) if axis is None else {axis_of(len(shape), axis)}
     if keepdims:

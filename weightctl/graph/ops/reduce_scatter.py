@@ -67,7 +67,7 @@ def infer(
     shape = values[0].shape
     place = axis_of(len(shape), axis)
     if sizes is None:
-        sizes = _shared(shape[place], count)
+        sizes = _divide_evenly(shape[place], count)
     if len(sizes) != count or sum(sizes, start=Dim(0)) != shape[place]:
         raise GraphError(
             f"sizes {sizes.text} are not those of {count} parts of {shape[place]}",
@@ -107,7 +107,7 @@ def lower(
     return tuple(part.to(value.device) for part, value in zip(parts[own:], values, strict=False))
 
 
-def _shared(size: Dim, count: int) -> Shape:
+def _divide_evenly(size: Dim, count: int) -> Shape:
     if not size.is_static:
         raise GraphError(
             f"{size} cannot be shared out among {count} ranks before it is known",

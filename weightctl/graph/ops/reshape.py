@@ -34,8 +34,8 @@ def reshape(x: ValueLike, shape: ShapeLike) -> Value:
     """
     value = numbers_of(x)
     with sizing("reshape", value):
-        wanted = _wanted(shape)
-    return apply("reshape", value, shape=_filled(value.shape, wanted))
+        wanted = _read_shape(shape)
+    return apply("reshape", value, shape=_fill_rest(value.shape, wanted))
 
 
 def infer(x: TensorType, *, shape: _Wanted) -> TensorType:
@@ -62,7 +62,7 @@ def lower(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
     return x.reshape(shape)
 
 
-def _wanted(shape: ShapeLike) -> _Wanted:
+def _read_shape(shape: ShapeLike) -> _Wanted:
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise TypeError(f"a shape is a sequence of dimensions, not {shape!r}")
     return tuple(-1 if _is_rest(size) else Dim(size) for size in shape)
@@ -72,7 +72,7 @@ def _is_rest(size: DimLike) -> bool:
     return not isinstance(size, Dim | str) and index(size) == -1
 
 
-def _filled(before: Shape, wanted: _Wanted) -> _Wanted:
+def _fill_rest(before: Shape, wanted: _Wanted) -> _Wanted:
     """Put the size that is left in the place of -1, where there is one such size."""
     if wanted.count(-1) != 1:
         return wanted

@@ -21,7 +21,7 @@ __all__ = [
     "INTEGERS",
     "axis_of",
     "broadcast",
-    "named_axis",
+    "choose_axis",
     "require_bool",
     "require_broadcast",
     "require_float",
@@ -89,7 +89,7 @@ def _precedence(dtype: DType) -> tuple[int, int, bool]:
     return kind, dtype.encoding.size, dtype.value.startswith(("float", "int"))
 
 
-def named_axis(axis: int | None, dim: int | None) -> int | None:
+def choose_axis(axis: int | None, dim: int | None) -> int | None:
     """Return the axis that is given, as `axis` or as torch calls it, `dim`.
 
     Raises `GraphError` where both are given.

@@ -42,9 +42,9 @@ def slice_tensor(x: ValueLike, index: Any) -> Value:
     """
     value = numbers_of(x)
     given = index if is_tuple(index) else (index,)
-    items = tuple(_recorded(item) for item in given)
+    items = tuple(_record_item(item) for item in given)
     with suppress(GraphError):  # `infer` raises it again, and says of what
-        items = _clamped(_expanded(items, value.rank), value.shape)
+        items = _clamp_slices(_expand_ellipsis(items, value.rank), value.shape)
     return apply("slice", value, index=items)
 
 
@@ -52,7 +52,7 @@ def infer(x: TensorType, *, index: tuple[Any, ...]) -> TensorType:
     """Return the type of the part."""
     sizes = iter(x.shape)
     result: list[Dim] = []
-    for item in _expanded(index, x.rank):
+    for item in _expand_ellipsis(index, x.rank):
         if item is None:
             result.append(Dim(1))
         elif isinstance(item, tuple):
@@ -65,11 +65,11 @@ def infer(x: TensorType, *, index: tuple[Any, ...]) -> TensorType:
 def lower(x: Tensor, *, index: tuple[Any, ...]) -> Tensor:
     """Return a view; nothing is copied."""
     sizes = iter(x.shape)
-    items = _expanded(index, x.dim())
-    return x[tuple(item if item is None else _taken(item, next(sizes)) for item in items)]
+    items = _expand_ellipsis(index, x.dim())
+    return x[tuple(item if item is None else _to_torch_index(item, next(sizes)) for item in items)]
 
 
-def _recorded(item: Any) -> Any:
+def _record_item(item: Any) -> Any:
     """Return an item in the form that an attribute has; what is no index stays as it is."""
     if is_tuple(item):
         return list(item)  # a tuple would be taken for a slice
@@ -91,7 +91,7 @@ def _number(item: Any) -> Any:
         return item
 
 
-def _expanded(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
+def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
     """Put whole dimensions in the place of an Ellipsis, or at the end, and check all types."""
     for item in index:
         if not _is_item(item):
@@ -122,7 +122,7 @@ def _is_bound(item: Any) -> bool:
     return isinstance(item, int | Dim) and not isinstance(item, bool)
 
 
-def _clamped(items: Sequence[_Item], shape: Shape) -> tuple[_Item, ...]:
+def _clamp_slices(items: Sequence[_Item], shape: Shape) -> tuple[_Item, ...]:
     """Bring the bounds of slices inside the dimensions whose sizes are known."""
     sizes = iter(shape)
     result: list[_Item] = []
@@ -159,7 +159,7 @@ def _require_inside(item: _Bound, size: Dim) -> None:
         )
 
 
-def _taken(item: Any, size: int) -> int | slice:
+def _to_torch_index(item: Any, size: int) -> int | slice:
     """Return an item as torch takes it, unless the graph has promised what is not there."""
     if isinstance(item, int):
         if not -size <= item < size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.graph.ops.rules import axis_of, named_axis, require_float
+from weightctl.graph.ops.rules import axis_of, choose_axis, require_float
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 
@@ -23,7 +23,7 @@ def softmax(x: ValueLike, axis: int | None = None, *, dim: int | None = None) ->
     float16 and bfloat16 are computed in float32 and rounded once.
     """
     with refusing("softmax", x):
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
     return apply("softmax", x, axis=-1 if chosen is None else chosen)
 
 

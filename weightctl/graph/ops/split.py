@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from weightctl.errors import GraphError
 from weightctl.graph.ops.dequantize import numbers_of
-from weightctl.graph.ops.rules import axis_of, named_axis
+from weightctl.graph.ops.rules import axis_of, choose_axis
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply_all
 from weightctl.shape import Dim, Shape
@@ -32,7 +32,7 @@ def split(
     """
     with sizing("split", x):
         parts = Shape(sizes)
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
     return apply_all("split", x, sizes=parts, axis=0 if chosen is None else chosen)
 
 
@@ -46,7 +46,7 @@ def chunk(
     """
     value = numbers_of(x)
     with refusing("chunk", value):
-        place = axis_of(value.rank, named_axis(axis, dim) or 0)
+        place = axis_of(value.rank, choose_axis(axis, dim) or 0)
         if not value.shape[place].is_static:
             raise GraphError(
                 f"dimension {place} is {value.shape[place]}, whose parts have no known sizes",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, named_axis
+from weightctl.graph.ops.rules import axis_of, choose_axis
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
@@ -23,7 +23,7 @@ __all__ = ["infer", "lower", "squeeze"]
 def squeeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
     """Return the value without dimension `axis`; `GraphError` unless its size is known to be 1."""
     with refusing("squeeze", x):
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
         if chosen is None:
             raise GraphError("the axis is not given", hint="`axis=-1` is the last")
     return apply("squeeze", x, axis=chosen)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, named_axis, require_number
+from weightctl.graph.ops.rules import axis_of, choose_axis, require_number
 from weightctl.graph.scope import sizing
 from weightctl.graph.value import apply_all
 from weightctl.shape import Dim, Shape
@@ -32,7 +32,7 @@ def top_k(
     """
     with sizing("top_k", x):
         count = Dim(k)
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
     place = -1 if chosen is None else chosen
     values, indices = apply_all("top_k", x, k=count, axis=place)
     return values, indices

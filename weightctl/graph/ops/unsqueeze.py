@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, named_axis
+from weightctl.graph.ops.rules import axis_of, choose_axis
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
@@ -23,7 +23,7 @@ __all__ = ["infer", "lower", "unsqueeze"]
 def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
     """Return the value with a dimension of size 1 that is dimension `axis` of the result."""
     with refusing("unsqueeze", x):
-        chosen = named_axis(axis, dim)
+        chosen = choose_axis(axis, dim)
         if chosen is None:
             raise GraphError("the axis is not given", hint="`axis=-1` is the last")
     return apply("unsqueeze", x, axis=chosen)

@@ -10,10 +10,10 @@ from weightctl.weights.tree import header_of, source_of
 if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["dequantized"]
+__all__ = ["dequantize_weights"]
 
 
-def dequantized(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
+def dequantize_weights(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
     """Return the tree with each weight that is stored in parts as one tensor of its logical name.
 
     It is float32, the values that its own library computes, made where they are read. With

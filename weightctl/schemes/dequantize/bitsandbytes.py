@@ -96,13 +96,15 @@ def four_bit(parts: SchemeTensors) -> DecodingScheme:
     state = _document(parts, state_place)
     block = state.get("blocksize")
     if map_place is None or type(block) is not int or block <= 0:
-        raise parts.refused("nothing says what its codes stand for")
+        raise parts.cannot_dequantize("nothing says what its codes stand for")
     count = -(-prod(parts.shape) // block)
     nested, is_bytes = None, parts.scales.encoding.name == "U8"
     if is_bytes:
-        nested = _nested(parts, state, count)
+        nested = _read_nested(parts, state, count)
     if parts.scales.size != count:
-        raise parts.refused(f"`{parts.scales.name}` is of shape {list(parts.scales.shape)}")
+        raise parts.cannot_dequantize(
+            f"`{parts.scales.name}` is of shape {list(parts.scales.shape)}"
+        )
     words = parts.numbers.size
     values = _FourBit(
         codes=parts.table(0, words),
@@ -115,7 +117,7 @@ def four_bit(parts: SchemeTensors) -> DecodingScheme:
     return DecodingScheme(parts.shape, values)
 
 
-def _nested(parts: SchemeTensors, state: dict[str, Any], count: int) -> _Nested:
+def _read_nested(parts: SchemeTensors, state: dict[str, Any], count: int) -> _Nested:
     place, map_place = parts.find(_NESTED), parts.find(_NESTED_MAP)
     block, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
     if (
@@ -123,7 +125,7 @@ def _nested(parts: SchemeTensors, state: dict[str, Any], count: int) -> _Nested:
         or not isinstance(offset, int | float) or abs(offset) > 1e300
         or parts.tensors[place].info.size != -(-count // block)
     ):  # fmt: skip
-        raise parts.refused("its scales are quantized, and nothing says how")
+        raise parts.cannot_dequantize("its scales are quantized, and nothing says how")
     scales = parts.plain(place, parts.tensors[place].info.size)
     return _Nested(_values(parts, map_place, 256), scales, block, float(offset))
 
@@ -131,7 +133,9 @@ def _nested(parts: SchemeTensors, state: dict[str, Any], count: int) -> _Nested:
 def _values(parts: SchemeTensors, place: int, count: int) -> F32:
     info = parts.tensors[place].info
     if info.encoding.name != "F32" or info.size != count:
-        raise parts.refused(f"`{info.name}` is {info.encoding} of shape {list(info.shape)}")
+        raise parts.cannot_dequantize(
+            f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+        )
     return np.frombuffer(parts.raw(place), np.float32).copy()
 
 
@@ -141,5 +145,5 @@ def _document(parts: SchemeTensors, place: int | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not is_object(document):
-        raise parts.refused("what says how it was quantized cannot be read")
+        raise parts.cannot_dequantize("what says how it was quantized cannot be read")
     return document

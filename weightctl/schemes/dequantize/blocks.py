@@ -59,7 +59,7 @@ class Integers:
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
         """Return a rectangle as rows of bytes."""
-        levels = _grouped(self.values.numbers.read(inputs, region), turned=turned)
+        levels = _group_rows(self.values.numbers.read(inputs, region), turned=turned)
         if levels.dtype == np.int8 and self.encoding.name != "Q8_0":
             levels = levels.view(np.uint8) + np.uint8(8)
         elif levels.dtype == np.uint8 and self.encoding.name == "Q8_0":
@@ -70,13 +70,13 @@ class Integers:
         first = _firsts(region, turned=turned)
         with np.errstate(all="ignore"):
             scales = self.values.scales_of(inputs, region)
-            made["scale"] = _sampled(scales, region, first, turned=turned)
+            made["scale"] = _sample_scales(scales, region, first, turned=turned)
             if self.encoding.name == "Q8_0":
                 made["q"] = levels
                 return made.view(np.uint8)
             if self.encoding.name == "Q4_1":
                 mins = self._mins(inputs, region, scales)
-                made["min"] = _sampled(mins, region, first, turned=turned)
+                made["min"] = _sample_scales(mins, region, first, turned=turned)
         made["low"] = levels[..., :16] | levels[..., 16:] << np.uint8(4)
         return made.view(np.uint8)
 
@@ -103,7 +103,7 @@ class Microscaled:
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
         """Return a rectangle; `ConversionError` for a NaN, which blocks of MXFP4 have none of."""
-        codes = _grouped(self.codes.read(inputs, region), turned=turned)
+        codes = _group_rows(self.codes.read(inputs, region), turned=turned)
         made = np.empty(codes.shape[:2], MXFP4.block_dtype)
         exponents = self.exponents.read(inputs, region)
         if self.has_nan and bool((exponents == 255).any()):
@@ -112,12 +112,12 @@ class Microscaled:
                 hint="the checkpoint is damaged",
             )
         first = _firsts(region, turned=turned)
-        made["exponent"] = _sampled(exponents, region, first, turned=turned)
+        made["exponent"] = _sample_scales(exponents, region, first, turned=turned)
         made["q"] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
         return made.view(np.uint8)
 
 
-def _grouped(levels: NDArray[Any], *, turned: bool) -> NDArray[Any]:
+def _group_rows(levels: NDArray[Any], *, turned: bool) -> NDArray[Any]:
     """Return numbers as (rows of the weight, blocks, 32)."""
     rows = np.ascontiguousarray(levels.T if turned else levels)
     return rows.reshape(len(rows), -1, _GROUP)
@@ -128,7 +128,9 @@ def _firsts(region: Region, *, turned: bool) -> slice:
     return slice(0, region.shape[0 if turned else 1], _GROUP)
 
 
-def _sampled(scales: NDArray[Any], region: Region, first: slice, *, turned: bool) -> NDArray[Any]:
+def _sample_scales(
+    scales: NDArray[Any], region: Region, first: slice, *, turned: bool
+) -> NDArray[Any]:
     """Return one scale for each block, from those for all numbers of a region."""
     each = np.broadcast_to(scales, region.shape)
     return (each.T if turned else each)[:, first]

@@ -10,10 +10,10 @@ from weightctl.dtype import DType
 from weightctl.schemes.dequantize.blocks import Microscaled
 from weightctl.schemes.dequantize.form import DecodingScheme
 from weightctl.schemes.dequantize.grid import PerBlock
-from weightctl.schemes.dequantize.integers import column_factors, compressed, two_rows
+from weightctl.schemes.dequantize.integers import column_factors, compressed_tensors, two_rows
 from weightctl.schemes.dequantize.numbers import PackedNumbers, PlainNumbers, Powers, Ternary
 from weightctl.schemes.dequantize.packing import PackingLayout
-from weightctl.schemes.dequantize.parts import aligned
+from weightctl.schemes.dequantize.parts import align_counts
 from weightctl.schemes.dequantize.values import E2M1, Scaled
 from weightctl.text.untyped import is_object
 
@@ -34,17 +34,20 @@ def scaled(parts: SchemeTensors) -> DecodingScheme:
     """Numbers of 8 bits times the scale of the tensor, of a row, of an expert or of a block."""
     numbers = parts.numbers
     if numbers.encoding.name == "I32":
-        return compressed(parts)
+        return compressed_tensors(parts)
     if numbers.encoding.name == "U8" and numbers.shape != parts.shape:
         return two_rows(parts)
     parts.refuse_others(*_ZEROS, ".comfy_quant")
     _check_comfy(parts)
     if numbers.encoding.block != 1:
-        raise parts.refused(f"`{numbers.name}` is of {numbers.encoding}")
-    grid = parts.grid(parts.shape, aligned(parts.scales.shape, parts.shape))
+        raise parts.cannot_dequantize(f"`{numbers.name}` is of {numbers.encoding}")
+    grid = parts.grid(parts.shape, align_counts(parts.scales.shape, parts.shape))
     place = parts.find(*_ZEROS)
-    if place is not None and aligned(parts.tensors[place].info.shape, parts.shape) != grid.counts:
-        raise parts.refused(f"`{parts.tensors[place].info.name}` does not fit its scales")
+    if (
+        place is not None
+        and align_counts(parts.tensors[place].info.shape, parts.shape) != grid.counts
+    ):
+        raise parts.cannot_dequantize(f"`{parts.tensors[place].info.name}` does not fit its scales")
     values = Scaled(
         numbers=parts.plain(0),
         scales=parts.per_block(1, grid, powers=True),
@@ -65,14 +68,16 @@ def _check_comfy(parts: SchemeTensors) -> None:
         document = None
     kind = document.get("format") if is_object(document) else None
     if kind not in _COMFY:
-        raise parts.refused(f"`{parts.tensors[place].info.name}` says {kind!r}")
+        raise parts.cannot_dequantize(f"`{parts.tensors[place].info.name}` says {kind!r}")
 
 
 def mxfp8(parts: SchemeTensors) -> DecodingScheme:
     """FP8 with a power of two for each 32 numbers of a row."""
     parts.refuse_others()
     if parts.numbers.shape != parts.shape or parts.numbers.encoding.block != 1:
-        raise parts.refused(f"`{parts.numbers.name}` is of shape {list(parts.numbers.shape)}")
+        raise parts.cannot_dequantize(
+            f"`{parts.numbers.name}` is of shape {list(parts.numbers.shape)}"
+        )
     grid = parts.grid(parts.shape, parts.scales.shape)
     values = Scaled(numbers=parts.plain(0), scales=parts.per_block(1, grid, powers=True))
     return DecodingScheme(parts.shape, values)
@@ -93,7 +98,7 @@ def mxfp4(parts: SchemeTensors) -> DecodingScheme:
     grid = parts.grid(shape, counts)
     has_nan = parts.scales.encoding.name == "F8_E8M0"
     if not has_nan and parts.scales.encoding.name != "U8":
-        raise parts.refused(f"`{parts.scales.name}` is of {parts.scales.encoding}")
+        raise parts.cannot_dequantize(f"`{parts.scales.name}` is of {parts.scales.encoding}")
     table = parts.table(1, grid.counts[-1])
     scales, steps = parts.per_block(1, grid), E2M1
     if not has_nan:
@@ -125,7 +130,7 @@ def nvfp4(parts: SchemeTensors) -> DecodingScheme:
     above = None
     if place is not None:
         info = parts.tensors[place].info
-        above = parts.per_block(place, parts.grid(shape, aligned(info.shape, shape)))
+        above = parts.per_block(place, parts.grid(shape, align_counts(info.shape, shape)))
     values = Scaled(
         numbers=codes,
         scales=PerBlock(scales, grid),
@@ -142,7 +147,7 @@ def _codes(parts: SchemeTensors) -> tuple[PackedNumbers, int]:
     info, size = parts.numbers, parts.numbers.encoding.size
     per_word = 2 * size
     if prod(info.shape) // info.encoding.block * per_word != prod(parts.shape):
-        raise parts.refused(f"`{info.name}` is of shape {list(info.shape)}")
+        raise parts.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
     is_along = len(info.shape) != len(parts.shape) or info.shape[-1] != parts.shape[-1]
     if is_along or info.encoding.name == "F4":
         table = parts.table(0, parts.shape[-1] // per_word)
@@ -154,7 +159,7 @@ def bitnet(parts: SchemeTensors) -> DecodingScheme:
     """BitNet's -1, 0 and 1, divided by the scale; its newer layers multiply with it."""
     parts.refuse_others()
     if len(parts.shape) != 2:
-        raise parts.refused(f"it is of shape {list(parts.shape)}")
+        raise parts.cannot_dequantize(f"it is of shape {list(parts.shape)}")
     grid = parts.grid(parts.shape, (1, 1))
     values = Scaled(
         numbers=Ternary(parts.table(0), parts.numbers.shape[0]),
@@ -169,7 +174,9 @@ def llm_int8(parts: SchemeTensors) -> DecodingScheme:
     parts.refuse_others(".weight_format")
     place = parts.find(".weight_format")
     if place is not None and parts.raw(place).strip(b"\0"):
-        raise parts.refused(f"`{parts.tensors[place].info.name}` says an order for one kind of GPU")
+        raise parts.cannot_dequantize(
+            f"`{parts.tensors[place].info.name}` says an order for one kind of GPU"
+        )
     grid = parts.grid(parts.shape, (parts.shape[0], 1))
     values = Scaled(numbers=parts.plain(0), scales=parts.per_block(1, grid), factor=_PER_127)
     return DecodingScheme(parts.shape, values)

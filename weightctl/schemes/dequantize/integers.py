@@ -9,13 +9,13 @@ from weightctl.schemes.dequantize.form import DecodingScheme
 from weightctl.schemes.dequantize.grid import PerBlock
 from weightctl.schemes.dequantize.numbers import PackedNumbers
 from weightctl.schemes.dequantize.packing import PackingLayout
-from weightctl.schemes.dequantize.parts import aligned
+from weightctl.schemes.dequantize.parts import align_counts
 from weightctl.schemes.dequantize.values import Scaled
 
 if TYPE_CHECKING:
     from weightctl.schemes.dequantize.parts import SchemeTensors
 
-__all__ = ["awq", "column_factors", "compressed", "gptq", "mlx", "two_rows"]
+__all__ = ["awq", "column_factors", "compressed_tensors", "gptq", "mlx", "two_rows"]
 
 # The columns whose numbers are in a word, as AutoAWQ's kernels have them.
 _AWQ = PackingLayout(4, 32, order=(0, 2, 4, 6, 1, 3, 5, 7))
@@ -31,10 +31,10 @@ def gptq(parts: SchemeTensors) -> DecodingScheme:
     parts.refuse_others(".qzeros", ".g_idx")
     bits, version = _bits(parts), parts.settings.text("checkpoint_format") or "gptq"
     if bits not in {2, 3, 4, 8} or version not in {"gptq", "gptq_v2"}:
-        raise parts.refused(f"it is `{version}` of {bits} bits")
+        raise parts.cannot_dequantize(f"it is `{version}` of {bits} bits")
     layout, (outputs, inputs) = PackingLayout(bits, 32), parts.shape
     groups = parts.scales.shape[0]
-    grid = parts.ordered(parts.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)
+    grid = parts.ordered_grid(parts.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)
     place, middle = parts.find(".qzeros"), 1 << (bits - 1)
     is_auto_round = "auto-round" in parts.settings.text("quant_method")
     packing = parts.settings.text("packing_format")
@@ -57,7 +57,7 @@ def awq(parts: SchemeTensors) -> DecodingScheme:
     parts.refuse_others(".qzeros")
     place = parts.find(".qzeros")
     if _bits(parts) != 4 or place is None:
-        raise parts.refused("weightctl knows it with 4 bits and zeros")
+        raise parts.cannot_dequantize("weightctl knows it with 4 bits and zeros")
     (outputs, inputs), counts = parts.shape, parts.scales.shape
     if parts.numbers.shape[0] != inputs or parts.numbers.shape[1] >= counts[1]:
         return _awq_gemv(parts, place)
@@ -76,7 +76,7 @@ def _awq_gemv(parts: SchemeTensors, place: int) -> DecodingScheme:
     # Its tables of scales and zeros are padded: only the settings tell the groups.
     size = next((size for size in parts.settings.sizes(-1) if -(-inputs // size) <= columns), None)
     if size is None:
-        raise parts.refused("nothing says how large its groups are")
+        raise parts.cannot_dequantize("nothing says how large its groups are")
     counts = (rows, -(-inputs // size))
     grid = parts.grid(parts.shape, counts)
     values = Scaled(
@@ -87,7 +87,7 @@ def _awq_gemv(parts: SchemeTensors, place: int) -> DecodingScheme:
     return DecodingScheme(parts.shape, values, bits=4, middle=8)
 
 
-def compressed(parts: SchemeTensors) -> DecodingScheme:
+def compressed_tensors(parts: SchemeTensors) -> DecodingScheme:
     """compressed-tensors `pack-quantized`: rows, with zeros packed along the other axis."""
     parts.refuse_others(".weight_shape", ".weight_zero_point", ".weight_g_idx")
     shape, bits = parts.shape, _bits(parts)
@@ -97,8 +97,8 @@ def compressed(parts: SchemeTensors) -> DecodingScheme:
     layout = PackingLayout(bits, 32)
     if layout.words_of(shape[-1]) != words:
         layout = PackingLayout(bits, 32, whole=True)
-    counts = aligned(parts.scales.shape, shape)
-    grid = parts.ordered(parts.find(".weight_g_idx"), shape, counts, -1)
+    counts = align_counts(parts.scales.shape, shape)
+    grid = parts.ordered_grid(parts.find(".weight_g_idx"), shape, counts, -1)
     middle = 1 << (bits - 1)
     zero, zeros = middle, None
     if (place := parts.find(".weight_zero_point")) is not None:
@@ -107,7 +107,7 @@ def compressed(parts: SchemeTensors) -> DecodingScheme:
             zeros = parts.per_block(place, grid)
         else:
             if len(counts) != 2:
-                raise parts.refused(f"`{info.name}` is for weights of two dimensions")
+                raise parts.cannot_dequantize(f"`{info.name}` is for weights of two dimensions")
             zero, zeros = 0, PerBlock(parts.packed(place, layout, 0, grid.table), grid)
     values = Scaled(
         numbers=parts.packed(0, layout, 1, (prod(shape[:-1]), shape[-1])),
@@ -130,7 +130,7 @@ def _check_shape(parts: SchemeTensors) -> None:
         for at in range(0, len(raw), size)
     ]
     if said != list(parts.shape):
-        raise parts.refused(f"`{parts.tensors[place].info.name}` says {said}")
+        raise parts.cannot_dequantize(f"`{parts.tensors[place].info.name}` says {said}")
 
 
 def two_rows(parts: SchemeTensors) -> DecodingScheme:
@@ -152,7 +152,9 @@ def column_factors(parts: SchemeTensors) -> PerBlock | None:
         return None
     columns = parts.shape[-1]
     if parts.tensors[place].info.size != columns:
-        raise parts.refused(f"`{parts.tensors[place].info.name}` is not of {columns} inputs")
+        raise parts.cannot_dequantize(
+            f"`{parts.tensors[place].info.name}` is not of {columns} inputs"
+        )
     counts = (*(1 for _ in parts.shape[:-1]), columns)
     return parts.per_block(place, parts.grid(parts.shape, counts))
 
@@ -162,7 +164,7 @@ def mlx(parts: SchemeTensors) -> DecodingScheme:
     parts.refuse_others(".biases", ".qbiases")
     place, bits = parts.find(".biases", ".qbiases"), _bits(parts)
     if place is None:
-        raise parts.refused("it has no biases")
+        raise parts.cannot_dequantize("it has no biases")
     grid = parts.grid(parts.shape, parts.scales.shape)
     values = Scaled(
         numbers=parts.packed(

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightctl.codecs.scalar import convert, unpack
 from weightctl.dtype import DType
-from weightctl.schemes.dequantize.packing import unpacked
+from weightctl.schemes.dequantize.packing import unpack_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ class PackedNumbers:
         beyond = first * words + self.layout.words_of(along.right - first * numbers)
         cut = along._replace(left=first * words, right=beyond)
         stored = self.table.read(inputs, cut if self.axis else cut.turned)
-        levels = unpacked(stored.view(f"u{stored.itemsize}"), self.layout, self.axis)
+        levels = unpack_table(stored.view(f"u{stored.itemsize}"), self.layout, self.axis)
         skip, count = along.left - first * numbers, along.right - along.left
         levels = levels[:, skip : skip + count] if self.axis else levels[skip : skip + count]
         mask = np.uint8((1 << self.layout.bits) - 1)

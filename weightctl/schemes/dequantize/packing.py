@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
 
-__all__ = ["PackingLayout", "unpacked"]
+__all__ = ["PackingLayout", "unpack_table"]
 
 
 class PackingLayout(NamedTuple):
@@ -44,7 +44,7 @@ class PackingLayout(NamedTuple):
         return -(-count * self.bits // self.word)
 
 
-def unpacked(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
+def unpack_table(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
     """Return the numbers of a table of unsigned words, packed along an axis (0 or 1).
 
     Where the words end within a repetition of the layout, the numbers that are not there are 0.

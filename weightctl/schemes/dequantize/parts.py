@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["SchemeTensors", "aligned"]
+__all__ = ["SchemeTensors", "align_counts"]
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # No part that is read at once is larger: what says an order has some bytes for each input.
@@ -67,9 +67,9 @@ class SchemeTensors:
         """Raise `ConversionError` where there are parts but those that end so."""
         for tensor in self.tensors[2:]:
             if not tensor.info.name.endswith((*endings, *_ACTIVATIONS)):
-                raise self.refused(f"`{tensor.info.name}` stands beside it")
+                raise self.cannot_dequantize(f"`{tensor.info.name}` stands beside it")
 
-    def refused(self, why: str) -> ConversionError:
+    def cannot_dequantize(self, why: str) -> ConversionError:
         """Return the error for a weight that cannot be dequantized."""
         return ConversionError(
             f"`{self.name}` is stored as {self.scheme} and cannot be dequantized: {why}",
@@ -80,7 +80,7 @@ class SchemeTensors:
         """Return what a part holds, which is small."""
         tensor = self.tensors[place]
         if tensor.info.nbytes > _MOST_READ:
-            raise self.refused(f"`{tensor.info.name}` is of {tensor.info.nbytes} bytes")
+            raise self.cannot_dequantize(f"`{tensor.info.name}` is of {tensor.info.nbytes} bytes")
         made = bytearray(tensor.info.nbytes)
         tensor.read_into(0, memoryview(made))
         return bytes(made)
@@ -90,7 +90,7 @@ class SchemeTensors:
         info = self.tensors[place].info
         word = _WORDS.get(info.encoding.size)
         if word is None:
-            raise self.refused(f"`{info.name}` is of {info.encoding}")
+            raise self.cannot_dequantize(f"`{info.name}` is of {info.encoding}")
         if columns is None:
             columns = (info.shape[-1] if info.shape else 1) // info.encoding.block
         return Table(place, columns, word)
@@ -101,7 +101,7 @@ class SchemeTensors:
         dtype = info.encoding.dtype
         is_readable = dtype is not None and (dtype.is_float or dtype in {DType.int8, DType.uint8})
         if dtype is None or not is_readable or info.encoding.block != 1:
-            raise self.refused(f"`{info.name}` is of {info.encoding}")
+            raise self.cannot_dequantize(f"`{info.name}` is of {info.encoding}")
         table = self.table(place, columns)
         return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)
 
@@ -112,7 +112,9 @@ class SchemeTensors:
         info, (rows, columns) = self.tensors[place].info, shape
         words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
         if info.size != prod(words) or 8 * info.encoding.size != layout.word:
-            raise self.refused(f"`{info.name}` is {info.encoding} of shape {list(info.shape)}")
+            raise self.cannot_dequantize(
+                f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+            )
         return PackedNumbers(self.table(place, words[1]), layout, axis, plus=plus)
 
     def grid(self, shape: Sequence[int], counts: Sequence[int], axis: int = -1) -> BlockGrid:
@@ -137,16 +139,18 @@ class SchemeTensors:
                 return size
         if count > 0 and length % count == 0:
             return length // count
-        raise self.refused(f"nothing says which of {length} elements each of {count} scales is for")
+        raise self.cannot_dequantize(
+            f"nothing says which of {length} elements each of {count} scales is for"
+        )
 
     def per_block(self, place: int, grid: BlockGrid, *, powers: bool = False) -> PerBlock:
         """Return a part as the numbers of a grid's blocks."""
         info = self.tensors[place].info
         if info.size != prod(grid.counts):
-            raise self.refused(f"`{info.name}` is of shape {list(info.shape)}")
+            raise self.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
         return PerBlock(self.plain(place, grid.counts[-1], powers=powers), grid)
 
-    def ordered(
+    def ordered_grid(
         self, place: int | None, shape: tuple[int, ...], counts: tuple[int, ...], axis: int
     ) -> BlockGrid:
         """Return a grid of groups along an axis, -1 or -2 of two.
@@ -159,12 +163,16 @@ class SchemeTensors:
         info, groups = self.tensors[place].info, counts[axis]
         is_fit = info.encoding.name in {"I32", "I64"} and info.shape == (shape[axis],)
         if not is_fit or len(shape) != 2:
-            raise self.refused(f"`{info.name}` is {info.encoding} of shape {list(info.shape)}")
+            raise self.cannot_dequantize(
+                f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+            )
         said = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
         if bool((said == -1).all()):
             return self.grid(shape, counts, axis)
         if said.min() < 0 or said.max() >= groups:
-            raise self.refused(f"`{info.name}` names groups beyond the {groups} that there are")
+            raise self.cannot_dequantize(
+                f"`{info.name}` names groups beyond the {groups} that there are"
+            )
         one = [*counts]
         one[axis] = 1
         others = self.grid(shape, one, axis)
@@ -177,7 +185,7 @@ class SchemeTensors:
         return BlockGrid(shape, counts, others.blocks, Order(place, axis + 2, groups))
 
 
-def aligned(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+def align_counts(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of scales with as many dimensions as what they are for."""
     if all(count == 1 for count in counts):
         return (1,) * len(shape)

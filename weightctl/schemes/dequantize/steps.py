@@ -54,7 +54,7 @@ class Dequantized:
         first = start // 4
         for strip in _strips(self.shape, first, first + made.size, turned=self.turned):
             values = self.values.read(inputs, strip.region)
-            rows = (_turned(values) if self.turned else values).reshape(-1)
+            rows = (_transpose(values) if self.turned else values).reshape(-1)
             part = rows[strip.skip : strip.skip + strip.stop - strip.start]
             made[strip.start - first : strip.stop - first] = part
 
@@ -97,7 +97,7 @@ class Repacked:
         return f"{self.scheme} repacked as {self.blocks.encoding.name}"
 
 
-def _turned(values: F32) -> F32:
+def _transpose(values: F32) -> F32:
     """Return a table with its rows as columns, a few at a time: caches have it in squares."""
     made = np.empty(values.shape[::-1], np.float32)
     for first in range(0, len(values), _SQUARE):

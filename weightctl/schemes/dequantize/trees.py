@@ -11,8 +11,8 @@ from weightctl.schemes.dequantize.parts import SchemeTensors, is_half
 from weightctl.schemes.dequantize.settings import Settings
 from weightctl.schemes.dequantize.steps import Dequantized, Repacked
 from weightctl.schemes.dequantize.values import Scaled
+from weightctl.schemes.logical import find_quantized
 from weightctl.schemes.logical import parts as parts_in
-from weightctl.schemes.logical import quantized
 from weightctl.system.registry import load
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint
@@ -56,7 +56,7 @@ _MOST_READ = 2 << 30
 
 
 def without_parts(source: Source, *, in_blocks: bool) -> Checkpoint:
-    """Return the tree of `dequantized`, for a source in which something is stored in parts."""
+    """Return the tree of `dequantize_weights`, for a source with something stored in parts."""
     header = source.header
     config = config_beside(header.files)
 
@@ -65,7 +65,7 @@ def without_parts(source: Source, *, in_blocks: bool) -> Checkpoint:
         source.read_into(name, 0, memoryview(made))
         return bytes(made)
 
-    found = quantized(header, config, read)
+    found = find_quantized(header, config, read)
     _refuse_rest(header, found)
     settings = Settings(config)
     weights = {name: _parts(source, each, settings) for name, each in found.items()}
@@ -114,7 +114,7 @@ def _form(parts: SchemeTensors) -> DecodingScheme:
     scheme = parts.scheme
     name = _SCALED if scheme.endswith(" scaled") else _FORMS.get(scheme.split()[0])
     if name is None or not parts.shape:
-        raise parts.refused("weightctl does not know how")
+        raise parts.cannot_dequantize("weightctl does not know how")
     return cast("Callable[[SchemeTensors], DecodingScheme]", load(name))(parts)
 
 
@@ -132,13 +132,15 @@ def _whole(
 ) -> ReadableTensor:
     step: Step | None = None
     if in_blocks:
-        step = _repacked(parts, form, may_read=may_read)
+        step = _make_repacking_step(parts, form, may_read=may_read)
     if step is None:
         step = Dequantized(parts.scheme, form.shape, form.values, form.turned)
     return DerivedTensor(parts.name, step, parts.tensors)
 
 
-def _repacked(parts: SchemeTensors, form: DecodingScheme, *, may_read: bool) -> Step | None:
+def _make_repacking_step(
+    parts: SchemeTensors, form: DecodingScheme, *, may_read: bool
+) -> Step | None:
     """Return the step that makes blocks of a weight; None where they would not be the same."""
     values = form.values
     if form.microscaled is not None:

@@ -17,10 +17,10 @@ __all__ = [
     "Adapter",
     "Quantized",
     "adapter",
+    "find_quantized",
     "is_buffer",
     "is_optimizer_state",
     "parts",
-    "quantized",
 ]
 
 # How the names of scales end. The table of what stands beside them is loaded where there are some.
@@ -80,7 +80,7 @@ class Quantized(NamedTuple):
         return 8 * self.nbytes / self.size
 
 
-def quantized(
+def find_quantized(
     header: Header, config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> dict[str, Quantized]:
     """Return the weights that are stored in parts, by name, in the order of their first parts.
@@ -117,7 +117,7 @@ def quantized(
 def parts(header: Header) -> set[str]:
     """Return the tensors that only have a meaning together: numbers, and what scales them.
 
-    Told from names and encodings alone, so that these may be tensors that `quantized` cannot
+    Told from names and encodings alone, so that these may be tensors that `find_quantized` cannot
     make a weight of; what it finds is always among them.
     """
     tensors = header.tensors

@@ -15,7 +15,7 @@ from weightctl.schemes.logical.stored import BITS, Logical, ceiling, covers, til
 if TYPE_CHECKING:
     from weightctl.schemes.logical.stored import StoredScheme
 
-__all__ = ["awq_fast", "compressed", "exl2", "exl3", "gptq_or_awq", "hqq", "mlx"]
+__all__ = ["awq_fast", "compressed_tensors", "exl2", "exl3", "gptq_or_awq", "hqq", "mlx"]
 
 
 def gptq_or_awq(stored: StoredScheme) -> Logical | None:
@@ -45,7 +45,7 @@ def _gptq(stored: StoredScheme) -> Logical | None:
     # An order may be of groups that are no runs.
     if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
         return None
-    return _known((outputs, inputs), "GPTQ", bits)
+    return _make_logical((outputs, inputs), "GPTQ", bits)
 
 
 def _awq(stored: StoredScheme) -> Logical | None:
@@ -53,7 +53,7 @@ def _awq(stored: StoredScheme) -> Logical | None:
     groups, outputs = stored.scales.shape
     if stored.shape(".qzeros") not in {None, (groups, columns)} or not tiles(groups, inputs):
         return None
-    return _known((outputs, inputs), "AWQ", times(32 * columns, outputs))
+    return _make_logical((outputs, inputs), "AWQ", times(32 * columns, outputs))
 
 
 def _awq_gemv(stored: StoredScheme) -> Logical | None:
@@ -63,7 +63,7 @@ def _awq_gemv(stored: StoredScheme) -> Logical | None:
     if not zeros or len(zeros) != 2 or not zeros[0] == rows == outputs:
         return None
     bits = times(32 * zeros[1], groups)
-    return _known((outputs, times(32 * columns, bits)), "AWQ", bits)
+    return _make_logical((outputs, times(32 * columns, bits)), "AWQ", bits)
 
 
 def awq_fast(stored: StoredScheme) -> Logical | None:
@@ -74,7 +74,7 @@ def awq_fast(stored: StoredScheme) -> Logical | None:
     return Logical((4 * numbers[0], numbers[1]), "AWQ 4-bit")
 
 
-def compressed(stored: StoredScheme) -> Logical | None:
+def compressed_tensors(stored: StoredScheme) -> Logical | None:
     """What compressed-tensors packs: integers into I32, their shape in a tensor; floats into U8."""
     if stored.numbers.encoding.name == "U8":
         return microscaled(stored)
@@ -98,7 +98,7 @@ def mlx(stored: StoredScheme) -> Logical | None:
     if not numbers or numbers[:-1] != scales[:-1] or biases != scales:
         return None
     columns = scales[-1] * stored.number("group_size")
-    return _known((*numbers[:-1], columns), "MLX", times(32 * numbers[-1], columns))
+    return _make_logical((*numbers[:-1], columns), "MLX", times(32 * numbers[-1], columns))
 
 
 def hqq(stored: StoredScheme) -> Logical | None:
@@ -108,7 +108,7 @@ def hqq(stored: StoredScheme) -> Logical | None:
         return None
     # 32 bits hold ten numbers of three.
     needed, held = prod(shape) * bits[0], 8 * stored.numbers.nbytes
-    return _known(shape, "HQQ", bits[0]) if needed <= held < 2 * needed else None
+    return _make_logical(shape, "HQQ", bits[0]) if needed <= held < 2 * needed else None
 
 
 def exl2(stored: StoredScheme) -> Logical | None:
@@ -130,5 +130,5 @@ def exl3(stored: StoredScheme) -> Logical | None:
     return Logical((16 * outputs, 16 * inputs), f"EXL3 {words / 16:g}-bit")
 
 
-def _known(shape: tuple[int, ...], tool: str, bits: int) -> Logical | None:
+def _make_logical(shape: tuple[int, ...], tool: str, bits: int) -> Logical | None:
     return Logical(shape, f"{tool} {bits}-bit") if bits in BITS else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.logical.stored import StoredScheme
 
-__all__ = ["bitsandbytes", "gpt_oss", "llm_int8", "microscaled", "scaled", "unsaid"]
+__all__ = ["bitsandbytes", "gpt_oss", "llm_int8", "microscaled", "quanto", "scaled"]
 
 # The block formats of the Open Compute Project and of NVIDIA: how many numbers share a scale, how
 # it is encoded (MLX keeps NVIDIA's in U8), and the name by the bits of a number.
@@ -32,11 +32,11 @@ _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 
 def microscaled(stored: StoredScheme) -> Logical | None:
     """MXFP and NVFP4, packed along the last axis; Llama 4's experts along the one before."""
-    return _microscaled(*stored.numbers[1:], *stored.scales[1:])
+    return _find_microscaled(*stored.numbers[1:], *stored.scales[1:])
 
 
 @lru_cache(maxsize=256)  # a model has few shapes, each in many layers
-def _microscaled(
+def _find_microscaled(
     numbers: tuple[int, ...], packed: Encoding, scales: tuple[int, ...], scaling: Encoding
 ) -> Logical | None:
     if len(numbers) != len(scales):
@@ -65,11 +65,11 @@ def scaled(stored: StoredScheme) -> Logical | None:
         return found
     name, shape, scales = stored.numbers.encoding.name, stored.numbers.shape, stored.scales.shape
     if name == "U8" and not any(stored.shape(ending) == scales for ending in _ZEROS):
-        return _packed_rows(stored)
+        return _find_packed_rows(stored)
     return Logical(shape, f"{_INTEGERS.get(name, name)} scaled") if covers(scales, shape) else None
 
 
-def _packed_rows(stored: StoredScheme) -> Logical | None:
+def _find_packed_rows(stored: StoredScheme) -> Logical | None:
     """ModelOpt's INT4, two rows in one, and BitNet's -1, 0 and 1, four rows in one."""
     shape, scales = stored.numbers.shape, stored.scales.shape
     if len(shape) < 2:
@@ -113,5 +113,5 @@ def gpt_oss(stored: StoredScheme) -> Logical | None:
     return Logical((*shape[:-2], 32 * shape[-2]), "MXFP4")
 
 
-def unsaid(_stored: StoredScheme) -> None:
+def quanto(_stored: StoredScheme) -> None:
     """Integers of quanto with fewer than 8 bits: no tensor says the shape of the weight."""

@@ -10,8 +10,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.schemes.logical.packed import awq_fast, compressed, exl2, exl3, gptq_or_awq, hqq, mlx
-from weightctl.schemes.logical.scaled import bitsandbytes, gpt_oss, llm_int8, scaled, unsaid
+from weightctl.schemes.logical.packed import (
+    awq_fast,
+    compressed_tensors,
+    exl2,
+    exl3,
+    gptq_or_awq,
+    hqq,
+    mlx,
+)
+from weightctl.schemes.logical.scaled import bitsandbytes, gpt_oss, llm_int8, quanto, scaled
 from weightctl.schemes.logical.stored import StoredScheme
 
 if TYPE_CHECKING:
@@ -91,7 +99,7 @@ SCHEMES = (
     Scheme("_scales", "_blocks", "", gpt_oss, ("U8",)),
     Scheme(".weight_scale", ".weight", ".weight", scaled, _BYTES, _OTHERS),
     Scheme(
-        ".weight_scale", ".weight_packed", ".weight", compressed, ("I32", "U8"),
+        ".weight_scale", ".weight_packed", ".weight", compressed_tensors, ("I32", "U8"),
         (".weight_shape", *_COMPRESSED),
     ),
     Scheme(
@@ -105,7 +113,7 @@ SCHEMES = (
         ".weight._scale", ".weight._data", ".weight", scaled, (*_F8, "I8"),
         (".input_scale", ".output_scale"),
     ),
-    Scheme(".weight._scale", ".weight._data._data", ".weight", unsaid, ("U8",), _QUANTO),
+    Scheme(".weight._scale", ".weight._data._data", ".weight", quanto, ("U8",), _QUANTO),
     Scheme("_weight_scale", "", "", scaled, _BYTES, ("_weight_scale_2", "_input_scale")),
     Scheme("_scale_inv", "", "", scaled, _BYTES, ("_activation_scale",)),
     Scheme("_scale", "", "", scaled, _BYTES, ("_zero_point", "_input_scale")),

@@ -54,7 +54,7 @@ def from_directory(
         if tell is not None:
             tell(f"{readme} {error}; nothing of it goes into the metadata")
     texts = {key: text for key, names in TEXTS.items() if (text := _text(card, names))}
-    for text in (_stated_name(os.path.join(directory, _CONFIG)), _directory_name(directory)):
+    for text in (_read_stated_name(os.path.join(directory, _CONFIG)), _directory_name(directory)):
         if text:
             _complete(texts, parse_model_id(_whole(text), parameters))
     if parameters and "size_label" not in texts:
@@ -98,7 +98,7 @@ def _complete(texts: dict[str, str], found: ModelId) -> None:
         texts.setdefault(key, text)
 
 
-def _stated_name(path: str) -> str:
+def _read_stated_name(path: str) -> str:
     """Return the name that a config.json says the model had where it was loaded; "" for a path."""
     try:
         document = read_json(MappedFile(path), _MOST_CONFIG)

@@ -16,7 +16,7 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["parse_front_matter", "read_front_matter", "written_front_matter"]
+__all__ = ["format_front_matter", "parse_front_matter", "read_front_matter"]
 
 _MOST_READ = 4_000_000
 # Some times what the longest lists of languages need; more would take seconds to parse.
@@ -63,7 +63,7 @@ def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
     document = "\n".join(wanted)
     if len(document) > _MOST_PARSED:
         raise ValueError(f"has front matter of more than {_MOST_PARSED} characters")
-    parsed = _parsed(document)
+    parsed = _parse_yaml(document)
     if parsed is None or _is_nothing(parsed):
         return {}
     if not is_object(parsed):
@@ -75,7 +75,7 @@ def _is_nothing(content: object) -> bool:
     return isinstance(content, str) and content in _NOTHING
 
 
-def _parsed(document: str) -> Any:
+def _parse_yaml(document: str) -> Any:
     import yaml
 
     try:
@@ -93,7 +93,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def written_front_matter(facts: Mapping[str, Any]) -> str:
+def format_front_matter(facts: Mapping[str, Any]) -> str:
     """Return facts between two lines of dashes; texts that look like other things are quoted."""
     import yaml
 

@@ -52,7 +52,7 @@ def parse_model_id(text: str, parameters: int = 0) -> ModelId:
     parts = [part for part in name.split("-") if part]
     kinds: list[set[str]] = []
     for place, part in enumerate(parts):
-        parts[place], kind = _classified(part, parameters, is_first=place == 0)
+        parts[place], kind = _classify_part(part, parameters, is_first=place == 0)
         kinds.append({kind} if kind else set())
     sizes = [part for part, kind in zip(parts, kinds, strict=True) if "size_label" in kind]
     if any(map(_has_digit, sizes)):  # a number says more than a word
@@ -61,7 +61,7 @@ def parse_model_id(text: str, parameters: int = 0) -> ModelId:
                 its.discard("size_label")
     _mark_base(parts, kinds)
 
-    def joined(kind: str) -> str | None:
+    def join_parts(kind: str) -> str | None:
         found = [
             part
             for part, its in zip(parts, kinds, strict=True)
@@ -69,12 +69,16 @@ def parse_model_id(text: str, parameters: int = 0) -> ModelId:
         ]
         return "-".join(dict.fromkeys(found) if kind == "size_label" else found) or None
 
-    size, finetune, version = joined("size_label"), joined("finetune"), joined("version")
+    size, finetune, version = (
+        join_parts("size_label"),
+        join_parts("finetune"),
+        join_parts("version"),
+    )
     return ModelId(
         name,
         organization if slash and not organization.startswith(".") else None,
         # A name of which nothing else is known may be anything.
-        joined("basename") if size or finetune or version else None,
+        join_parts("basename") if size or finetune or version else None,
         finetune,
         version,
         size,
@@ -85,7 +89,7 @@ def _has_digit(text: str) -> bool:
     return any(letter.isdecimal() for letter in text)
 
 
-def _classified(part: str, parameters: int, *, is_first: bool) -> tuple[str, str]:
+def _classify_part(part: str, parameters: int, *, is_first: bool) -> tuple[str, str]:
     """Return a part of a name as it is usually written, and what it says, "" where any."""
     if _VERSION.fullmatch(part):
         return part, "version"

@@ -6,7 +6,7 @@ from weightctl.text.untyped import is_object
 from weightctl.translate.card.keys import ENTRY, HUB
 from weightctl.translate.card.model_id import parse_model_id, title
 
-__all__ = ["origin", "written_origin"]
+__all__ = ["format_origin", "origin"]
 
 _ADDRESSES = ("http://", "https://", "ssh://")
 
@@ -33,7 +33,7 @@ def origin(written: object, parameters: int = 0) -> dict[str, str]:
     )
 
 
-def written_origin(facts: dict[str, str]) -> str | dict[str, str]:
+def format_origin(facts: dict[str, str]) -> str | dict[str, str]:
     """Return a card's entry that says these facts: an id or an address where one says them all."""
     address = facts.get("repo_url", "")
     for text in (address.removeprefix(HUB), address, facts.get("name", "").replace(" ", "-")):

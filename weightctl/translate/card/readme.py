@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.text.untyped import is_sequence
-from weightctl.translate.card.front_matter import written_front_matter
+from weightctl.translate.card.front_matter import format_front_matter
 from weightctl.translate.card.keys import ENTRY, LISTS, SOURCES, TEXTS
-from weightctl.translate.card.origins import written_origin
+from weightctl.translate.card.origins import format_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ def to_readme(metadata: Mapping[str, MetadataValue]) -> bytes | None:
             facts[names[0]] = entries[0] if len(entries) == 1 else entries
     if not facts:
         return None
-    parts = [written_front_matter(facts)]
+    parts = [format_front_matter(facts)]
     for prefix, key in (("# ", "name"), ("", "description")):
         if key in facts:
             parts.append(f"{prefix}{' '.join(facts[key].split())}\n")
@@ -49,7 +49,7 @@ def _origins(metadata: Mapping[str, MetadataValue], kind: str) -> list[Any]:
         {key: text for key in ENTRY if (text := _text(metadata, f"general.{kind}.{place}.{key}"))}
         for place in range(min(number, _MOST_LISTED))
     ]
-    return [written_origin(entry) for entry in found if entry]
+    return [format_origin(entry) for entry in found if entry]
 
 
 def _text(metadata: Mapping[str, MetadataValue], key: str) -> str:

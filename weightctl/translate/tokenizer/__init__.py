@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import loaded_on_use
+from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.translate.tokenizer.directory import from_directory
     from weightctl.translate.tokenizer.documents import to_documents
-    from weightctl.translate.tokenizer.ends import assumed_end, with_ends
+    from weightctl.translate.tokenizer.ends import describe_assumed_end, with_ends
     from weightctl.translate.tokenizer.metadata import from_metadata, to_metadata
     from weightctl.translate.tokenizer.record import Tokenizer, TokenType
     from weightctl.translate.tokenizer.token_ids import TokenIds, ids_of, read_token_ids
@@ -20,7 +20,7 @@ __all__ = [
     "TokenIds",
     "TokenType",
     "Tokenizer",
-    "assumed_end",
+    "describe_assumed_end",
     "from_directory",
     "from_metadata",
     "ids_of",
@@ -50,7 +50,7 @@ _NAMES = {
     "TokenIds": "weightctl.translate.tokenizer.token_ids:TokenIds",
     "TokenType": "weightctl.translate.tokenizer.record:TokenType",
     "Tokenizer": "weightctl.translate.tokenizer.record:Tokenizer",
-    "assumed_end": "weightctl.translate.tokenizer.ends:assumed_end",
+    "describe_assumed_end": "weightctl.translate.tokenizer.ends:describe_assumed_end",
     "from_directory": "weightctl.translate.tokenizer.directory:from_directory",
     "from_metadata": "weightctl.translate.tokenizer.metadata:from_metadata",
     "ids_of": "weightctl.translate.tokenizer.token_ids:ids_of",
@@ -60,7 +60,7 @@ _NAMES = {
     "with_ends": "weightctl.translate.tokenizer.ends:with_ends",
 }
 
-__getattr__ = loaded_on_use(__name__, _NAMES)
+__getattr__ = load_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ __all__ = [
     "MAX_TOKENS",
     "id_count",
     "is_padding",
-    "numbered",
+    "order_tokens",
     "padding",
     "read_added",
     "to_added_tokens",
@@ -65,7 +65,7 @@ def type_of_added(entry: Mapping[str, Any]) -> TokenType:
     return TokenType.USER_DEFINED
 
 
-def numbered(
+def order_tokens(
     vocabulary: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], where: str
 ) -> tuple[list[str], list[int]]:
     """Return tokens and their types in the order of their ids; what has no token is padding.
@@ -122,10 +122,10 @@ def is_padding(tokenizer: Tokenizer, token: int) -> bool:
 
 def to_added_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Return the `added_tokens` of tokenizer.json."""
-    return [_entry(tokenizer, token) for token in _added(tokenizer)]
+    return [_entry(tokenizer, token) for token in _find_added(tokenizer)]
 
 
-def _added(tokenizer: Tokenizer) -> Iterator[int]:
+def _find_added(tokenizer: Tokenizer) -> Iterator[int]:
     special = {*tokenizer.special.values()}
     for token, kind in enumerate(tokenizer.types):
         # Old files give no types, and a word may well be the id that a faulty one calls special.

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
-from weightctl.translate.tokenizer.added import is_padding, numbered, read_added, to_added_tokens
-from weightctl.translate.tokenizer.byte_level import merged, read_merges, slow_document
+from weightctl.translate.tokenizer.added import (
+    is_padding,
+    order_tokens,
+    read_added,
+    to_added_tokens,
+)
+from weightctl.translate.tokenizer.byte_level import check_merges, read_merges, slow_document
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
@@ -15,7 +20,7 @@ from weightctl.translate.tokenizer.rules import (
     PreTokenizerRule,
     byte_level,
     parse,
-    shown,
+    show_rule_parts,
     to_normalizer,
     to_pre_tokenizer,
 )
@@ -45,7 +50,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     if not is_object(model) or not is_object(vocabulary):
         raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
     _check_model(model, where)
-    tokens, types = numbered(vocabulary, read_added(document, where), where)
+    tokens, types = order_tokens(vocabulary, read_added(document, where), where)
     merges = read_merges(model.get("merges"), where)
     return Tokenizer(
         model="gpt2",
@@ -87,7 +92,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": pre.ignores_merges,
             "vocab": vocabulary,
-            "merges": merged(tokenizer.merges or (), vocabulary),
+            "merges": check_merges(tokenizer.merges or (), vocabulary),
         },
     }
 
@@ -110,7 +115,7 @@ def _name(
     names = list(names_of(rule))
     if not names:
         raise TokenizerError(
-            f"{where}: GGUF has no name for this way of cutting text: {shown(document)}",
+            f"{where}: GGUF has no name for this way of cutting text: {show_rule_parts(document)}",
             hint="llama.cpp would have to know it, and "
             f"weightctl/translate/tokenizer/pre_names.py to have a line for it; {KEEP_HINT}",
         )

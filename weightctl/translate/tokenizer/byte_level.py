@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["merged", "read_merges", "slow_document"]
+__all__ = ["check_merges", "read_merges", "slow_document"]
 
 _SPACE = "\u0120"  # what byte-level tokens have for a space
 # How the classes of tokenizers without a tokenizer.json cut text.
@@ -59,7 +59,7 @@ def read_merges(merges: Any, where: str) -> tuple[str, ...]:
     return made
 
 
-def merged(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
+def check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
     """Return merges as tokenizer.json has them.
 
     Raises `TokenizerError` for one whose parts, or what they make, are no tokens.
@@ -88,7 +88,7 @@ def slow_document(files: TokenizerFiles) -> dict[str, Any]:
     rule = _CLASSES.get(_class_of(files), _CLASSES[_CLASS])
     lines = merges.splitlines()
     return {
-        "added_tokens": [*_added(files, vocabulary, added)],
+        "added_tokens": [*_list_added(files, vocabulary, added)],
         "normalizer": to_normalizer(rule),
         "pre_tokenizer": to_pre_tokenizer(rule),
         "model": {
@@ -103,7 +103,7 @@ def _class_of(files: TokenizerFiles) -> str:
     return str(files.config.get("tokenizer_class", _CLASS)).removesuffix("Fast")
 
 
-def _added(
+def _list_added(
     files: TokenizerFiles, vocabulary: Mapping[str, Any], added: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     decoder = files.config.get("added_tokens_decoder")

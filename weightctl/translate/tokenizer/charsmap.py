@@ -29,7 +29,9 @@ class Charsmap:
         self._where = where
         size = _WORD.unpack_from(data)[0] if len(data) >= _WORD.size else 0
         if not size or size % _WORD.size or size + _WORD.size >= len(data) or data[-1]:
-            raise self._damaged(f"{len(data)} bytes do not hold a table of {size} and its texts")
+            raise self._report_damage(
+                f"{len(data)} bytes do not hold a table of {size} and its texts"
+            )
         self._units = memoryview(data)[_WORD.size : _WORD.size + size]
         self._texts = memoryview(data)[_WORD.size + size :]
 
@@ -50,17 +52,19 @@ class Charsmap:
             return None
         start = self._unit(place) & _VALUE
         if start >= len(self._texts):
-            raise self._damaged(f"a replacement begins at byte {start} of {len(self._texts)}")
+            raise self._report_damage(f"a replacement begins at byte {start} of {len(self._texts)}")
         found = bytes(self._texts[start:]).split(b"\0", 1)[0]
         return found.decode("utf-8", "replace")
 
     def _unit(self, place: int) -> int:
         if place * _WORD.size >= len(self._units):
-            raise self._damaged(f"it leads to entry {place} of {len(self._units) // _WORD.size}")
+            raise self._report_damage(
+                f"it leads to entry {place} of {len(self._units) // _WORD.size}"
+            )
         unit: int = _WORD.unpack_from(self._units, place * _WORD.size)[0]
         return unit
 
-    def _damaged(self, what: str) -> TokenizerError:
+    def _report_damage(self, what: str) -> TokenizerError:
         return TokenizerError(
             f"{self._where}: its `precompiled_charsmap` is damaged: {what}", hint=KEEP_HINT
         )

@@ -26,9 +26,9 @@ def read_chat_templates(files: TokenizerFiles) -> dict[str, str]:
 
     The files come before tokenizer_config.json, as in transformers. Raises `TokenizerError`.
     """
-    made = _told(files.config.get("chat_template"))
+    made = _collect_templates(files.config.get("chat_template"))
     if not made:
-        made = _told((files.document(_FILE_JSON) or {}).get("chat_template"))
+        made = _collect_templates((files.document(_FILE_JSON) or {}).get("chat_template"))
     default = files.text(_FILE)
     if default is not None:
         made[""] = default
@@ -63,7 +63,7 @@ def _additional(files: TokenizerFiles) -> list[str]:
     return [name.removesuffix(".jinja") for name in names if name.endswith(".jinja")]
 
 
-def _told(content: Any) -> dict[str, str]:
+def _collect_templates(content: Any) -> dict[str, str]:
     if isinstance(content, str):
         return {"": content}
     made: dict[str, str] = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["added_entries_of", "differences"]
+__all__ = ["differences", "list_added_entries"]
 
 _MOST_NAMED = 4
 _DIGITS = 10
@@ -59,7 +59,7 @@ def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Itera
     document = files.tokenizer or {}
     if tokenizer.model == "gpt2" and _steps(document.get("normalizer"), "normalizers"):
         yield _COMPOSES  # other normalizers of byte-level BPE are refused
-    yield from _of_flags(tokenizer, added_entries_of(files), document, name)
+    yield from _of_flags(tokenizer, list_added_entries(files), document, name)
     if files.tokenizer is not None:
         yield from _of_surroundings(tokenizer, files)
     usual = _DECODERS.get(tokenizer.model, {})
@@ -77,7 +77,7 @@ def _is_listed(step: Mapping[str, Any], usual: Mapping[str, dict[str, Any] | Non
     return kind in usual and options.items() <= step.items()
 
 
-def added_entries_of(files: TokenizerFiles) -> dict[int, Mapping[str, Any]]:
+def list_added_entries(files: TokenizerFiles) -> dict[int, Mapping[str, Any]]:
     """Return the added tokens of a directory by id, as tokenizer.json has their entries."""
     listed = (files.tokenizer or {}).get("added_tokens")
     if is_list(listed):
@@ -104,10 +104,10 @@ def _of_flags(
     def having(flag: str) -> set[str]:
         return {tokenizer.tokens[token] for token, entry in own.items() if entry.get(flag) is True}
 
-    left, right = _stripped(tokenizer, name)
+    left, right = _find_stripped(tokenizer, name)
     # Of such a model it needs to have these tokens.
     is_phi_3 = {*tokenizer.tokens} >= _PHI_3_TOKENS
-    as_phi_3 = is_phi_3 and having("rstrip") <= _stripped(tokenizer, _PHI_3[0])[1]
+    as_phi_3 = is_phi_3 and having("rstrip") <= _find_stripped(tokenizer, _PHI_3[0])[1]
     for flag, where, found, here in (
         ("lstrip", "before", having("lstrip"), left),
         ("rstrip", "behind", having("rstrip"), right),
@@ -115,27 +115,27 @@ def _of_flags(
         if lost := found - here:
             hint = " (it drops them where `general.name` has `phi-3` in it)" if as_phi_3 else ""
             yield (
-                f"transformers drops white space {where} {_named(lost)} (`{flag}`), and llama.cpp "
+                f"transformers drops white space {where} {_join(lost)} (`{flag}`), and llama.cpp "
                 f"keeps it{hint if flag == 'rstrip' else ''}"
             )
         if gained := here - found:
             yield (
-                f"llama.cpp drops white space {where} {_named(gained)}, because of the model's "
+                f"llama.cpp drops white space {where} {_join(gained)}, because of the model's "
                 f"name, and transformers keeps it"
             )
     if words := having("single_word"):
         yield (
-            f"transformers finds {_named(words)} only as a word of its own (`single_word`), and "
+            f"transformers finds {_join(words)} only as a word of its own (`single_word`), and "
             "llama.cpp inside of words too"
         )
     if _rewrites(document) and (normalized := having("normalized")):
         yield (
-            f"transformers looks for {_named(normalized)} in normalized text (`normalized`), and "
+            f"transformers looks for {_join(normalized)} in normalized text (`normalized`), and "
             "llama.cpp in the text as it is"
         )
 
 
-def _stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]:
+def _find_stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]:
     """Return before and behind which tokens llama.cpp drops white space, by their texts."""
     name, pre = name.lower(), tokenizer.pre or ""
     added = {
@@ -169,8 +169,8 @@ def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[st
         here = [tokenizer.tokens[token]] if puts and token is not None else []
         if list(says or ()) != here:
             yield (
-                f"tokenizer.json puts {_listed(says or ())} {where} a text (post_processor), and "
-                f"llama.cpp {_listed(here)}"
+                f"tokenizer.json puts {_quote(says or ())} {where} a text (post_processor), and "
+                f"llama.cpp {_quote(here)}"
             )
 
 
@@ -188,11 +188,11 @@ def _steps(part: Any, key: str) -> list[Mapping[str, Any]]:
     return made
 
 
-def _listed(texts: Collection[str]) -> str:
+def _quote(texts: Collection[str]) -> str:
     return " ".join(f"`{text}`" for text in texts) or "nothing"
 
 
-def _named(texts: Collection[str]) -> str:
+def _join(texts: Collection[str]) -> str:
     shown = sorted(texts)[:_MOST_NAMED]
     more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
     return ", ".join(f"`{text}`" for text in shown) + more

@@ -14,7 +14,7 @@ from weightctl.translate.tokenizer.chat_templates import read_chat_templates
 from weightctl.translate.tokenizer.differences import differences
 from weightctl.translate.tokenizer.files import KEEP_HINT, TokenizerFiles, open_files
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-from weightctl.translate.tokenizer.remainder import remembered
+from weightctl.translate.tokenizer.remainder import remember_document
 from weightctl.translate.tokenizer.sentencepiece_added import ADDED_SCORE
 from weightctl.translate.tokenizer.special import read_flags, read_special
 from weightctl.translate.tokenizer.token_ids import read_token_ids
@@ -46,7 +46,7 @@ def from_directory(
     read = load(READERS[kind])
     try:
         tokenizer: Tokenizer = read(files, model_type)
-        return _completed(_padded(tokenizer, vocabulary, directory), files, name)
+        return _complete_tokenizer(_match_embedding(tokenizer, vocabulary, directory), files, name)
     except RecursionError as error:
         raise TokenizerError(
             f"{directory}: what its tokenizer.json says is nested too deeply", hint=KEEP_HINT
@@ -95,7 +95,7 @@ def _is_byte_level(document: Mapping[str, Any]) -> bool:
     return False
 
 
-def _padded(tokenizer: Tokenizer, vocabulary: int, directory: str) -> Tokenizer:
+def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> Tokenizer:
     count = len(tokenizer.tokens)
     if not vocabulary or vocabulary == count:
         return tokenizer
@@ -126,7 +126,7 @@ def _padded(tokenizer: Tokenizer, vocabulary: int, directory: str) -> Tokenizer:
     )
 
 
-def _completed(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokenizer:
+def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
     given = read_token_ids(files.directory)
     special = {**tokenizer.special, **read_special(files, ids, given)}
@@ -143,7 +143,7 @@ def _completed(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokeni
     complete = replace(tokenizer, special=special, ends=ends, flags=flags, chat_templates=templates)
     _check_text(complete, files.directory)
     notes = (*complete.notes, *differences(complete, files, name))
-    return replace(remembered(complete, files), notes=notes)
+    return replace(remember_document(complete, files), notes=notes)
 
 
 def _check_text(tokenizer: Tokenizer, directory: str) -> None:

@@ -10,7 +10,7 @@ from weightctl.system.registry import load
 from weightctl.translate.tokenizer import WRITERS, chat_templates, special
 from weightctl.translate.tokenizer.added import is_padding
 from weightctl.translate.tokenizer.files import KEEP_HINT
-from weightctl.translate.tokenizer.remainder import config_of, restored
+from weightctl.translate.tokenizer.remainder import config_of, restore_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,19 +37,19 @@ def to_documents(
             f"`tokenizer.ggml.model` is `{tokenizer.model}`, which tokenizer.json has no form for",
             hint=f"known are {', '.join(WRITERS)}; {KEEP_HINT}",
         )
-    trimmed = _trimmed(tokenizer)
+    trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
-    document = restored(trimmed, load(WRITERS[tokenizer.model])(trimmed, model_type))
+    document = restore_document(trimmed, load(WRITERS[tokenizer.model])(trimmed, model_type))
     return {
-        "tokenizer.json": _written(document),
-        "tokenizer_config.json": _written(
+        "tokenizer.json": _format_json(document),
+        "tokenizer_config.json": _format_json(
             {**(config_of(trimmed) or _config(trimmed, config)), **_templates(trimmed)}, indent=2
         ),
         **chat_templates.to_documents(tokenizer.chat_templates),
     }
 
 
-def _trimmed(tokenizer: Tokenizer) -> Tokenizer:
+def _drop_padding(tokenizer: Tokenizer) -> Tokenizer:
     count = len(tokenizer.tokens)
     while count and is_padding(tokenizer, count - 1):
         count -= 1
@@ -91,7 +91,7 @@ def _templates(tokenizer: Tokenizer) -> dict[str, Any]:
     return {} if templates is None else {"chat_template": templates}
 
 
-def _written(document: Any, indent: int | None = None) -> bytes:
+def _format_json(document: Any, indent: int | None = None) -> bytes:
     try:
         return f"{json.dumps(document, ensure_ascii=False, indent=indent)}\n".encode()
     except RecursionError as error:

@@ -42,13 +42,13 @@ class Encoder:
         from tokenizers import Tokenizer
 
         self._where = where
-        self._tokenizer: Any = self._asked(Tokenizer.from_buffer, document)
+        self._tokenizer: Any = self._call(Tokenizer.from_buffer, document)
         # What the model was last trained or served with is nothing to a text of any length.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         first, last = self._around()
-        self.first = self._as_told(config, "bos", first)
-        self.last = self._as_told(config, "eos", last)
+        self.first = self._apply_config(config, "bos", first)
+        self.last = self._apply_config(config, "eos", last)
 
     @property
     def count(self) -> int:
@@ -57,38 +57,40 @@ class Encoder:
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without those around it."""
-        return self._encoded(text, is_whole=False)
+        return self._encode(text, is_whole=False)
 
     def text(self, token: int) -> str:
         """Return what a token stands for, empty where that is nothing."""
-        found = self._asked(self._tokenizer.decode, [token], skip_special_tokens=False)
+        found = self._call(self._tokenizer.decode, [token], skip_special_tokens=False)
         return str(found)
 
-    def _encoded(self, text: str, *, is_whole: bool) -> list[int]:
-        return list(self._asked(self._tokenizer.encode, text, add_special_tokens=is_whole).ids)
+    def _encode(self, text: str, *, is_whole: bool) -> list[int]:
+        return list(self._call(self._tokenizer.encode, text, add_special_tokens=is_whole).ids)
 
     def _around(self) -> tuple[list[int], list[int]]:
         """Return what comes before and after a text that is whole."""
-        plain = self._encoded(_PROBE, is_whole=False)
-        whole = self._encoded(_PROBE, is_whole=True)
+        plain = self._encode(_PROBE, is_whole=False)
+        whole = self._encode(_PROBE, is_whole=True)
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start], whole[start + len(plain) :]
         return [], []
 
-    def _as_told(self, config: Mapping[str, Any], word: str, found: Sequence[int]) -> list[int]:
+    def _apply_config(
+        self, config: Mapping[str, Any], word: str, found: Sequence[int]
+    ) -> list[int]:
         """Return what tokenizer_config.json makes of the tokens at one side, as transformers."""
         told, named = config.get(f"add_{word}_token"), config.get(f"{word}_token")
         content = named.get("content") if is_object(named) else named
         is_text = isinstance(content, str)
-        token = self._asked(self._tokenizer.token_to_id, content) if is_text else None
+        token = self._call(self._tokenizer.token_to_id, content) if is_text else None
         if token is None or not isinstance(told, bool):
             return [*found]
         if told:
             return [*found] or [token]
         return [] if [*found] == [token] else [*found]
 
-    def _asked(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except BaseException as error:  # a panic of the library's is no `Exception`

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import TokenizerError
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.files import KEEP_HINT
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["DEFAULT_ENDS", "assumed_end", "listed_ends", "stops", "with_ends"]
+__all__ = ["DEFAULT_ENDS", "describe_assumed_end", "list_ends", "stops", "with_ends"]
 
 # What llama.cpp takes for the end where no key names it, by `tokenizer.ggml.model`.
 DEFAULT_ENDS = {"llama": 2, "gpt2": 11, "t5": 1}
@@ -89,7 +89,7 @@ def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
         count = len(tokenizer.ends)
         raise TokenizerError(
             f"{directory}: `eos_token_id` has {count} ids, and GGUF has no key left for "
-            f"{listed(names, _MOST_NAMED)}: llama.cpp would not stop there",
+            f"{join_names(names, _MOST_NAMED)}: llama.cpp would not stop there",
             hint="take these ids out of `eos_token_id` in generation_config.json and config.json, "
             "and give llama.cpp their texts as strings to stop at (`--reverse-prompt`); "
             f"{KEEP_HINT}",
@@ -97,7 +97,7 @@ def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
     return made
 
 
-def assumed_end(tokenizer: Tokenizer) -> str:
+def describe_assumed_end(tokenizer: Tokenizer) -> str:
     """Return a note where no end is given and llama.cpp takes its default; empty where one is."""
     default = _default(tokenizer)
     if "eos" in tokenizer.special or default is None:
@@ -108,7 +108,7 @@ def assumed_end(tokenizer: Tokenizer) -> str:
     )
 
 
-def listed_ends(tokenizer: Tokenizer) -> list[int]:
+def list_ends(tokenizer: Tokenizer) -> list[int]:
     """Return the tokens at which transformers is to end generation, as llama.cpp does.
 
     Without a list they are those of the keys, then those that llama.cpp recognizes by their texts.

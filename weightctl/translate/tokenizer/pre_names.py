@@ -35,7 +35,7 @@ def _bytes(*steps: str) -> PreTokenizerRule:
     return PreTokenizerRule((*steps, BYTES))
 
 
-def _composed(*steps: str) -> PreTokenizerRule:
+def _compose_rule(*steps: str) -> PreTokenizerRule:
     return PreTokenizerRule((*steps, BYTES), is_composed=True)
 
 
@@ -43,11 +43,11 @@ _LLAMA_3 = Pre(_bytes(r.LLAMA_3), ignores_merges=True, adds_bos=True)
 _GLM = Pre(_bytes(r.LLAMA_3), ignores_merges=True)
 _CL100K = Pre(_bytes(r.LLAMA_3))
 _GPT_2 = Pre(_bytes(r.GPT_2))
-_NEOX = Pre(_composed(r.GPT_2))
+_NEOX = Pre(_compose_rule(r.GPT_2))
 _ROBERTA = Pre(_bytes(r.GPT_2), adds_separator=True)
 _STARCODER = Pre(_bytes(r.DIGIT, r.GPT_2))
-_COHERE = Pre(_composed(r.DIGIT, r.GPT_2))
-_QWEN_2 = Pre(_composed(r.QWEN_2))
+_COHERE = Pre(_compose_rule(r.DIGIT, r.GPT_2))
+_QWEN_2 = Pre(_compose_rule(r.QWEN_2))
 _CASELESS = Pre(_bytes(r.QWEN_2))
 _DEEPSEEK_3 = Pre(_bytes(r.UP_TO_THREE_DIGITS, r.CJK, r.DEEPSEEK_3))
 _BLOOM = Pre(_bytes(r.BLOOM))

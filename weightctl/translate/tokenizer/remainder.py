@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.added import to_added_tokens, type_of_added
-from weightctl.translate.tokenizer.differences import added_entries_of
+from weightctl.translate.tokenizer.differences import list_added_entries
 from weightctl.translate.tokenizer.record import WORDS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["config_of", "remembered", "restored"]
+__all__ = ["config_of", "remember_document", "restore_document"]
 
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -37,11 +37,11 @@ _CHARSMAP = "precompiled_charsmap"  # which GGUF has a key for
 _MAX_SIZE = 200_000
 
 
-def remembered(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
+def remember_document(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
     """Return a tokenizer that knows what its files say beyond GGUF's words."""
     document = files.tokenizer
     if document is None:
-        listed = added_entries_of(files)
+        listed = list_added_entries(files)
         flags = _unusual(({**listed[token], "id": token} for token in listed), tokenizer)
         told: dict[str, Any] = {"parts": {}, "model": {}, "added": flags}
         return _with(tokenizer, told) if listed else tokenizer
@@ -52,7 +52,10 @@ def remembered(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
     return _with(
         tokenizer,
         {
-            "parts": {part: _exchanged(document.get(part), _known(tokenizer)) for part in _PARTS},
+            "parts": {
+                part: _exchange_charsmap(document.get(part), _map_charsmap(tokenizer))
+                for part in _PARTS
+            },
             "model": {
                 key: value
                 for key, value in (model if is_object(model) else {}).items()
@@ -74,28 +77,28 @@ def _with(tokenizer: Tokenizer, told: Mapping[str, Any]) -> Tokenizer:
     return tokenizer if len(text) > _MAX_SIZE else replace(tokenizer, remainder=text)
 
 
-def _known(tokenizer: Tokenizer) -> dict[str, str | None]:
+def _map_charsmap(tokenizer: Tokenizer) -> dict[str, str | None]:
     """Return the compiled normalizer, as tokenizer.json has it, with what stands in for it."""
     return {base64.b64encode(tokenizer.charsmap or b"").decode("ascii"): None}
 
 
-def _exchanged(part: Any, texts: Mapping[Any, Any]) -> Any:
+def _exchange_charsmap(part: Any, texts: Mapping[Any, Any]) -> Any:
     """Return a part of tokenizer.json with each compiled normalizer exchanged that is listed."""
     if is_list(part):
-        return [_exchanged(each, texts) for each in part]
+        return [_exchange_charsmap(each, texts) for each in part]
     if not is_object(part):
         return part
     return {
         key: texts.get(each, each)
         if key == _CHARSMAP and (each is None or isinstance(each, str))
-        else _exchanged(each, texts)
+        else _exchange_charsmap(each, texts)
         for key, each in part.items()
     }
 
 
-def restored(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any]:
+def restore_document(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of tokenizer.json with what was remembered of the one it was."""
-    told = _told(tokenizer)
+    told = _read_remainder(tokenizer)
     parts = told.get("parts")
     model = told.get("model")
     if not is_object(parts) or not is_object(model):
@@ -103,9 +106,9 @@ def restored(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any
     kind = document["model"]["type"]
     if model.get("type", kind) != kind:  # old files leave it out
         return dict(document)
-    stored = {own: written for written, own in _known(tokenizer).items()}
+    stored = {own: written for written, own in _map_charsmap(tokenizer).items()}
     made = dict(document)
-    made |= {part: _exchanged(parts[part], stored) for part in _PARTS if part in parts}
+    made |= {part: _exchange_charsmap(parts[part], stored) for part in _PARTS if part in parts}
     told_of_model = {key: value for key, value in model.items() if key not in _VOCABULARY}
     made["model"] = {**document["model"], **told_of_model}
     made["added_tokens"] = _usual(document["added_tokens"], told.get("added"))
@@ -121,13 +124,13 @@ def restored(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any
 
 def config_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
     """Return what was remembered of tokenizer_config.json, None where nothing was."""
-    config = _told(tokenizer).get("config")
+    config = _read_remainder(tokenizer).get("config")
     if not is_object(config):
         return None
     return {key: value for key, value in config.items() if key not in _TOLD}
 
 
-def _told(tokenizer: Tokenizer) -> dict[str, Any]:
+def _read_remainder(tokenizer: Tokenizer) -> dict[str, Any]:
     try:
         told = json.loads(tokenizer.remainder or "null")
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ __all__ = [
     "PreTokenizerRule",
     "byte_level",
     "parse",
-    "shown",
+    "show_rule_parts",
     "to_normalizer",
     "to_pre_tokenizer",
 ]
@@ -51,7 +51,7 @@ def parse(document: Mapping[str, Any], where: str) -> PreTokenizerRule:
     return PreTokenizerRule(steps, _is_composed(document.get("normalizer"), where))
 
 
-def shown(document: Mapping[str, Any]) -> str:
+def show_rule_parts(document: Mapping[str, Any]) -> str:
     """Return the two parts of a tokenizer.json that a rule is made of, as text for messages."""
     parts = {key: document.get(key) for key in ("normalizer", "pre_tokenizer")}
     written = json.dumps(parts, ensure_ascii=False)

@@ -110,7 +110,9 @@ def _from_model(files: TokenizerFiles, model: SentencePieceModel, path: str) -> 
         "unknown": model.unknown,
         "padding": model.padding,
     }
-    return _finished(files, vocabulary, rule, special=special, flags=flags, is_unigram=is_unigram)
+    return _build_tokenizer(
+        files, vocabulary, rule, special=special, flags=flags, is_unigram=is_unigram
+    )
 
 
 def _from_json(files: TokenizerFiles, document: Mapping[str, Any]) -> Tokenizer:
@@ -122,10 +124,10 @@ def _from_json(files: TokenizerFiles, document: Mapping[str, Any]) -> Tokenizer:
     else:
         put_bpe(vocabulary, model, path, added={text for _, text, _ in added_tokens(files)})
     rule = rule_of_document(document, path, is_unigram=is_unigram)
-    return _finished(files, vocabulary, rule, special=None, flags={}, is_unigram=is_unigram)
+    return _build_tokenizer(files, vocabulary, rule, special=None, flags={}, is_unigram=is_unigram)
 
 
-def _finished(
+def _build_tokenizer(
     files: TokenizerFiles,
     vocabulary: TokenTable,
     rule: TextRule,

@@ -89,7 +89,7 @@ def added_tokens(files: TokenizerFiles) -> Iterator[tuple[object, str, bool]]:
     A token that several files tell of comes once for each, what transformers heeds most at the
     end. Raises `TokenizerError` for entries that are no tokens.
     """
-    named = _named(files.config)
+    named = _find_role_texts(files.config)
     for text, index in (files.document("added_tokens.json") or {}).items():
         yield index, text, text in named
     decoder = files.config.get("added_tokens_decoder")
@@ -108,7 +108,7 @@ def _token(token: object, path: str) -> tuple[str, bool]:
     return token["content"], token.get("special") is True
 
 
-def _named(config: Any) -> set[str]:
+def _find_role_texts(config: Any) -> set[str]:
     """Return the texts of tokens that tokenizer_config.json gives a role."""
     values = [value for key, value in config.items() if key.endswith("_token")]
     more = config.get("additional_special_tokens")

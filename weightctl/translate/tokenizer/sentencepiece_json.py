@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["added_entries", "decoder", "role", "template", "to_tokenizer_json"]
+__all__ = ["decoder", "make_added_entries", "role", "template", "to_tokenizer_json"]
 
 # What llama.cpp takes where a file says nothing.
 _ROLES = {"unknown": 0, "bos": 1, "eos": 2}
@@ -31,13 +31,13 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """
     if tokenizer.scores is None:
         raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
-    spelled = _spelled(tokenizer)
+    spelled = _spell_tokens(tokenizer)
     unknown = role(tokenizer, "unknown")
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added_entries(tokenizer, spelled, model_type),
+        "added_tokens": make_added_entries(tokenizer, spelled, model_type),
         "normalizer": _normalizer(tokenizer),
         "pre_tokenizer": _pre_tokenizer(tokenizer),
         "post_processor": template(tokenizer, add_bos=True, add_eos=False),
@@ -52,7 +52,9 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
             "byte_fallback": TokenType.BYTE in tokenizer.types,
             "ignore_merges": False,
             "vocab": {text: index for index, text in enumerate(spelled)},
-            "merges": merges_from_scores(_joined(spelled, tokenizer.types, tokenizer.scores)),
+            "merges": merges_from_scores(
+                _find_joined_scores(spelled, tokenizer.types, tokenizer.scores)
+            ),
         },
     }
 
@@ -76,7 +78,7 @@ def template(tokenizer: Tokenizer, *, add_bos: bool, add_eos: bool) -> dict[str,
     )
 
 
-def added_entries(
+def make_added_entries(
     tokenizer: Tokenizer, spelled: list[str], model_type: str
 ) -> list[dict[str, Any]]:
     """Return tokenizer.json's `added_tokens`: those that are looked for in the text as it is."""
@@ -96,7 +98,7 @@ def added_entries(
     ]
 
 
-def _spelled(tokenizer: Tokenizer) -> list[str]:
+def _spell_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens as tokenizer.json spells them.
 
     GGUF has runs of spaces that are user defined as they stand in a text. Hugging Face has them as
@@ -121,7 +123,7 @@ def _spelled(tokenizer: Tokenizer) -> list[str]:
     return made
 
 
-def _joined(
+def _find_joined_scores(
     spelled: Sequence[str], types: Sequence[int], scores: Sequence[float]
 ) -> dict[str, float]:
     """Return the scores of the tokens that others are joined to, or are joined out of."""

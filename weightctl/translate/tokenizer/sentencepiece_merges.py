@@ -16,7 +16,7 @@ from weightctl.translate.tokenizer.files import KEEP_HINT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["merges_from_scores", "ranked"]
+__all__ = ["merges_from_scores", "rank_tokens"]
 
 # Ten times what the largest vocabularies make.
 _MOST_TEXT = 50_000_000
@@ -55,7 +55,7 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     return made
 
 
-def ranked(merges: Iterable[tuple[str, str]]) -> dict[str, int]:
+def rank_tokens(merges: Iterable[tuple[str, str]]) -> dict[str, int]:
     """Return each token that merges make, with its place when they are taken in order."""
     made = dict.fromkeys(left + right for left, right in merges)
     return {token: place for place, token in enumerate(made)}

@@ -98,10 +98,10 @@ class _Reader:
         return SentencePieceModel(
             pieces=tuple(pieces),
             algorithm=numbers.get(3, UNIGRAM),
-            unknown=_signed(numbers.get(40, 0)),
-            bos=_signed(numbers.get(41, 1)),
-            eos=_signed(numbers.get(42, 2)),
-            padding=_signed(numbers.get(43, -1)),
+            unknown=_to_signed(numbers.get(40, 0)),
+            bos=_to_signed(numbers.get(41, 1)),
+            eos=_to_signed(numbers.get(42, 2)),
+            padding=_to_signed(numbers.get(43, -1)),
             normalizer=name.decode("utf-8", "replace"),
             charsmap=charsmap,
             add_dummy_prefix=bool(flags.get(3, 1)),
@@ -175,6 +175,6 @@ class _Reader:
         )
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     # An int32 below zero is written as the 64 bits of an int64.
     return value - (1 << 64) if value >= 1 << 63 else value

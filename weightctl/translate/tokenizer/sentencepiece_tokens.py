@@ -10,7 +10,7 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.sentencepiece_added import SPACE, VocabularyEntry
-from weightctl.translate.tokenizer.sentencepiece_merges import ranked
+from weightctl.translate.tokenizer.sentencepiece_merges import rank_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
         raise TokenizerError(f"{path}: its vocabulary is no object of ids", hint=KEEP_HINT)
     if len({*tokens.values()}) != len(tokens):
         raise TokenizerError(f"{path}: two tokens have the same id", hint=KEEP_HINT)
-    places = ranked(_pairs(model.get("merges"), path))
+    places = rank_tokens(_pairs(model.get("merges"), path))
     unknown = model.get("unk_token")
     score = 0.0
     for text in sorted(tokens, key=lambda text: (places.get(text, len(places)), tokens[text])):

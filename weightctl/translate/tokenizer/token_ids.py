@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object, is_sequence
-from weightctl.translate.tokenizer.ends import DEFAULT_ENDS, listed_ends
+from weightctl.translate.tokenizer.ends import DEFAULT_ENDS, list_ends
 from weightctl.translate.tokenizer.files import read_document
 from weightctl.translate.tokenizer.record import WORDS
 from weightctl.weights.metadata import MetadataValue
@@ -62,7 +62,7 @@ class TokenIds(NamedTuple):
         """Return the key that keeps the entries, for a GGUF file that has these other keys."""
         if not self.config and self.generation is None:
             return {}
-        kept = {"of": _written(metadata), _CONFIG: self.config, _GENERATION: self.generation}
+        kept = {"of": _collect_ids(metadata), _CONFIG: self.config, _GENERATION: self.generation}
         return {_KEPT: MetadataValue("string", json.dumps(kept, separators=(",", ":")))}
 
 
@@ -86,7 +86,7 @@ def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -
 
     `tokenizer` is what the metadata describes, None where they describe none.
     """
-    kept = _kept(metadata)
+    kept = _read_kept_ids(metadata)
     if kept is not None:
         return kept
     special = _special(metadata) if tokenizer is None else tokenizer.special
@@ -100,7 +100,7 @@ def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -
     if tokenizer.model == "llama":  # files of the first versions leave out the usual ids
         usual = {"bos_token_id": 1, "eos_token_id": DEFAULT_ENDS["llama"]}
         ids |= {key: token for key, token in usual.items() if ids[key] is None}
-    ends = listed_ends(tokenizer)
+    ends = list_ends(tokenizer)
     generation: dict[str, Any] = {key: token for key, token in ids.items() if token is not None}
     if len(ends) > 1:
         generation["eos_token_id"] = ends
@@ -119,7 +119,7 @@ def _entries(document: Mapping[str, Any], directory: str, name: str) -> dict[str
     return found
 
 
-def _kept(metadata: Mapping[str, MetadataValue]) -> TokenIds | None:
+def _read_kept_ids(metadata: Mapping[str, MetadataValue]) -> TokenIds | None:
     value = metadata.get(_KEPT)
     if value is None or not isinstance(value.content, str) or len(value.content) > _MAX_TEXT:
         return None
@@ -127,7 +127,7 @@ def _kept(metadata: Mapping[str, MetadataValue]) -> TokenIds | None:
         kept = json.loads(value.content)
     except (ValueError, RecursionError):
         return None
-    if not is_object(kept) or kept.get("of") != _written(metadata):
+    if not is_object(kept) or kept.get("of") != _collect_ids(metadata):
         return None
     config, generation = kept.get(_CONFIG), kept.get(_GENERATION)
     if not _are_entries(config) or not (generation is None or _are_entries(generation)):
@@ -135,7 +135,7 @@ def _kept(metadata: Mapping[str, MetadataValue]) -> TokenIds | None:
     return TokenIds(config, generation)
 
 
-def _written(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:
+def _collect_ids(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:
     """Return the ids of a GGUF file by their keys."""
     found: dict[str, Any] = dict(_special(metadata))
     for key, value in metadata.items():

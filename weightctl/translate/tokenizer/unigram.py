@@ -10,7 +10,12 @@ from weightctl.translate.tokenizer.charsmap import Charsmap
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.sentencepiece_added import SPACE
-from weightctl.translate.tokenizer.sentencepiece_json import added_entries, decoder, role, template
+from weightctl.translate.tokenizer.sentencepiece_json import (
+    decoder,
+    make_added_entries,
+    role,
+    template,
+)
 from weightctl.translate.tokenizer.sentencepiece_steps import AT_ENDS, BEFORE_TEXT, RUNS
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added_entries(tokenizer, spelled, model_type),
+        "added_tokens": make_added_entries(tokenizer, spelled, model_type),
         "normalizer": _normalizer(tokenizer, removes=removes, prefix=prefix),
         "pre_tokenizer": spaces,
         "post_processor": template(tokenizer, add_bos=False, add_eos=True),

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
-from weightctl.translate.tokenizer.added import is_padding, numbered, read_added, to_added_tokens
+from weightctl.translate.tokenizer.added import (
+    is_padding,
+    order_tokens,
+    read_added,
+    to_added_tokens,
+)
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.surroundings import read_surroundings, to_bert_template
@@ -56,7 +61,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
             f"{where}: what continues a word is marked otherwise than with `##`", hint=KEEP_HINT
         )
     flags = _flags(document, where)
-    texts, types = numbered(vocabulary, read_added(document, where), where)
+    texts, types = order_tokens(vocabulary, read_added(document, where), where)
     tokens = tuple(
         text if kind in {TokenType.CONTROL, TokenType.UNUSED} else _to_gguf(text)
         for text, kind in zip(texts, types, strict=True)

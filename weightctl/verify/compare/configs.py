@@ -11,7 +11,7 @@ import numpy as np
 from weightctl.errors import GraphError, WeightctlError
 from weightctl.families.configs import Read, shortest
 from weightctl.families.keys import Present
-from weightctl.families.kinds import shown, shown_apart
+from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.rope_scaling import inverse_frequencies
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.config_keys import Spelling, find_spelling
@@ -208,7 +208,7 @@ def _make_difference(
 def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
     own, other = _show(value), _show(wanted)
     if is_sequence(value) and is_sequence(wanted):
-        own, other = shown_apart(value, wanted)
+        own, other = show_values_apart(value, wanted)
     said = f"is {own}, and {other} in the reference"
     if not where.is_stated:
         said = f"is not said, which means {own}, and {other} in the reference"
@@ -259,7 +259,7 @@ def _show(value: Any) -> str:
         return {True: "true", False: "false", None: "none"}[value]
     if isinstance(value, float):
         return f"{shortest(value):g}"
-    return shown(value).strip("`")
+    return show_value(value).strip("`")
 
 
 def spell_out_rope(checkpoint: RecognizedModel) -> Read:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.system.threads import Memory, shared_out
+from weightctl.system.threads import Memory, map_in_threads
 from weightctl.verify.compare.cost import PairSide, decode_values
 from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, relative_root
 from weightctl.weights.steps.numbers import Plus
@@ -114,7 +114,7 @@ def measure_pairs(
         return Measured() if ended.is_set() else _measure_piece(piece, limit(piece.pair), memory)
 
     done = 0
-    with shared_out(measure, chain.from_iterable(map(_cut_pieces, pairs))) as made:
+    with map_in_threads(measure, chain.from_iterable(map(_cut_pieces, pairs))) as made:
         for pair in pairs:
             found = Measured()
             for part in islice(made, -(-pair.tensor.info.size // _piece_length(pair))):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.arch import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
-from weightctl.families.names import numbered
+from weightctl.families.names import split_layer_number
 from weightctl.schemes.logical import is_buffer
 from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
     from weightctl.verify.results import Cause
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair", "Pairing", "convert_dialect", "explain_different_models", "pair_tensors"]
 
-_DIALECTS: tuple[Dialect, ...] = ("gguf", "hugging_face")
-_SAID: dict[Dialect, str] = {"gguf": "GGUF's", "hugging_face": "Hugging Face's"}
+_DIALECTS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
+_SAID: dict[NamingConvention, str] = {"gguf": "GGUF's", "hugging_face": "Hugging Face's"}
 
 
 class Pair(NamedTuple):
@@ -123,7 +123,7 @@ class Pairing:
         """The pairs that are one part of several experts, by the part and the layer."""
         return _group(self.pairs, lambda pair: (pair.part, pair.layer))
 
-    def seen_in(self, dialect: Dialect, pair: Pair) -> Pair | None:
+    def seen_in(self, dialect: NamingConvention, pair: Pair) -> Pair | None:
         """Return a pair of this pairing as a dialect has it, None where that cannot be."""
         own, other = self.checkpoint, self.reference
         if pair.names is None or own is None or other is None:
@@ -149,7 +149,10 @@ def _group(
 
 
 def convert_dialect(
-    names: TensorNames, tensor: ReadableTensor, checkpoint: RecognizedModel, dialect: Dialect
+    names: TensorNames,
+    tensor: ReadableTensor,
+    checkpoint: RecognizedModel,
+    dialect: NamingConvention,
 ) -> ReadableTensor:
     """Return a tensor of a checkpoint as another dialect has it; itself where that is its own.
 
@@ -281,7 +284,7 @@ def _convert_both(
 
     Where numbers change it is that of the one that has fewer bits, which stays as it is stored.
     """
-    dialect: Dialect = "gguf"
+    dialect: NamingConvention = "gguf"
     if names.change is not None and not names.change.is_of_rows:
         dialect = other.dialect if is_finer else own.dialect
     try:
@@ -329,7 +332,7 @@ def _list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
 def _pair_named(name: str, reference_name: str, weights: Checkpoint, reference: Checkpoint) -> Pair:
     tensor = tensor_of(source_of(weights), name)
     counterpart = tensor_of(source_of(reference), reference_name)
-    layer, part = numbered(name)
+    layer, part = split_layer_number(name)
     return Pair(
         module=name,
         part=part,

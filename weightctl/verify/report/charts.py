@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.text.wording import counted, number, percent
+from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.report.drawing import (
     HEIGHT,
     WIDTH,
@@ -62,7 +62,7 @@ def draw_activations(activations: Sequence[Activation]) -> Markup:
     for part, x in zip(activations, frame.places, strict=True):
         told = f"{shorten(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
         if part.nonfinite:
-            told += f", {counted(part.nonfinite, 'number')} NaN or infinite"
+            told += f", {pluralize(part.nonfinite, 'number')} NaN or infinite"
             y = frame.axis.at(part.rms)
             parts.append(element("circle", cx=x, cy=y, r=5, class_="dot bad"))
         parts.append(_draw_tooltip(x, frame, told))
@@ -184,7 +184,7 @@ def draw_histogram(divergence: Divergence) -> Markup:
         parts.append(
             element(
                 "rect",
-                element("title", f"{counted(count, 'position')} below {number(below)} nats"),
+                element("title", f"{pluralize(count, 'position')} below {number(below)} nats"),
                 x=x + 1, y=bottom - height, width=max(step - 2, 1), height=max(height, 0.0),
                 class_="first",
             )

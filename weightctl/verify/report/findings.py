@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.split import Grid
 from weightctl.text.sizes import format_count, format_size
-from weightctl.text.wording import counted, number, percent
+from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.figures import (
     FiniteFigures,
     ForwardFigures,
@@ -46,8 +46,8 @@ def _say_structure(figures: StructureFigures) -> str:
     readers = f"; read by {_list_names(reading)} too" if reading else ""
     # What another reader refuses is its verdict, and says so by its name.
     others = "".join(f"; {name}: {said}" for name, said in figures.readers.items() if said)
-    files = counted(figures.files, "file")
-    tensors = counted(figures.tensors, "tensor")
+    files = pluralize(figures.files, "file")
+    tensors = pluralize(figures.tensors, "tensor")
     return f"{files}, {tensors}, {format_size(figures.nbytes)}{readers}{others}"
 
 
@@ -56,28 +56,28 @@ def _list_names(names: list[str]) -> str:
 
 
 def _say_finite(figures: FiniteFigures) -> str:
-    tensors = counted(figures.tensors, "tensor")
+    tensors = pluralize(figures.tensors, "tensor")
     return f"{tensors}, {format_count(figures.numbers)} numbers looked at"
 
 
 def _say_names(figures: NamesFigures) -> str:
     if not figures.family:
-        return f"of no known family; {counted(figures.found, 'tensor')}"
+        return f"of no known family; {pluralize(figures.found, 'tensor')}"
     of = f"{figures.found:,} of {figures.expected:,} tensors"
     found = f"all {figures.found:,} tensors" if figures.found == figures.expected else of
-    return f"{figures.family}, {counted(figures.layers, 'layer')}, {found}"
+    return f"{figures.family}, {pluralize(figures.layers, 'layer')}, {found}"
 
 
 def _say_metadata(figures: MetadataFigures) -> str:
     if not figures.tokenizer:
         tokenizer = "no tokenizer"
     else:
-        tokenizer = f"tokenizer {figures.tokenizer}, {counted(figures.tokens, 'token')}"
+        tokenizer = f"tokenizer {figures.tokenizer}, {pluralize(figures.tokens, 'token')}"
     return f"{tokenizer}; compared with the reference's" if figures.is_compared else tokenizer
 
 
 def _say_values(figures: ValuesFigures) -> str:
-    compared = f"{counted(len(figures.tensors), 'tensor')} compared"
+    compared = f"{pluralize(len(figures.tensors), 'tensor')} compared"
     if not figures.tensors:
         return compared
     off = [error for error in figures.tensors if error.relative_rmse]
@@ -95,9 +95,9 @@ def _say_forward(figures: ForwardFigures) -> str:
     if figures.tokens:
         source = f" of {figures.source}" if figures.source else ""
         grid = Grid(figures.tp, figures.ep, figures.pp)
-        ranks = f" by {counted(grid.ranks, 'rank')} ({grid.degrees})" if grid.ranks > 1 else ""
+        ranks = f" by {pluralize(grid.ranks, 'rank')} ({grid.degrees})" if grid.ranks > 1 else ""
         device = _name_device(figures.device)
-        parts.append(f"{counted(figures.tokens, 'token')}{source} on {device}{ranks}")
+        parts.append(f"{pluralize(figures.tokens, 'token')}{source} on {device}{ranks}")
     if figures.matrices:
         count = len(figures.matrices)
         noun = "matrix" if count == 1 else "matrices"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from weightctl.text.wording import counted, percent
+from weightctl.text.wording import percent, pluralize
 from weightctl.verify.report.drawing import WIDTH, draw_label, draw_legend, draw_picture, make_axis
 from weightctl.verify.report.markup import Markup, element, join
 from weightctl.verify.report.phrases import (
@@ -218,7 +218,7 @@ def _is_round(layer: int, step: float) -> bool:
 
 def _describe_cell(cell: ErrorCell, layer: int | None) -> Markup:
     error = cell.worst
-    which = f" (the worst of {counted(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
+    which = f" (the worst of {pluralize(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
     place = "" if layer is None else f", layer {shorten(str(layer), 9)}"
     worst = (
         f", worst run {show_times(error.worst)}" if isfinite(error.worst) and error.worst else ""

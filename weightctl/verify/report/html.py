@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
-from weightctl.text.wording import counted
+from weightctl.text.wording import pluralize
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report import tables
 from weightctl.verify.report.charts import draw_activations, draw_divergences, draw_histogram
@@ -72,7 +72,7 @@ def _render_problems(problems: Sequence[Problem]) -> Markup:
     shown, rest = problems[:_FIRST_PROBLEMS], problems[_FIRST_PROBLEMS:]
     parts = [_render_list(shown)]
     if rest:
-        more = element("summary", f"{counted(len(rest), 'more problem')}")
+        more = element("summary", f"{pluralize(len(rest), 'more problem')}")
         parts.append(element("details", more, _render_list(rest)))
     return _make_section("What is wrong", _make_card(*parts))
 

@@ -7,7 +7,7 @@ from math import isfinite, log10
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
-from weightctl.text.wording import counted, number, percent, printable
+from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
 from weightctl.verify.report.findings import say_finding
 from weightctl.verify.report.phrases import (
@@ -214,7 +214,7 @@ def _render_values(figures: ValuesFigures | None) -> Iterator[str]:
         "Cosine",
         "",
     ]
-    yield f"## {choose_title(ranked).capitalize()}, of {counted(len(ranked), 'pair')}"
+    yield f"## {choose_title(ranked).capitalize()}, of {pluralize(len(ranked), 'pair')}"
     yield _render_table(titles, rows, right={2, 3, 4, 5, 6})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from weightctl.text.wording import counted, number, percent, printable
+from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.verify.report.findings import is_partial
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ def say_verdict(report: Report) -> str:
     found = len(report.problems)
     if found:
         wrong = sum(bool(result.problems) for result in report.results.values())
-        return f"{counted(found, 'problem')} in {wrong:,} of {counted(ran, 'check')}"
+        return f"{pluralize(found, 'problem')} in {wrong:,} of {pluralize(ran, 'check')}"
     left = len(report.results) - ran
-    return f"no problems found in {counted(ran, 'check')}" + (f", {left} skipped" if left else "")
+    return f"no problems found in {pluralize(ran, 'check')}" + (f", {left} skipped" if left else "")
 
 
 def say_check_verdict(result: Result) -> str:
     """Return what came of a check: `fine`, `partly`, `3 problems` or `skipped`."""
     if result.problems:
-        return counted(len(result.problems), "problem")
+        return pluralize(len(result.problems), "problem")
     if result.skipped:
         return "skipped"
     return "partly" if is_partial(result.figures) else "fine"

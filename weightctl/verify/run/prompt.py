@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import ConversionError, TokenizerError
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,7 +179,9 @@ def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
     strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))
     if not strange:
         return ""
-    return f"{listed(strange, _SHOWN)} are none of the model's, which knows 0 to {vocabulary - 1}"
+    return (
+        f"{join_names(strange, _SHOWN)} are none of the model's, which knows 0 to {vocabulary - 1}"
+    )
 
 
 def _cut_windows(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.matching import match
 from weightctl.nn.across_ranks import parallel
-from weightctl.schemes.dequantize import dequantized
+from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.steps.sliced import Sliced
 from weightctl.weights.tree import Checkpoint, source_of
@@ -42,7 +42,7 @@ class Ranks:
         everywhere = range(self.grid.ranks)
         # One of each stage: a layer is on one of them.
         self._trees = [
-            _make_tree(gathered.seen_by(everywhere[rank :: grid.ranks]))
+            _make_tree(gathered.view_for_ranks(everywhere[rank :: grid.ranks]))
             for rank in range(grid.ranks)
         ]
         self._tensors = [_list_tensors(checkpoint, tree) for tree in self._trees]
@@ -59,7 +59,7 @@ class Ranks:
 
 
 def _make_tree(gathered: GatheredSource) -> Checkpoint:
-    return dequantized(Checkpoint(gathered), in_blocks=False)
+    return dequantize_weights(Checkpoint(gathered), in_blocks=False)
 
 
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
-from weightctl.write.output_file import refused
+from weightctl.write.output_file import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -61,7 +61,7 @@ def remove(directory: str, names: Collection[str]) -> None:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
             except OSError as error:
-                raise refused(path, error) from error
+                raise cannot_write(path, error) from error
     for name in sorted({os.path.dirname(name) for name in names} - {""}):
         with suppress(OSError):
             os.rmdir(os.path.join(directory, name))

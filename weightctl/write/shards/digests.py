@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.source import Source
 
-__all__ = ["Altered", "altered", "checked_bytes", "refuse_altered"]
+__all__ = ["Altered", "count_checked_bytes", "find_altered", "refuse_altered"]
 
 _MOST_NAMED = 5
 
@@ -26,7 +26,7 @@ class Altered(NamedTuple):
     tensor: str
 
 
-def altered(
+def find_altered(
     gathered: GatheredSource,
     *,
     threads: int | None = None,
@@ -47,8 +47,8 @@ def altered(
     ]
 
 
-def checked_bytes(gathered: GatheredSource) -> int:
-    """Return how many bytes `altered` reads."""
+def count_checked_bytes(gathered: GatheredSource) -> int:
+    """Return how many bytes `find_altered` reads."""
     return sum(info.nbytes for info in gathered.shards.header.tensors.values())
 
 
@@ -60,11 +60,12 @@ def refuse_altered(
 ) -> None:
     """Raise `FormatError` that names the altered tensors of a set, before anything is made of them.
 
-    Reads all its files, as `altered` does, and nothing of a source that is no sharded checkpoint.
+    Reads all its files, as `find_altered` does, and nothing of a source that is no sharded
+    checkpoint.
     """
     if not isinstance(source, GatheredSource):
         return
-    found = altered(source, threads=threads, progress=progress)
+    found = find_altered(source, threads=threads, progress=progress)
     if not found:
         return
     told = [f"rank {each.rank}: `{each.tensor}` in {each.file}" for each in found]

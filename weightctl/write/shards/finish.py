@@ -11,11 +11,11 @@ from weightctl.formats.huggingface import carry
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.system.interrupts import uninterrupted
-from weightctl.write.output_file import refused
+from weightctl.write.output_file import cannot_write
 from weightctl.write.replacing import exchange, rename, sync_directory
 from weightctl.write.shards.belongings import remove
 from weightctl.write.shards.journal import JOURNAL, REPLACED, begin_journal
-from weightctl.write.shards.place import held
+from weightctl.write.shards.place import hold_directory
 from weightctl.write.shards.writable import put
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def finish(outcome: ShardOutcome, manifest: Manifest, *, force: bool) -> None:
         try:
             carry(beside, directory, None)
         except OSError as error:
-            raise refused(directory, error) from error
+            raise cannot_write(directory, error) from error
         sync_directory(directory)
     put(os.path.join(outcome.partial, MANIFEST), manifest_bytes(manifest))
     with uninterrupted():
@@ -64,9 +64,9 @@ def _name(outcome: ShardOutcome, *, force: bool) -> None:
         rename(partial, path)
         return
     outcome.refuse_target(path, force=force)
-    names = outcome.replaced(path)
+    names = outcome.list_replaced(path)
     # Nobody is to begin another run in it before it is removed.
-    with held(path):
+    with hold_directory(path):
         journal = os.path.join(path, JOURNAL)
         # By a journal the next run knows these files, should this one not come to remove them.
         begin_journal(journal, REPLACED._replace(names=tuple(names)))

@@ -13,7 +13,7 @@ from weightctl.formats.sharded.opening import manifest_at, open_sharded
 from weightctl.plan.plan import Plan
 from weightctl.weights.tree import Checkpoint
 from weightctl.write.outcome import describe
-from weightctl.write.shards.digests import checked_bytes, refuse_altered
+from weightctl.write.shards.digests import count_checked_bytes, refuse_altered
 from weightctl.write.store import save
 from weightctl.write.targets import target
 
@@ -41,7 +41,9 @@ class Gathering:
     @property
     def nbytes(self) -> int:
         """The bytes that `progress` of `gather` is called with in all, but for headers."""
-        return checked_bytes(self.gathered) + sum(item.info.nbytes for item in self.plan.items)
+        return count_checked_bytes(self.gathered) + sum(
+            item.info.nbytes for item in self.plan.items
+        )
 
 
 def gathering(

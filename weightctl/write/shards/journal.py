@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.text.untyped import is_list, is_object
-from weightctl.write.output_file import refused
+from weightctl.write.output_file import cannot_write
 from weightctl.write.shards.writable import put, write_all
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Journal:
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
-            raise refused(path, error) from error
+            raise cannot_write(path, error) from error
 
     def add(self, records: Sequence[Record]) -> None:
         """Append records; they are on the disk when this returns."""
@@ -65,7 +65,7 @@ class Journal:
             write_all(self._descriptor, memoryview(data))
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise refused(self._path, error) from error
+            raise cannot_write(self._path, error) from error
         self.records.update(((record.rank, record.name), record) for record in records)
 
     def close(self) -> None:

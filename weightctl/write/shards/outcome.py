@@ -11,7 +11,7 @@ from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.huggingface import companions
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
-from weightctl.formats.sharded.record import MANIFEST, Identity, Manifest, RankFile
+from weightctl.formats.sharded.record import MANIFEST, Manifest, RankFile, SourceFingerprint
 from weightctl.weights.readable import refuse_expanded
 from weightctl.write.shards.belongings import all_below, foreign, refuse_foreign
 from weightctl.write.shards.journal import JOURNAL
@@ -73,7 +73,7 @@ class ShardOutcome:
         """The paths below the directory of all that this makes there, or does on its way."""
         return frozenset((MANIFEST, JOURNAL, *self.files, *self.carried))
 
-    def manifest(self, source: Identity) -> Manifest:
+    def manifest(self, source: SourceFingerprint) -> Manifest:
         """Return what will be said of the files; the digests of tensors are not known yet."""
         plan = self.plan
         return Manifest(
@@ -99,14 +99,14 @@ class ShardOutcome:
                 raise OutputError(f"{path} is no directory", hint="choose another name")
         self.refuse_target(self.path, force=force)
         carried = sum(map(os.path.getsize, self.carried.values()))
-        there = sum(map(_occupied, all_below(self.partial)))
+        there = sum(map(_count_occupied_bytes, all_below(self.partial)))
         check_place(os.path.dirname(self.path), self.path, self.nbytes + carried - there)
 
     def refuse_target(self, directory: str, *, force: bool) -> None:
         """Refuse what is in a directory that the new one takes the place of."""
         if not os.path.isdir(directory) or not os.listdir(directory):
             return
-        names = self.replaced(directory)
+        names = self.list_replaced(directory)
         if force:
             refuse_foreign(directory, names, self.path)
             return
@@ -118,7 +118,7 @@ class ShardOutcome:
         )
         raise OutputError(f"{self.path} exists and is not empty", hint=hint)
 
-    def replaced(self, directory: str) -> frozenset[str]:
+    def list_replaced(self, directory: str) -> frozenset[str]:
         """Return the paths below a directory of all that this may replace there.
 
         That is what it makes, and of a set for other ranks that is there the files that the set's
@@ -190,5 +190,5 @@ def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> No
         )
 
 
-def _occupied(path: str) -> int:
+def _count_occupied_bytes(path: str) -> int:
     return os.lstat(path).st_blocks * 512

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError
 from weightctl.formats.sharded.manifest import manifest_bytes
-from weightctl.formats.sharded.record import MANIFEST, Identity, Manifest
-from weightctl.write.claims import BEING_WRITTEN, is_same, locked
-from weightctl.write.output_file import refused
+from weightctl.formats.sharded.record import MANIFEST, Manifest, SourceFingerprint
+from weightctl.write.claims import BEING_WRITTEN, is_same, lock_path
+from weightctl.write.output_file import cannot_write
 from weightctl.write.replacing import sync_directory
 from weightctl.write.shards.belongings import refuse_foreign, remove
 from weightctl.write.shards.journal import JOURNAL, REPLACED, Journal, Purpose, Record, read_journal
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from weightctl.write.shards.outcome import ShardOutcome
 
-__all__ = ["Begun", "begin", "held", "opened"]
+__all__ = ["Begun", "begin", "hold_directory", "open_rank_files"]
 
-_NOBODY = Identity((), "")
+_NOBODY = SourceFingerprint((), "")
 
 
 class Begun(NamedTuple):
@@ -41,7 +41,7 @@ class Begun(NamedTuple):
 
 
 @contextmanager
-def held(path: str) -> Generator[None, None, None]:
+def hold_directory(path: str) -> Generator[None, None, None]:
     """Have the directory at a path, which no other run has meanwhile; it is made where none is.
 
     Raises `OutputError` where another run has it.
@@ -61,7 +61,7 @@ def _lock(path: str) -> int:
         try:
             with suppress(FileExistsError):
                 os.mkdir(path)
-            lock = locked(path)
+            lock = lock_path(path)
         except FileNotFoundError:
             if not os.path.isdir(os.path.dirname(path)):
                 raise
@@ -71,7 +71,7 @@ def _lock(path: str) -> int:
                 f"another run is writing {path.removesuffix('.partial')}", hint=BEING_WRITTEN
             ) from error
         except OSError as error:
-            raise refused(path, error) from error
+            raise cannot_write(path, error) from error
         if is_same(lock, path):
             return lock
         os.close(lock)
@@ -96,7 +96,7 @@ def begin(outcome: ShardOutcome, manifest: Manifest) -> Begun:
     # By the journal the next run knows the files that this one does not come to remove.
     remove(partial, {*before.names} - {*intact, MANIFEST, JOURNAL})
     is_old = before._replace(names=()) == REPLACED
-    return Begun(purpose, _kept(outcome, records, intact), "" if is_old else lost)
+    return Begun(purpose, _select_kept(outcome, records, intact), "" if is_old else lost)
 
 
 def _difference(before: Purpose, now: Purpose, manifest: Manifest) -> str:
@@ -133,7 +133,7 @@ def _has_size(path: str, nbytes: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == nbytes
 
 
-def _kept(
+def _select_kept(
     outcome: ShardOutcome,
     records: Mapping[tuple[int, str], Record],
     intact: Mapping[str, int],
@@ -146,7 +146,7 @@ def _kept(
 
 
 @contextmanager
-def opened(
+def open_rank_files(
     outcome: ShardOutcome, manifest: Manifest, begun: Begun
 ) -> Generator[tuple[Journal, list[Writable]], None, None]:
     """Yield the journal, and the files of all ranks with their headers; raises `OutputError`.
@@ -176,4 +176,4 @@ def _make_directory(path: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(path)
     except OSError as error:
-        raise refused(path, error) from error
+        raise cannot_write(path, error) from error

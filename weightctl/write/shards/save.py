@@ -8,14 +8,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError, WeightctlError
-from weightctl.formats.sharded.identity import identity
+from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.system.threads import thread_count
 from weightctl.write.claims import refuse_other_runs
 from weightctl.write.output import beginning
 from weightctl.write.shards.digests import refuse_altered
 from weightctl.write.shards.finish import discard, finish
 from weightctl.write.shards.outcome import describe_shards
-from weightctl.write.shards.place import begin, held, opened
+from weightctl.write.shards.place import begin, hold_directory, open_rank_files
 from weightctl.write.shards.syncing import Syncing
 from weightctl.write.shards.together import do_together
 from weightctl.write.shards.work import passes
@@ -85,10 +85,10 @@ def save_shards(
     refuse_altered(plan.source, threads=threads)
     with ExitStack() as stack:
         with beginning(outcome.path, force=force):
-            stack.enter_context(held(outcome.partial))
+            stack.enter_context(hold_directory(outcome.partial))
         # Another run may have ended since.
         outcome.refuse(force=force)
-        manifest = outcome.manifest(identity(plan.source))
+        manifest = outcome.manifest(fingerprint_source(plan.source))
         begun = begin(outcome, manifest)
         kept = sum(
             shard.info.nbytes
@@ -115,7 +115,7 @@ def _write(
 ) -> None:
     count = len(begun.records)
     try:
-        with opened(outcome, manifest, begun) as (journal, files):
+        with open_rank_files(outcome, manifest, begun) as (journal, files):
             try:
                 _make(outcome, journal, files, threads=threads, progress=progress)
             finally:
@@ -152,14 +152,14 @@ def _make(
     with Syncing(files, journal) as syncing:
 
         def make(each: Pass, ended: Event) -> None:
-            def told(nbytes: int) -> None:
+            def report_progress(nbytes: int) -> None:
                 if ended.is_set():
                     raise _EndedError
                 if progress is not None:
                     with one_at_a_time:
                         progress(nbytes)
 
-            syncing.add(writing.make(each, told))
+            syncing.add(writing.make(each, report_progress))
 
         work = passes(plan.source.header, plan.ranks, layouts, journal.records)
         do_together(make, work, threads=threads)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.system.disk import reserve, start_writing_back
-from weightctl.write.output_file import refused
+from weightctl.write.output_file import cannot_write
 from weightctl.write.replacing import sync_directory
 from weightctl.write.shards.belongings import NEW
 
@@ -33,7 +33,7 @@ class Writable:
         try:
             self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise refused(path, error) from error
+            raise cannot_write(path, error) from error
         try:
             reserve(self.descriptor, layout.nbytes)
             os.ftruncate(self.descriptor, layout.nbytes)
@@ -43,7 +43,7 @@ class Writable:
             raise
         except OSError as error:
             self.close()
-            raise refused(path, error) from error
+            raise cannot_write(path, error) from error
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write bytes at an offset."""
@@ -54,7 +54,7 @@ class Writable:
                 count = os.pwrite(self.descriptor, data, offset)
                 data, offset = data[count:], offset + count
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         if self._not_begun >= _BATCH:
             self._not_begun = 0
             start_writing_back(self.descriptor, 0, 0)
@@ -64,7 +64,7 @@ class Writable:
         try:
             os.fdatasync(self.descriptor)
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """End writing."""
@@ -83,7 +83,7 @@ def put(path: str, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(path + NEW, path)
     except OSError as error:
-        raise refused(path, error) from error
+        raise cannot_write(path, error) from error
     sync_directory(os.path.dirname(path))
 
 

@@ -54,7 +54,7 @@ class Writing:
             ends[number] += len(data)
             told(len(data) * len(content.places))
         for content, digest, end in zip(each.contents, digests, ends, strict=True):
-            _refuse_other(content, end, self._expected(content))
+            _refuse_other(content, end, self._count_expected(content))
             # They stand there already: the file has nothing else where nothing was written.
             for start in range(end, content.nbytes, len(_ZEROS)):
                 digest.update(memoryview(_ZEROS)[: content.nbytes - start])
@@ -65,7 +65,7 @@ class Writing:
             for place in content.places
         ]
 
-    def _expected(self, content: Content) -> int:
+    def _count_expected(self, content: Content) -> int:
         found = 0
         for name, part in content.pieces:
             info = self._tensors[name]

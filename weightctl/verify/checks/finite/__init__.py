@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.names import numbered
+from weightctl.families.names import split_layer_number
 from weightctl.verify.checks.finite.judge import Finding, Judge
 from weightctl.verify.checks.finite.rows import is_numbers
 from weightctl.verify.checks.finite.survey import survey_tensors
@@ -33,7 +33,9 @@ def check(request: Request) -> Result:
     infos = [
         info
         for info in header.tensors.values()
-        if is_numbers(info.encoding) and info.size and request.has_layer(numbered(info.name)[0])
+        if is_numbers(info.encoding)
+        and info.size
+        and request.has_layer(split_layer_number(info.name)[0])
     ]
     if request.layers is not None and not infos:
         return Result(skipped="no tensor is of the layers that are asked for: see `weightctl ls`")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.families.changes import PLUS_ONE
 from weightctl.system.threads import Memory
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 from weightctl.verify.checks.finite.empty_rows import UsedTokens, is_made, is_table, may_be_zero
 from weightctl.verify.checks.finite.faults import (
     NONFINITE,
@@ -79,7 +79,7 @@ class Judge:
     @property
     def notes(self) -> list[str]:
         """What was unusual so far and not wrong; of many that are alike the first are named."""
-        idle = listed(self._idle, _MOST_IDLE)
+        idle = join_names(self._idle, _MOST_IDLE)
         which = "is all zeros: it changes" if len(self._idle) == 1 else "are all zeros: they change"
         meant = "as it is meant to" if len(self._idle) == 1 else "as they are meant to"
         notes = [f"{idle} {which} nothing, {meant}"] if self._idle else []

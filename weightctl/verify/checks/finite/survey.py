@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import WeightctlError
-from weightctl.system.threads import Memory, shared_out
+from weightctl.system.threads import Memory, map_in_threads
 from weightctl.verify.checks.finite.rows import (
     can_decode,
     cut_stretches,
@@ -221,7 +221,7 @@ def survey_tensors(
     in_order = sorted(infos, key=lambda info: extents[info.name][:2])
     stretches = [stretch for info in in_order for stretch in cut_stretches(info)]
     found: dict[str, Survey | str] = {}
-    with shared_out(survey_stretch, stretches, threads=threads) as parts:
+    with map_in_threads(survey_stretch, stretches, threads=threads) as parts:
         for stretch, part in zip(stretches, parts, strict=True):
             found[stretch.name] = _join(found.get(stretch.name), part)
     return found

@@ -6,7 +6,7 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.text.wording import counted, listed, percent
+from weightctl.text.wording import join_names, percent, pluralize
 from weightctl.verify.compare.causes import explain_each
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
 from weightctl.verify.results import MOST_NAMED, Cause, Problem, keep_first
@@ -77,7 +77,7 @@ class Faults:
         one = (
             "this tensor"
             if len(guilty) == 1
-            else f"this and {counted(len(guilty) - 1, 'other tensor')}"
+            else f"this and {pluralize(len(guilty) - 1, 'other tensor')}"
         )
         text = f"{part.name} {_say_distance(part)}; with {one} of the reference's {_AS_IT_SHOULD}"
         for pair, cause in zip(guilty, causes, strict=True):
@@ -113,5 +113,5 @@ def _fold(same: list[_Fault]) -> Problem:
     first, text = same[0], same[0].text
     others = list(dict.fromkeys(each.part.name for each in same))[1:]
     if others:
-        text += f"; and so it is in {listed(others, MOST_NAMED)}"
+        text += f"; and so it is in {join_names(others, MOST_NAMED)}"
     return Problem(where=first.where, text=text, cause=first.cause)

@@ -16,7 +16,7 @@ from weightctl.graph.types import TensorType
 from weightctl.graph.weight import Weight
 from weightctl.nn.precision import weight_as
 from weightctl.schemes.logical import is_buffer
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 from weightctl.verify.figures import ForwardFigures, MatrixGain
 from weightctl.verify.results import Problem, Result
 from weightctl.weights.derived import Derived, tensor_of
@@ -95,7 +95,7 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
             problems.append(Problem(where=info.name, text=text))
     notes = ["the family is not known: each matrix ran by itself, and the model did not"]
     if left:
-        notes.append(f"the engine cannot run {listed(left, _SHOWN)}")
+        notes.append(f"the engine cannot run {join_names(left, _SHOWN)}")
     figures = ForwardFigures(
         source="a random vector of length 1", device=str(request.device), matrices=tuple(gains)
     )

@@ -25,7 +25,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.subject import Subject
     from weightctl.weights.metadata import MetadataValue
@@ -51,7 +51,7 @@ class Description:
     generation_config.json.
     """
 
-    convention: Dialect
+    convention: NamingConvention
     where: str
     tokenizer: Tokenizer | None
     refusal: str = ""

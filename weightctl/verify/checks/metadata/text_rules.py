@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.text.untyped import is_list, is_object
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.verify.checks.metadata.comparison import Compared, quote
 
@@ -122,7 +122,7 @@ def compare_stated_parts(pair: TokenizerPair) -> list[str]:
     flags, wanted = _list_flags(own), _list_flags(other)
     tokens = [token for token in flags if token in wanted and flags[token] != wanted[token]]
     if tokens:
-        found.append(f"flags of added tokens {listed(tokens, _MOST_NAMED)}")
+        found.append(f"flags of added tokens {join_names(tokens, _MOST_NAMED)}")
     return found
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import UnknownArchitectureError, WeightctlError
-from weightctl.families.nearest import compared
+from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, config
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 from weightctl.verify.checks.names.corrections import explain_misfit, find_corrections, find_family
 from weightctl.verify.checks.names.fit import measure_fit
 from weightctl.verify.checks.names.misfits import list_misfits
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
 
@@ -82,7 +82,7 @@ def _note_unused(checkpoint: RecognizedModel) -> list[str]:
     names = checkpoint.beside
     if not names:
         return []
-    shown = listed([f"`{name}`" for name in names], _MOST_NAMED)
+    shown = join_names([f"`{name}`" for name in names], _MOST_NAMED)
     return [f"of heads that it was trained with, which the model computes without: {shown}"]
 
 
@@ -111,8 +111,8 @@ def _report_no_config(subject: Subject) -> Problem:
 
 def _find_nearest(subject: Subject) -> str:
     header = header_of(subject.stored)
-    dialect: Dialect = "gguf" if header.format == "gguf" else "hugging_face"
-    return compared(header.tensors.values(), dialect)
+    dialect: NamingConvention = "gguf" if header.format == "gguf" else "hugging_face"
+    return describe_nearest(header.tensors.values(), dialect)
 
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
 from weightctl.families.configs import MODEL_TYPE
-from weightctl.families.kinds import WholeNumber, shown
+from weightctl.families.kinds import WholeNumber, show_value
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import layer
 from weightctl.families.recognition import recognize
@@ -51,7 +51,7 @@ class Correction(NamedTuple):
     @property
     def statement(self) -> str:
         """What it says, for people."""
-        return "is not there" if self.found is None else f"is {shown(self.found).strip('`')}"
+        return "is not there" if self.found is None else f"is {show_value(self.found).strip('`')}"
 
     @property
     def text(self) -> str:

@@ -17,7 +17,7 @@ from weightctl.verify.results import MOST_NAMED, Problem, Result, keep_first
 from weightctl.weights.json_file import read_json
 from weightctl.weights.metadata import TEXT
 from weightctl.weights.tree import source_of
-from weightctl.write.shards.digests import altered, checked_bytes
+from weightctl.write.shards.digests import count_checked_bytes, find_altered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -190,7 +190,7 @@ def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Proble
 
     Raises `FormatError` where a file cannot be read.
     """
-    total, done = checked_bytes(gathered), 0
+    total, done = count_checked_bytes(gathered), 0
 
     def tell(nbytes: int) -> None:
         nonlocal done
@@ -204,7 +204,7 @@ def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Proble
             "manifest",
             hint="copy the file anew, or write the shards anew",
         )
-        for part in altered(gathered, progress=tell)
+        for part in find_altered(gathered, progress=tell)
     ]
     where = gathered.header.listing or ""
     return keep_first(problems, "{} more parts are altered", where)

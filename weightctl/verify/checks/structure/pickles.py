@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.pytorch.archive import is_zip
 from weightctl.formats.pytorch.legacy import is_stream
-from weightctl.formats.scanning import scanned
+from weightctl.formats.scanning import scan_file
 from weightctl.storage.mapping import MappedFile
-from weightctl.text.wording import listed
+from weightctl.text.wording import join_names
 from weightctl.verify.results import Problem
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def scan_pickles(header: Header) -> Pickled:
     reason = ""
     for path in header.files:
         file = MappedFile(path)
-        found = scanned(file)
+        found = scan_file(file)
         outside = _list_outside(found)
         if outside:
             reason = "it is not given a pickle that names what no weights need"
@@ -69,8 +69,8 @@ def _list_outside(found: Iterable[Scanned]) -> list[str]:
 
 def _name_outside(outside: list[str]) -> str:
     return (
-        f"its pickle names {listed(outside, _MOST_NAMED)}, which no weights need: a program that "
-        "loads it runs that, or refuses it; `weightctl ls --scan` lists what it names, and "
+        f"its pickle names {join_names(outside, _MOST_NAMED)}, which no weights need: a program "
+        "that loads it runs that, or refuses it; `weightctl ls --scan` lists what it names, and "
         "`weightctl convert` writes the weights without"
     )
 

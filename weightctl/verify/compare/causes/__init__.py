@@ -21,7 +21,7 @@ from weightctl.verify.compare.measure import measure_pair
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightctl.families.keys import Dialect
+    from weightctl.families.keys import NamingConvention
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.verify.results import Cause
@@ -117,7 +117,7 @@ def _list_views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
     """
     yield pair
     own = pairing.checkpoint
-    dialects: list[Dialect] = [] if own is None else [own.dialect]
+    dialects: list[NamingConvention] = [] if own is None else [own.dialect]
     seen = {pair.tensor.origin.steps}
     for dialect in (*dialects, "gguf"):
         view = pairing.seen_in(dialect, pair)

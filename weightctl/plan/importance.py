@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix import Importance
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["WEIGHTED", "weigh"]
+__all__ = ["WEIGHTED", "apply_importance"]
 
 # The block encodings whose search ggml weights (ggml-quants.c); for the rest it ignores importance.
 WEIGHTED = {
@@ -41,7 +41,7 @@ _CHUNKS = "quantize.imatrix.chunks_count"
 _ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS}
 
 
-def weigh(plan: Plan, importance: Importance) -> Plan:
+def apply_importance(plan: Plan, importance: Importance) -> Plan:
     """Let an importance matrix weight the search for blocks, as llama.cpp's quantize does.
 
     It is for the tensors that become a block encoding whose search can be weighted, by name; the
@@ -63,7 +63,7 @@ def weigh(plan: Plan, importance: Importance) -> Plan:
             f"tensors are called `{plan.items[0].info.name}`",
             hint="is it of another model, or of this one under GGUF's names?",
         )
-    items = tuple(_weighed(item, importance) for item in plan.items)
+    items = tuple(_add_importance(item, importance) for item in plan.items)
     idle = {item.info.name: count for item in items if (count := _idle_matrices(item))}
     items = tuple(
         replace(item, importance=None)
@@ -76,20 +76,20 @@ def weigh(plan: Plan, importance: Importance) -> Plan:
     return replace(
         plan,
         items=items,
-        metadata=metadata | _recorded(importance),
+        metadata=metadata | _record_importance(importance),
         consulted={**plan.consulted, path: "the importance matrix"},
         notes=(*plan.notes, *notes),
     )
 
 
-def _heeds(item: Item) -> bool:
+def _uses_importance(item: Item) -> bool:
     return not item.is_copy and item.info.encoding.name in WEIGHTED
 
 
-def _weighed(item: Item, importance: Importance) -> Item:
+def _add_importance(item: Item, importance: Importance) -> Item:
     name, shape = item.info.name, item.info.shape
     values = importance.values.get(name)
-    if values is None or not _heeds(item):
+    if values is None or not _uses_importance(item):
         return item
     matrices = prod(shape[:-2])
     if values.size == matrices * item.info.row:
@@ -116,7 +116,7 @@ def _notes(
     plan: Plan, items: Sequence[Item], importance: Importance, idle: Mapping[str, int]
 ) -> Iterator[str]:
     path, entries = importance.path, importance.values
-    heeding = [item for item in items if _heeds(item)]
+    heeding = [item for item in items if _uses_importance(item)]
     if not heeding:
         yield f"{path} changes nothing: no tensor becomes a type whose search heeds it"
     without = [
@@ -142,7 +142,7 @@ def _notes(
         )
 
 
-def _recorded(importance: Importance) -> dict[str, MetadataValue]:
+def _record_importance(importance: Importance) -> dict[str, MetadataValue]:
     made = {_FILE: MetadataValue("string", importance.path)}
     if importance.dataset:
         made[_DATASET] = MetadataValue("string", importance.dataset)

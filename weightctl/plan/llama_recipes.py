@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weightctl.plan.recipes import Recipe, RecipeLine
 
-__all__ = ["MIXTURES"]
+__all__ = ["LLAMA_RECIPES"]
 
 _OUTPUT = (RecipeLine("output", "falcon", "Q8_0"), RecipeLine("output", "", "Q6_K"))
 # With eight experts the rest of a layer is small, and worth more bits.
@@ -110,8 +110,9 @@ _TABLE = (
     _recipe("TQ1_0", 36, "TQ1_0", RecipeLine("token_embd", "", "Q4_K")),
     _recipe("TQ2_0", 37, "TQ2_0", RecipeLine("token_embd", "", "Q4_K")),
     Recipe(
-        "MXFP4_MOE", "Q8_0", (RecipeLine("output", "", "Q8_0"), RecipeLine("", "experts", "MXFP4")), 38
+        "MXFP4_MOE", "Q8_0",
+        (RecipeLine("output", "", "Q8_0"), RecipeLine("", "experts", "MXFP4")), 38,
     ),
 )  # fmt: skip
 
-MIXTURES: dict[str, Recipe] = {recipe.name: recipe for recipe in _TABLE}
+LLAMA_RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _TABLE}

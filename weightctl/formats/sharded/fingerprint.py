@@ -8,7 +8,7 @@ import os
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.sharded.record import Identity
+from weightctl.formats.sharded.record import SourceFingerprint
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.source import Source
 
-__all__ = ["identity"]
+__all__ = ["fingerprint_source"]
 
 
-def identity(source: Source) -> Identity:
+def fingerprint_source(source: Source) -> SourceFingerprint:
     """Return by what a source is known again; without files there is its header alone.
 
     Sizes and times are those of the files that are open, whatever has their names meanwhile.
@@ -29,7 +29,7 @@ def identity(source: Source) -> Identity:
     found = hashlib.sha256()
     for line in _lines(source.header):
         found.update(json.dumps(line, default=repr).encode() + b"\n")
-    return Identity(_files(source.files), found.hexdigest())
+    return SourceFingerprint(_files(source.files), found.hexdigest())
 
 
 def _files(files: Sequence[MappedFile]) -> tuple[tuple[str, int, int], ...]:
