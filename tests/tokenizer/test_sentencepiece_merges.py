@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.tokenization_utils_base import generate_merges
 
-from weightctl.translate.tokenizer.sentencepiece_merges import merges_from_scores, rank_tokens
+from weightctl.translate.tokenizer.sentencepiece.merges import merges_from_scores, rank_tokens
 
 _SCORES = st.dictionaries(st.text("ab▁", min_size=1, max_size=5), st.integers(-9, 0).map(float))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sentencepiece_files import field, model_file, number, piece
 from weightctl.errors import TokenizerError
-from weightctl.translate.tokenizer.sentencepiece_proto import (
+from weightctl.translate.tokenizer.sentencepiece.protobuf import (
     BPE,
     SentencePiece,
     SentencePieceModel,

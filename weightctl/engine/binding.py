@@ -175,7 +175,9 @@ class _RegistryEntry(NamedTuple):
     place: StoredWeight
 
 
-def _entry(registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]) -> _RegistryEntry:
+def _entry(
+    registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]
+) -> _RegistryEntry:
     """Return what a registry has under the name of a weight, or else under a second name of it.
 
     Names of other weights of the graph are theirs. Raises `KeyError` where it has none, and
@@ -265,7 +267,9 @@ def _add_near(problems: dict[str, BindingProblem], names: list[str]) -> None:
             problems[name] = BindingProblem(f"missing (did you mean `{near[0]}`?)", NAMES)
 
 
-def _refusal(graph_name: str, problems: Mapping[str, BindingProblem], *, is_empty: bool) -> EngineError:
+def _refusal(
+    graph_name: str, problems: Mapping[str, BindingProblem], *, is_empty: bool
+) -> EngineError:
     count = "1 weight" if len(problems) == 1 else f"{len(problems)} weights"
     lines = "".join(f"\n  `{name}`: {problem.reason}" for name, problem in problems.items())
     # A dictionary for its order.

@@ -35,14 +35,14 @@ __all__ = [
 READERS: dict[str, str] = {
     "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
     "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
-    "SentencePiece": "weightctl.translate.tokenizer.sentencepiece:from_files",
+    "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
 }
 # What writes each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the document
 # of tokenizer.json`. The padding at the end of `tokens` is gone from what it is given.
 WRITERS: dict[str, str] = {
     "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
     "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
-    "llama": "weightctl.translate.tokenizer.sentencepiece_json:to_tokenizer_json",
+    "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
     "t5": "weightctl.translate.tokenizer.unigram:to_tokenizer_json",
 }
 

@@ -15,7 +15,7 @@ from weightctl.translate.tokenizer.differences import differences
 from weightctl.translate.tokenizer.files import KEEP_HINT, TokenizerFiles, open_files
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.remainder import remember_document
-from weightctl.translate.tokenizer.sentencepiece_added import ADDED_SCORE
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import ADDED_SCORE
 from weightctl.translate.tokenizer.special import read_flags, read_special
 from weightctl.translate.tokenizer.token_ids import read_token_ids
 

@@ -9,14 +9,14 @@ from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.charsmap import Charsmap
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.translate.tokenizer.sentencepiece_added import SPACE
-from weightctl.translate.tokenizer.sentencepiece_json import (
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
+from weightctl.translate.tokenizer.sentencepiece.documents import (
     decoder,
     make_added_entries,
     role,
     template,
 )
-from weightctl.translate.tokenizer.sentencepiece_steps import AT_ENDS, BEFORE_TEXT, RUNS
+from weightctl.translate.tokenizer.sentencepiece.normalizers import AT_ENDS, BEFORE_TEXT, RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,13 +15,13 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.charsmap import Charsmap
 from weightctl.translate.tokenizer.files import KEEP_HINT
-from weightctl.translate.tokenizer.sentencepiece_added import SPACE
-from weightctl.translate.tokenizer.sentencepiece_steps import Steps
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
+from weightctl.translate.tokenizer.sentencepiece.normalizers import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.translate.tokenizer.sentencepiece_proto import SentencePieceModel
+    from weightctl.translate.tokenizer.sentencepiece.protobuf import SentencePieceModel
 
 __all__ = ["TextRule", "is_sentencepiece", "rule_of_document", "rule_of_model"]
 

@@ -11,19 +11,19 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-from weightctl.translate.tokenizer.sentencepiece_added import (
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import (
     TokenTable,
     VocabularyEntry,
     added_tokens,
 )
-from weightctl.translate.tokenizer.sentencepiece_proto import BPE, UNIGRAM, parse_sentencepiece
-from weightctl.translate.tokenizer.sentencepiece_rules import (
+from weightctl.translate.tokenizer.sentencepiece.protobuf import BPE, UNIGRAM, parse_sentencepiece
+from weightctl.translate.tokenizer.sentencepiece.rules import (
     TextRule,
     is_sentencepiece,
     rule_of_document,
     rule_of_model,
 )
-from weightctl.translate.tokenizer.sentencepiece_tokens import (
+from weightctl.translate.tokenizer.sentencepiece.tokens import (
     check_bytes,
     check_words,
     put_bpe,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
-    from weightctl.translate.tokenizer.sentencepiece_proto import SentencePieceModel
+    from weightctl.translate.tokenizer.sentencepiece.protobuf import SentencePieceModel
 
 __all__ = ["from_files"]
 

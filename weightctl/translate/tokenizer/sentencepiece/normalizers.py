@@ -11,7 +11,7 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
 from weightctl.translate.tokenizer.charsmap import Charsmap
 from weightctl.translate.tokenizer.files import KEEP_HINT
-from weightctl.translate.tokenizer.sentencepiece_added import SPACE
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.translate.tokenizer.sentencepiece_added import SPACE
-from weightctl.translate.tokenizer.sentencepiece_merges import merges_from_scores
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
+from weightctl.translate.tokenizer.sentencepiece.merges import merges_from_scores
 from weightctl.translate.tokenizer.surroundings import to_template
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.translate.tokenizer.sentencepiece_added import SPACE, VocabularyEntry
-from weightctl.translate.tokenizer.sentencepiece_merges import rank_tokens
+from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE, VocabularyEntry
+from weightctl.translate.tokenizer.sentencepiece.merges import rank_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.translate.tokenizer.sentencepiece_added import TokenTable
+    from weightctl.translate.tokenizer.sentencepiece.added_tokens import TokenTable
 
 __all__ = ["check_bytes", "check_words", "put_bpe", "put_unigram"]
 

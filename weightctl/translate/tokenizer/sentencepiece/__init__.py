@@ -1,0 +1,1 @@
+"""Tokenizers of SentencePiece: their model file, and tokenizer.json made of one."""
