@@ -208,7 +208,7 @@ def test_what_is_not_a_number_of_threads_is_refused(threads: Any, tmp_path: Path
 def test_saving_takes_memory_as_text_too(tmp_path: Path) -> None:
     save(ARRAYS, tmp_path / "out.gguf", memory="10MB")
     with pytest.raises(ConversionError, match="1kB of memory is too little"):
-        save(ARRAYS, tmp_path / "other.gguf", memory="1kB")
+        convert(ARRAYS, tmp_path / "other.gguf", memory="1kB")
 
 
 def test_what_is_printed_of_a_conversion_is_a_line(tiny_llama: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _correlate(x: F32, weights: F32, inverse: F32) -> tuple[F32, F32]:
     return sum_vx, sum_v2
 
 
-def _weigh(x: F32, importance: F32 | None) -> F32:
+def _apply_importance(x: F32, importance: F32 | None) -> F32:
     """Return ggml's weights of blocks, shape (..., n), from the importance of each column."""
     if importance is None:
         return x * x
@@ -93,7 +93,7 @@ def _invert(scale: F32) -> F32:
 def _encode_nl(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
     """Fill blocks of IQ4_NL: the bytes of ggml's `quantize_iq4_nl`."""
     lanes = np.ascontiguousarray(x.reshape(-1, 32).T)
-    weights = _weigh(x, importance)
+    weights = _apply_importance(x, importance)
     scale = _fit_scale(lanes, np.ascontiguousarray(weights.reshape(-1, 32).T))
     level = _find_nearest(lanes * _invert(scale)).T.reshape(x.shape)
     block["scale"] = scale.reshape(block.shape)
@@ -119,7 +119,7 @@ def _encode_xs(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
     Lane 8 * i + s is sub-block s of block i.
     """
     lanes = np.ascontiguousarray(x.reshape(-1, 32).T)
-    weights = _weigh(x, importance)
+    weights = _apply_importance(x, importance)
     fitted = _fit_scale(lanes, np.ascontiguousarray(weights.reshape(-1, 32).T)).reshape(-1, 8)
     scale = -first_peak(fitted.T) / np.float32(32)
     whole = np.clip(nearest_int(_invert(scale)[:, None] * fitted), -32, 31)

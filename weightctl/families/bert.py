@@ -6,13 +6,30 @@ Names and keys: transformers' `modeling_bert.py` and `configuration_bert.py`; ll
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import Key, RowCount, quotient
 from weightctl.families.kinds import ACTIVATION, EPSILON, HEADS, LAYERS, SIZE, Exactly
 
-__all__ = ["ARCH"]
+__all__ = ["ARCH", "BertConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig:
+    """The sizes of a BERT."""
+
+    vocabulary: int
+    context: int
+    token_types: int
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    norm_epsilon: float
+    activation: str = "gelu"
+
 
 _part = partial(layer_part, "encoder.layer.{}.", bias=True)
 
@@ -69,7 +86,7 @@ _KEYS = (
 ARCH = Arch(
     name="bert",
     model_types={"bert": ModelType(class_name="BertModel")},
-    config="weightctl.nn.models.bert:BertConfig",
+    config="weightctl.families.bert:BertConfig",
     module="weightctl.nn.models.bert:Bert",
     prefix="bert.",
     names=_NAMES,

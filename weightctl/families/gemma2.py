@@ -10,6 +10,7 @@ the hidden size in a model of as many layers as the one of 27 billion parameters
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.families.keys import Fields
+    from weightctl.families.rope_scaling import RopeScaling
 
 __all__ = [
     "ARCH",
@@ -46,12 +48,48 @@ __all__ = [
     "SCALING",
     "SIZES",
     "SOFTCAP",
+    "Gemma2Config",
     "consistent",
     "local_period",
     "mark_windowed_layers",
     "norm_part",
     "query_scalar",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma2Config:
+    """The sizes of a gemma2, and which of its variations it has.
+
+    `norm_offset` is what the weights of norms are stored less: 1 in Hugging Face's checkpoints, 0
+    in GGUF. Attention divides its scores by the root of `query_scalar`, and `attention_softcap`
+    bounds them, as `softcap` does the logits. `sliding_window` is how many positions back, itself
+    included, a position sees in the layers that `windowed_layers` says.
+    `rope_dimensions` is how many numbers of each head are rotated. A `tied` model has no output
+    weight of its own.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_epsilon: float
+    query_scalar: int
+    sliding_window: int
+    windowed_layers: tuple[bool, ...]
+    rope_base: float
+    rope_dimensions: int
+    rope_scaling: RopeScaling | None = None
+    norm_offset: float = 1.0
+    attention_softcap: float | None = None
+    softcap: float | None = None
+    activation: str = "gelu_tanh"
+    tied: bool = True
+
 
 _LAYERS_OF_27B, _PERIOD = 46, 2
 SOFTCAP = Real(0, 1e9)
@@ -217,7 +255,7 @@ ARCH = Arch(
             class_name="Gemma2ForCausalLM", defaults={"attention_softcap": 50.0, "softcap": 30.0}
         )
     },
-    config="weightctl.nn.models.gemma2:Gemma2Config",
+    config="weightctl.families.gemma2:Gemma2Config",
     module="weightctl.nn.models.gemma2:Gemma2",
     keeps_window=True,
     prefix="model.",

@@ -9,7 +9,7 @@ with a window, and has none of those where the metadata give no window.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.arch import Arch, ModelType, Name, qkv_form
@@ -21,6 +21,7 @@ from weightctl.families.gemma2 import (
     SCALING,
     SIZES,
     SOFTCAP,
+    Gemma2Config,
     consistent,
     local_period,
     mark_windowed_layers,
@@ -38,7 +39,18 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["ARCH"]
+__all__ = ["ARCH", "Gemma3Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    """The sizes of a gemma3, and which of its variations it has.
+
+    Layers with a window rotate by `local_rope_base`, and `rope_scaling` is none of theirs.
+    """
+
+    local_rope_base: float = 10000.0
+
 
 _LAYERS_OF_27B, _PERIOD, _WINDOW = 62, 6, 4096
 _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
@@ -159,7 +171,7 @@ ARCH = Arch(
             defaults={"vocabulary": 262208, "context": 131072},
         ),
     },
-    config="weightctl.nn.models.gemma3:Gemma3Config",
+    config="weightctl.families.gemma3:Gemma3Config",
     module="weightctl.nn.models.gemma3:Gemma3",
     keeps_window=True,
     prefix="model.",

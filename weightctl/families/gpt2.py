@@ -6,6 +6,7 @@ Names and keys: transformers' `modeling_gpt2.py` and `configuration_gpt2.py`; ll
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part
@@ -13,7 +14,28 @@ from weightctl.families.changes import TRANSPOSED
 from weightctl.families.keys import IsAbsent, Key, RowCount, product, quotient
 from weightctl.families.kinds import ACTIVATION, CAUSAL, EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly
 
-__all__ = ["ARCH"]
+__all__ = ["ARCH", "Gpt2Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpt2Config:
+    """The sizes of a GPT-2.
+
+    `transposed` says that the weights of its layers are `(in, out)`, as in Hugging Face's
+    checkpoints. A `tied` model has no output weight of its own.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    norm_epsilon: float
+    activation: str = "gelu_tanh"
+    transposed: bool = False
+    tied: bool = True
+
 
 _part = partial(layer_part, "transformer.h.{}.", bias=True)
 
@@ -69,7 +91,7 @@ _KEYS = (
 ARCH = Arch(
     name="gpt2",
     model_types={"gpt2": ModelType(class_name="GPT2LMHeadModel")},
-    config="weightctl.nn.models.gpt2:Gpt2Config",
+    config="weightctl.families.gpt2:Gpt2Config",
     module="weightctl.nn.models.gpt2:Gpt2",
     prefix="transformer.",
     names=_NAMES,

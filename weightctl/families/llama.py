@@ -6,6 +6,7 @@ Names and keys: transformers' `modeling_llama.py` and `configuration_llama.py`; 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,51 @@ from weightctl.families.windowed_layers import WORDS
 
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
+    from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["ARCH"]
+__all__ = ["ARCH", "LlamaConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """The sizes of a llama, and which of its variations it has.
+
+    `rope_dimensions` is how many numbers of each head are rotated; `rope_interleaved` says that
+    neighbours are, as in GGUF, not each half's with the other's, as in Hugging Face's checkpoints.
+    `attention_bias` is that of queries, keys and values; `qk_norm` gives each head of queries and
+    keys a norm. `sliding_window` is how many positions back, itself included, a position sees:
+    in the layers that `windowed_layers` says, in all where it is None. A `tied` model has no
+    output weight of its own.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_epsilon: float
+    rope_base: float
+    rope_dimensions: int
+    rope_scaling: RopeScaling | None = None
+    rope_interleaved: bool = False
+    has_rope_factors: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    windowed_layers: tuple[bool, ...] | None = None
+    activation: str = "silu"
+    tied: bool = False
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions back those of a layer see; None, all."""
+        windowed = self.windowed_layers
+        return self.sliding_window if windowed is None or windowed[layer] else None
+
 
 _part = partial(layer_part, "model.layers.{}.")
 
@@ -126,7 +170,7 @@ ARCH = Arch(
             fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
         ),
     },
-    config="weightctl.nn.models.llama:LlamaConfig",
+    config="weightctl.families.llama:LlamaConfig",
     module="weightctl.nn.models.llama:Llama",
     prefix="model.",
     names=_NAMES,

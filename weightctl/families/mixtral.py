@@ -5,11 +5,13 @@ To llama.cpp it is a llama that has an `expert_count`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightctl.families.arch import Arch, ModelType
 from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
 from weightctl.families.llama import ARCH as LLAMA
+from weightctl.families.llama import LlamaConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +19,18 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ARCH"]
+__all__ = ["ARCH", "MixtralConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtralConfig(LlamaConfig):
+    """The sizes of a Mixtral; `intermediate` is that of one expert.
+
+    Each position goes through `experts_used` of the `experts` of a layer.
+    """
+
+    experts: int
+    experts_used: int
 
 
 def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
@@ -47,7 +60,7 @@ ARCH = Arch(
             fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
         )
     },
-    config="weightctl.nn.models.mixtral:MixtralConfig",
+    config="weightctl.families.mixtral:MixtralConfig",
     module="weightctl.nn.models.mixtral:Mixtral",
     prefix=LLAMA.prefix,
     names=expert_names(

@@ -7,7 +7,9 @@ of what it gates, which GGUF calls `ffn_up`. llama.cpp reads past the window and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from weightctl.families.arch import Arch, ModelType, Name, layer_part
 from weightctl.families.keys import Key, Present
@@ -21,7 +23,39 @@ from weightctl.families.rope_factors import (
 )
 from weightctl.families.rope_keys import LONGROPE_KEYS, ROPE_KEYS, standard
 
-__all__ = ["ARCH"]
+if TYPE_CHECKING:
+    from weightctl.families.rope_scaling import RopeScaling
+
+__all__ = ["ARCH", "Phi3Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phi3Config:
+    """The sizes of a Phi-3.
+
+    `rope_dimensions` is how many numbers of each head are rotated. A checkpoint that
+    `has_rope_factors` has as tensors what divides the frequencies, as GGUF does; in Hugging Face's
+    those are in `rope_scaling`. `sliding_window` is how many positions back, itself included, a
+    position sees. A `tied` model has no output weight of its own.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_epsilon: float
+    rope_base: float
+    rope_dimensions: int
+    rope_scaling: RopeScaling | None = None
+    has_rope_factors: bool = False
+    sliding_window: int | None = None
+    activation: str = "silu"
+    tied: bool = False
+
 
 _part = partial(layer_part, "model.layers.{}.")
 
@@ -74,7 +108,7 @@ ARCH = Arch(
             },
         )
     },
-    config="weightctl.nn.models.phi3:Phi3Config",
+    config="weightctl.families.phi3:Phi3Config",
     module="weightctl.nn.models.phi3:Phi3",
     prefix="model.",
     heads_fill_hidden=True,

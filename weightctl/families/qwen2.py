@@ -97,7 +97,7 @@ ARCH = Arch(
             },
         )
     },
-    config="weightctl.nn.models.llama:LlamaConfig",
+    config="weightctl.families.llama:LlamaConfig",
     module="weightctl.nn.models.qwen2:Qwen2",
     prefix="model.",
     heads_fill_hidden=True,

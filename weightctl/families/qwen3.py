@@ -48,7 +48,7 @@ ARCH = Arch(
             },
         )
     },
-    config="weightctl.nn.models.llama:LlamaConfig",
+    config="weightctl.families.llama:LlamaConfig",
     module="weightctl.nn.models.qwen3:Qwen3",
     prefix="model.",
     names=_NAMES,

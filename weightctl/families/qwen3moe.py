@@ -6,12 +6,14 @@ Names and keys: transformers' `modeling_qwen3_moe.py` and `configuration_qwen3_m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.arch import Arch, ModelType
 from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
 from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import FLAG, SIZE, Exactly
+from weightctl.families.llama import LlamaConfig
 from weightctl.families.qwen3 import ARCH as QWEN3
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import WORDS
@@ -21,7 +23,23 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["ARCH"]
+__all__ = ["ARCH", "Qwen3MoeConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3MoeConfig(LlamaConfig):
+    """The sizes of a Qwen3 with experts, each of which is `expert_intermediate` wide.
+
+    `intermediate` is what layers without experts would have. Each position goes through
+    `experts_used` of the `experts` of a layer, whose shares are those among themselves where
+    `experts_normalized`, else among all.
+    """
+
+    experts: int
+    experts_used: int
+    expert_intermediate: int
+    experts_normalized: bool
+
 
 _DENSE = "models some of whose layers have no experts are not built"
 
@@ -75,7 +93,7 @@ ARCH = Arch(
             },
         )
     },
-    config="weightctl.nn.models.qwen3moe:Qwen3MoeConfig",
+    config="weightctl.families.qwen3moe:Qwen3MoeConfig",
     module="weightctl.nn.models.qwen3moe:Qwen3Moe",
     prefix=QWEN3.prefix,
     names=expert_names(

@@ -83,7 +83,7 @@ def _hint_for(given: object) -> str:
 def _data_of(name: str, value: Any) -> WeightData:
     try:
         # A node has a method of that name; the `data` of an array is its memory.
-        kind: Any = type(value)
+        kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]  # anything
         if not isinstance(value, WeightData) and callable(getattr(kind, "data", None)):
             value = value.data()
         return WeightData.from_dlpack(value, name)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["Conversion", "NonFinite", "convert"]
 
 
+_LEAST_MEMORY = 4_000_000
+
 _Choice = TypeVar("_Choice", bound=Enum)
 
 
@@ -160,7 +162,7 @@ def convert(
     the target is the complete new one or what it was before.
     """
     # What a dry run is given is checked too.
-    budget, count = memory_budget(memory), thread_count(threads)
+    budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
     where = out if isinstance(out, Target) else target(os.fspath(out), to)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ConversionError
 from weightctl.system.interrupts import uninterrupted
 from weightctl.system.threads import thread_count
-from weightctl.text.sizes import parse_size
+from weightctl.text.sizes import format_size, parse_size
 from weightctl.weights.source import Span
 from weightctl.write.worker import FEWER, MadeChunk, Making, Work, Workers, is_small
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MEMORY", "execute", "memory_budget"]
 
 DEFAULT_MEMORY = 256 << 20
-_LEAST_MEMORY = 4_000_000
 # Pieces for each core that may wait to be written, so that none idles while a disk does not take
 # them; and those that cost no memory, since they stay in their files or are small.
 _AHEAD = 6
@@ -32,17 +31,18 @@ _MOST_LIGHT = 64
 _LEAST_ROOM = 1 << 20
 
 
-def memory_budget(memory: int | str | None) -> int:
+def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
     """Return how many bytes to work in, of a number of bytes or text such as "512MiB".
 
-    None is `DEFAULT_MEMORY`. Raises `ConversionError` for too little.
+    None is `DEFAULT_MEMORY`. Raises `ConversionError` for less than `least` bytes.
     """
     if memory is None:
         return DEFAULT_MEMORY
     nbytes = parse_size(memory) if isinstance(memory, str) else memory
-    if nbytes < _LEAST_MEMORY:
+    if nbytes < least:
         raise ConversionError(
-            f"{memory} of memory is too little to work in", hint="4MB is the least"
+            f"{memory} of memory is too little to work in",
+            hint=f"{format_size(least)} is the least",
         )
     return nbytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
@@ -16,25 +15,11 @@ from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm
 
 if TYPE_CHECKING:
+    from weightctl.families.bert import BertConfig
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Bert", "BertConfig", "BertLayer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BertConfig:
-    """The sizes of a BERT."""
-
-    vocabulary: int
-    context: int
-    token_types: int
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    norm_epsilon: float
-    activation: str = "gelu"
+__all__ = ["Bert", "BertLayer"]
 
 
 class BertLayer(Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,45 +18,11 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
-    from weightctl.families.rope_scaling import RopeScaling
+    from weightctl.families.gemma2 import Gemma2Config
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Gemma2", "Gemma2Config", "GemmaLayer", "GemmaNetwork"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma2Config:
-    """The sizes of a gemma2, and which of its variations it has.
-
-    `norm_offset` is what the weights of norms are stored less: 1 in Hugging Face's checkpoints, 0
-    in GGUF. Attention divides its scores by the root of `query_scalar`, and `attention_softcap`
-    bounds them, as `softcap` does the logits. `sliding_window` is how many positions back, itself
-    included, a position sees in the layers that `windowed_layers` says.
-    `rope_dimensions` is how many numbers of each head are rotated. A `tied` model has no output
-    weight of its own.
-    """
-
-    vocabulary: int
-    context: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    norm_epsilon: float
-    query_scalar: int
-    sliding_window: int
-    windowed_layers: tuple[bool, ...]
-    rope_base: float
-    rope_dimensions: int
-    rope_scaling: RopeScaling | None = None
-    norm_offset: float = 1.0
-    attention_softcap: float | None = None
-    softcap: float | None = None
-    activation: str = "gelu_tanh"
-    tied: bool = True
+__all__ = ["Gemma2", "GemmaLayer", "GemmaNetwork"]
 
 
 class GemmaLayer(Module):

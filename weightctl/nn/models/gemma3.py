@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.nn.models.gemma2 import Gemma2Config, GemmaNetwork
+from weightctl.nn.models.gemma2 import GemmaNetwork
 from weightctl.nn.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
+    from weightctl.families.gemma3 import Gemma3Config
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Gemma3", "Gemma3Config"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma3Config(Gemma2Config):
-    """The sizes of a gemma3, and which of its variations it has.
-
-    Layers with a window rotate by `local_rope_base`, and `rope_scaling` is none of theirs.
-    """
-
-    local_rope_base: float = 10000.0
+__all__ = ["Gemma3"]
 
 
 class Gemma3(GemmaNetwork):

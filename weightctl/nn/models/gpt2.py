@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
@@ -17,30 +16,11 @@ from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm
 
 if TYPE_CHECKING:
+    from weightctl.families.gpt2 import Gpt2Config
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Gpt2", "Gpt2Config", "Gpt2Layer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpt2Config:
-    """The sizes of a GPT-2.
-
-    `transposed` says that the weights of its layers are `(in, out)`, as in Hugging Face's
-    checkpoints. A `tied` model has no output weight of its own.
-    """
-
-    vocabulary: int
-    context: int
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    norm_epsilon: float
-    activation: str = "gelu_tanh"
-    transposed: bool = False
-    tied: bool = True
+__all__ = ["Gpt2", "Gpt2Layer"]
 
 
 class Gpt2Layer(Module):

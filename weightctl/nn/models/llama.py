@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
@@ -18,53 +17,12 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
 
 if TYPE_CHECKING:
-    from weightctl.families.rope_scaling import RopeScaling
+    from weightctl.families.llama import LlamaConfig
     from weightctl.graph.value import Value
     from weightctl.nn.experts import MixtureOfExperts
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Llama", "LlamaConfig", "LlamaLayer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
-    """The sizes of a llama, and which of its variations it has.
-
-    `rope_dimensions` is how many numbers of each head are rotated; `rope_interleaved` says that
-    neighbours are, as in GGUF, not each half's with the other's, as in Hugging Face's checkpoints.
-    `attention_bias` is that of queries, keys and values; `qk_norm` gives each head of queries and
-    keys a norm. `sliding_window` is how many positions back, itself included, a position sees:
-    in the layers that `windowed_layers` says, in all where it is None. A `tied` model has no
-    output weight of its own.
-    """
-
-    vocabulary: int
-    context: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    norm_epsilon: float
-    rope_base: float
-    rope_dimensions: int
-    rope_scaling: RopeScaling | None = None
-    rope_interleaved: bool = False
-    has_rope_factors: bool = False
-    attention_bias: bool = False
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-    windowed_layers: tuple[bool, ...] | None = None
-    activation: str = "silu"
-    tied: bool = False
-
-    def window(self, layer: int) -> int | None:
-        """Return how many positions back those of a layer see; None, all."""
-        windowed = self.windowed_layers
-        return self.sliding_window if windowed is None or windowed[layer] else None
+__all__ = ["Llama", "LlamaLayer"]
 
 
 class LlamaLayer(Module):

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.nn.experts import MixtureOfExperts
-from weightctl.nn.models.llama import Llama, LlamaConfig
+from weightctl.nn.models.llama import Llama
 
-__all__ = ["Mixtral", "MixtralConfig"]
+if TYPE_CHECKING:
+    from weightctl.families.mixtral import MixtralConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig(LlamaConfig):
-    """The sizes of a Mixtral; `intermediate` is that of one expert.
-
-    Each position goes through `experts_used` of the `experts` of a layer.
-    """
-
-    experts: int
-    experts_used: int
+__all__ = ["Mixtral"]
 
 
 class Mixtral(Llama):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
@@ -18,39 +17,11 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding, by_length
 
 if TYPE_CHECKING:
-    from weightctl.families.rope_scaling import RopeScaling
+    from weightctl.families.phi3 import Phi3Config
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Phi3", "Phi3Config", "Phi3Layer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phi3Config:
-    """The sizes of a Phi-3.
-
-    `rope_dimensions` is how many numbers of each head are rotated. A checkpoint that
-    `has_rope_factors` has as tensors what divides the frequencies, as GGUF does; in Hugging Face's
-    those are in `rope_scaling`. `sliding_window` is how many positions back, itself included, a
-    position sees. A `tied` model has no output weight of its own.
-    """
-
-    vocabulary: int
-    context: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    norm_epsilon: float
-    rope_base: float
-    rope_dimensions: int
-    rope_scaling: RopeScaling | None = None
-    has_rope_factors: bool = False
-    sliding_window: int | None = None
-    activation: str = "silu"
-    tied: bool = False
+__all__ = ["Phi3", "Phi3Layer"]
 
 
 class Phi3Layer(Module):

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.nn.experts import MixtureOfExperts
-from weightctl.nn.models.llama import Llama, LlamaConfig
+from weightctl.nn.models.llama import Llama
 
-__all__ = ["Qwen3Moe", "Qwen3MoeConfig"]
+if TYPE_CHECKING:
+    from weightctl.families.qwen3moe import Qwen3MoeConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeConfig(LlamaConfig):
-    """The sizes of a Qwen3 with experts, each of which is `expert_intermediate` wide.
-
-    `intermediate` is what layers without experts would have. Each position goes through
-    `experts_used` of the `experts` of a layer, whose shares are those among themselves where
-    `experts_normalized`, else among all.
-    """
-
-    experts: int
-    experts_used: int
-    expert_intermediate: int
-    experts_normalized: bool
+__all__ = ["Qwen3Moe"]
 
 
 class Qwen3Moe(Llama):

@@ -1,4 +1,4 @@
-"""Figures of the package's structure: `python tests/structure.py [ROOT]` prints them.
+"""Figures of the package's structure: `python tests/support/structure.py [ROOT]` prints them.
 
 They are files, lines, entries of the top level, modules with a single importer, class names that
 several modules share, functions that are called by a bare participle, and how many modules of the
@@ -25,7 +25,7 @@ print(sum(name.startswith("weightctl") for name in sys.modules), file=sys.stderr
 """
 COMMANDS = {
     "ls": ["ls", "fixtures/tiny-llama"],
-    "cast": ["convert", "fixtures/tiny-llama", "out.gguf", "--dtype", "f16", "--dry-run"],
+    "cast": ["convert", "fixtures/tiny-llama", "out", "--dtype", "f16", "--dry-run"],
     "verify": ["verify", "fixtures/tiny-llama", "--check", "structure"],
 }
 _IRREGULAR = {
@@ -119,7 +119,9 @@ def main(root: Path) -> None:
     print(f"lines                            {sum(lengths.values())}")
     print(f"entries of the top level         {len(entries)}")
     print(f"modules with a single importer   {len(single)}")
-    print(f"  of them under {_SHORT} lines         {sum(lengths[name] < _SHORT for name in single)}")
+    print(
+        f"  of them under {_SHORT} lines         {sum(lengths[name] < _SHORT for name in single)}"
+    )
     print(f"shared class names               {len(list_shared_class_names(modules))}")
     print(f"functions that are participles   {count_participles(modules)}")
     for name, command in COMMANDS.items():
