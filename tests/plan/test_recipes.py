@@ -16,7 +16,7 @@ from weightctl.errors import ConversionError
 from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.plan import Item
-from weightctl.plan.recipes import CONDITIONS, Chosen, choose
+from weightctl.plan.recipes import CONDITIONS, RecipeChoice, choose
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
@@ -182,8 +182,8 @@ def test_a_choice_names_its_line() -> None:
              for name in ("blk.0.attn_v.weight", "blk.0.attn_q.weight")]  # fmt: skip
     found = choose(LLAMA_RECIPES["Q4_K_S"], infos, metadata("llama"))
     assert found == {
-        "blk.0.attn_v.weight": Chosen(ENCODINGS["Q5_K"], "attn_v: first 4"),
-        "blk.0.attn_q.weight": Chosen(ENCODINGS["Q4_K"], "otherwise"),
+        "blk.0.attn_v.weight": RecipeChoice(ENCODINGS["Q5_K"], "attn_v: first 4"),
+        "blk.0.attn_q.weight": RecipeChoice(ENCODINGS["Q4_K"], "otherwise"),
     }
 
 

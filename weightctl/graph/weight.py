@@ -341,7 +341,7 @@ class Weight(Value):
         if self.is_in_a_graph and (before := getattr(self, attribute)) != after:
             warnings.warn(
                 f"a graph that was built before keeps `{self.name}` with {attribute} "
-                f"{_said(before)}; {_said(after)} counts for graphs that are built from now on",
+                f"{_phrase(before)}; {_phrase(after)} counts for graphs that are built from now on",
                 stacklevel=3,
             )
 
@@ -365,7 +365,7 @@ def is_alignment(given: object) -> bool:
     return type(given) is int and 1 <= given <= MOST_ALIGN and not given & (given - 1)
 
 
-def _said(given: object) -> str:
+def _phrase(given: object) -> str:
     return given.text if isinstance(given, Shape) else str(given)
 
 

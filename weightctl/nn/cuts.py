@@ -57,7 +57,7 @@ class CutAxis(NamedTuple):
         return encoding.block if self.axis == len(shape) - 1 else 1
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What errors call it."""
         shape = self.weight.original_dtype_and_shape[1]
         return f"`{self.weight.name}` of shape {shape.text}"
@@ -153,6 +153,6 @@ def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:
 
 def _cannot_cut(side: CutAxis, ranks: int, told: str, works: Sequence[int]) -> ShardingError:
     return ShardingError(
-        f"{side.told} cannot be cut for {ranks} ranks: {told}",
+        f"{side.description} cannot be cut for {ranks} ranks: {told}",
         hint=ranks_that_work(works),
     )

@@ -27,7 +27,7 @@ _Types: TypeAlias = "Sequence[TensorType | Sequence[TensorType]]"
 def subgraph_of(layer: Layer, name: str, input_types: InputTypes, weight_prefix: str) -> Graph:
     """Return a subgraph of the current graph that computes what a layer does."""
     parent = Graph.current
-    input_types = _listed(input_types)
+    input_types = _to_list(input_types)
     naming = naming_of(layer, weight_prefix)
     _name_weights(layer, weight_prefix)
     subgraph = parent.add_subgraph(name, _flat_types(input_types), weight_prefix)
@@ -61,7 +61,7 @@ def _name_weights(layer: Layer, prefix: str) -> None:
     )
 
 
-def _listed(given: Any) -> _Types:
+def _to_list(given: Any) -> _Types:
     """Return the types of several arguments, or that of the only one, as a list."""
     if isinstance(given, TensorType):
         return [given]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.plan.plan import Item
-    from weightctl.plan.recipes import Chosen
+    from weightctl.plan.recipes import RecipeChoice
     from weightctl.plan.types import TypeLike
     from weightctl.weights.info import TensorInfo
 
@@ -168,7 +168,7 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
 
 def _choose_types(
     plan: Plan, target: Encoding | Recipe | None, *, weighted: bool
-) -> Mapping[str, Chosen] | None:
+) -> Mapping[str, RecipeChoice] | None:
     """Return what a recipe gives to the matrices; None where there is no recipe."""
     if not isinstance(target, Recipe):
         return None
@@ -199,7 +199,7 @@ def _cast_item(
     plan: Plan,
     item: Item,
     target: Encoding | None,
-    chosen: Mapping[str, Chosen] | None,
+    chosen: Mapping[str, RecipeChoice] | None,
     rules: Sequence[TypeRule],
 ) -> Item:
     source = item.source.encoding

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CONDITIONS",
     "OTHERWISE",
-    "Chosen",
     "Recipe",
+    "RecipeChoice",
     "RecipeLine",
     "TensorRole",
     "choose",
@@ -116,7 +116,7 @@ CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
 }
 
 
-class Chosen(NamedTuple):
+class RecipeChoice(NamedTuple):
     """The encoding that a recipe gives to a tensor, None to keep its own, and the line it is by."""
 
     encoding: Encoding | None
@@ -151,7 +151,7 @@ def choose(
     *,
     weighted: bool = False,
     names: Mapping[str, str] | None = None,
-) -> dict[str, Chosen]:
+) -> dict[str, RecipeChoice]:
     """Return what a recipe gives to each matrix of a model, by its name; to nothing else.
 
     It takes all tensors of the model, since how many there are decides too. `names` are GGUF's for
@@ -184,10 +184,10 @@ def _rename_tensor(info: TensorInfo, known: Mapping[str, str]) -> TensorInfo:
     return info._replace(name=known[info.name])
 
 
-def _choice(recipe: Recipe, place: TensorRole) -> Chosen:
+def _choice(recipe: Recipe, place: TensorRole) -> RecipeChoice:
     line = next((line for line in recipe.lines if _is_for(line, place)), None)
     name = line.type if line else recipe.otherwise
-    return Chosen(ENCODINGS[name] if name else None, str(line) if line else OTHERWISE)
+    return RecipeChoice(ENCODINGS[name] if name else None, str(line) if line else OTHERWISE)
 
 
 def _is_for(line: RecipeLine, place: TensorRole) -> bool:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Known", "gather_knowledge"]
+__all__ = ["CheckpointKnowledge", "gather_knowledge"]
 
 
-class Known(NamedTuple):
+class CheckpointKnowledge(NamedTuple):
     """A checkpoint's weights by name, and the model; `checkpoint` is None where no family is known.
 
     `notes` are what a person should know of it.
@@ -36,7 +36,7 @@ class Known(NamedTuple):
     notes: tuple[str, ...]
 
 
-def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> Known:
+def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowledge:
     """Return what is known of a checkpoint; small tensors that say shapes are all that is read.
 
     Raises `ArchitectureError` where it is of no known family, unless the cuts are ruled.
@@ -48,7 +48,7 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> Known:
     except ArchitectureError as error:
         if is_ruled:
             why = f"only the plan says how tensors are cut: {error.message}"
-            return Known(stored, _unknown(stored), None, (*notes, why))
+            return CheckpointKnowledge(stored, _unknown(stored), None, (*notes, why))
         hint = "; ".join(filter(None, (error.hint, "--plan FILE says how its tensors are cut")))
         raise type(error)(error.message, hint=hint) from error
     places = place_weights(checkpoint, stored)
@@ -56,7 +56,7 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> Known:
     heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
     experts = fields.get("experts", 0)
     model = CutModel(places, heads, checkpoint.config.layers, experts)
-    return Known(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
+    return CheckpointKnowledge(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
 
 
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:

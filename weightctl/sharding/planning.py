@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.sharding.footprints import WeightFootprint
-    from weightctl.sharding.knowledge import Known
+    from weightctl.sharding.knowledge import CheckpointKnowledge
     from weightctl.split import Grid
     from weightctl.weights.tree import Checkpoint
 
@@ -97,7 +97,7 @@ def shard_plan(
 
 
 def shardings(
-    found: Known, grid: Grid, rules: CutRulesLike | None
+    found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike | None
 ) -> tuple[dict[str, Sharding], list[str]]:
     """Return how each tensor is cut, by its name, and what a person should know of that."""
     ruled = {} if rules is None else _apply_rules(found, grid, rules)
@@ -122,7 +122,9 @@ def shardings(
     return {name: each for tensors in made.values() for name, each in tensors.items()}, notes
 
 
-def _apply_rules(found: Known, grid: Grid, rules: CutRulesLike) -> dict[str, dict[str, Sharding]]:
+def _apply_rules(
+    found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike
+) -> dict[str, dict[str, Sharding]]:
     """Return how the tensors of each weight are cut that rules say something of."""
     made: dict[str, dict[str, Sharding]] = {}
     for name, weight in found.weights.items():
@@ -141,7 +143,7 @@ def _apply_rules(found: Known, grid: Grid, rules: CutRulesLike) -> dict[str, dic
     }
 
 
-def _list_rule_names(found: Known) -> Iterator[str]:
+def _list_rule_names(found: CheckpointKnowledge) -> Iterator[str]:
     """Yield all names by which rules may know something: weights, and what they are stored as."""
     for name, weight in found.weights.items():
         yield name

@@ -14,7 +14,7 @@ from weightctl.split import Grid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from weightctl.sharding.knowledge import Known
+    from weightctl.sharding.knowledge import CheckpointKnowledge
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.tree import Checkpoint
@@ -52,11 +52,11 @@ def possible(
     return made
 
 
-def _by_rules(found: Known, rules: CutRulesLike) -> Callable[[int], object]:
+def _by_rules(found: CheckpointKnowledge, rules: CutRulesLike) -> Callable[[int], object]:
     return lambda ranks: shardings(found, Grid(ranks), rules)
 
 
-def _by_family(found: Known) -> Callable[[int], object]:
+def _by_family(found: CheckpointKnowledge) -> Callable[[int], object]:
     model = found.model
     # Layers are mostly alike.
     unlike: dict[object, list[PlacedWeight]] = {}
