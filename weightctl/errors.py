@@ -65,7 +65,7 @@ def _format_error(path: str, offset: int | None, message: str, hint: str) -> For
 
 
 class MissingFileError(FormatError, FileNotFoundError):
-    """There is no file or directory at a path; `filename` and `errno` are those of an `OSError`."""
+    """A path leads to nothing; `filename` and `errno` are those of an `OSError`."""
 
     def __init__(self, path: str, offset: int | None, message: str, *, hint: str = "") -> None:
         super().__init__(path, offset, message, hint=hint)

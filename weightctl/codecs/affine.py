@@ -19,7 +19,7 @@ __all__ = ["Q4_1", "Q5_1"]
 
 
 def _fit(x: F32, weights: F32 | None, most: int) -> tuple[U8, dict[str, F32]]:
-    """Return levels 0..`most`, of which 0 is the min, the scales and the mins."""
+    """Return levels, the scales and the mins; levels are 0..`most`, and level 0 is the min."""
     level, scale, low = _round(x, most) if weights is None else _search(x, weights, most)
     return level, {"scale": scale, "min": low}
 

@@ -67,7 +67,7 @@ def _encode_mx(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
 
 
 def _choose_exponents(peak: F32) -> U8:
-    """Return E8M0 exponents such that peaks become 4 to 8, of which 6 is the greatest there is."""
+    """Return E8M0 exponents that bring peaks to 4 to 8; the largest value of E2M1 is 6."""
     # ggml takes the floor of a float32: just below a power of two it has been rounded up to that.
     logarithm = np.log2(peak.astype(np.float64)).astype(np.float32)
     return np.clip(np.floor(logarithm) + np.float32(127 - 2), 0, 255).astype(np.uint8)

@@ -26,7 +26,7 @@ __all__ = ["Q4_K", "Q5_K"]
 
 
 class _LevelRange(NamedTuple):
-    """Levels 0..`most`, and the search for them where there is no importance."""
+    """Levels 0..`most`, and the search for them without importance."""
 
     most: int
     first: float
@@ -100,7 +100,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _Le
 
 
 def _magnitude_weights(x: F32) -> F32:
-    """Return ggml's weights where there is no importance: root mean square plus magnitude."""
+    """Return the weights that ggml uses without importance: root mean square plus magnitude."""
     mean_square: F32 = np.add.accumulate(x * x, axis=0)[-1] / np.float32(32)
     return np.sqrt(mean_square) + np.abs(x)
 

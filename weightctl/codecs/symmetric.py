@@ -19,7 +19,7 @@ __all__ = ["Q4_0", "Q5_0"]
 
 
 def _fit(x: F32, weights: F32 | None, half: int) -> tuple[U8, dict[str, F32]]:
-    """Return levels 0..2 * `half` - 1, of which `half` is zero, and the scales."""
+    """Return levels and the scales; levels are 0..2 * `half` - 1, and level `half` is zero."""
     level, scale = _round(x, half) if weights is None else _search(x, weights, half)
     return level, {"scale": scale}
 

@@ -6,7 +6,7 @@ from _compat_pickle import IMPORT_MAPPING
 
 __all__ = ["is_dangerous"]
 
-# Modules of which everything counts, with what is below them.
+# Every name in these modules, and in the modules below them, counts.
 _MODULES = frozenset({
     "IPython", "_ctypes", "_imp", "_pickle", "_posixsubprocess", "_pyrepl",
     "_socket", "_sqlite3", "_ssl", "_thread", "_winapi", "_xxinterpchannels",
