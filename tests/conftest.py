@@ -80,3 +80,9 @@ def silero() -> Path:
 @pytest.fixture(scope="session")
 def vocabularies() -> list[Path]:
     return sorted(fetch("vocabularies").glob("*.gguf"))
+
+
+@pytest.fixture
+def journal_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs keep a journal from their first moment, as those that last long do."""
+    monkeypatch.setattr("weightctl.write.journal.BEGIN_AFTER", 0.0)

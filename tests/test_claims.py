@@ -14,8 +14,7 @@ from outcomes import random_model, random_weights, standing
 from saved_shards import cut, layers
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.shards.save import save_shards
-from weightctl.write.store import save
+from weightctl.write.save import save, save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable

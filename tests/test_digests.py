@@ -11,7 +11,7 @@ from build import F32, Gguf, Tensor, safetensors_of
 from weightctl import WeightData, open_weights
 from weightctl.errors import FormatError
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.digests import digests
+from weightctl.write.digests import compute_digests
 
 # Larger than any piece that is read at a time.
 LARGE = 9_000_001
@@ -34,7 +34,7 @@ def test_digests_are_those_of_hashlib(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     tensors = stored(path, a=0, b=1, c=1 << 23, d=LARGE)
     expected = {name: hashlib.sha256(raw).hexdigest() for name, raw in tensors.items()}
-    found = digests(open_weights(path).source)
+    found = compute_digests(open_weights(path).source)
     assert found == expected
     assert list(found) == ["a", "b", "c", "d"]
 
@@ -43,7 +43,7 @@ def test_digests_are_those_of_hashlib(tmp_path: Path) -> None:
 def test_digests_do_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
     path = tmp_path / "model.safetensors"
     tensors = stored(path, **{f"t{number}": 1000 * number for number in range(40)})
-    found = digests(open_weights(path).source, threads=threads)
+    found = compute_digests(open_weights(path).source, threads=threads)
     assert found == {name: hashlib.sha256(raw).hexdigest() for name, raw in tensors.items()}
 
 
@@ -51,7 +51,7 @@ def test_only_what_is_asked_for_is_read_in_the_order_asked(tmp_path: Path) -> No
     path = tmp_path / "model.safetensors"
     stored(path, a=10, b=20, c=30)
     done: list[int] = []
-    found = digests(open_weights(path).source, ["c", "a"], progress=done.append)
+    found = compute_digests(open_weights(path).source, ["c", "a"], progress=done.append)
     assert list(found) == ["c", "a"]
     assert sorted(done) == [10, 30]
 
@@ -67,7 +67,7 @@ def test_progress_adds_up_and_is_called_by_one_at_a_time(tmp_path: Path) -> None
         total += nbytes
         busy.release()
 
-    digests(open_weights(path).source, threads=4, progress=advance)
+    compute_digests(open_weights(path).source, threads=4, progress=advance)
     assert total == 50 * 3000 + LARGE
 
 
@@ -78,7 +78,7 @@ def test_big_endian_files_hash_as_little_endian_ones(tmp_path: Path) -> None:
         path = tmp_path / f"{ord(order)}.gguf"
         data = numbers.astype(f"{order}f4").tobytes()
         path.write_bytes(Gguf(order=order).file([Tensor("a", (2, 3), F32, data)]))
-        found.append(digests(open_weights(path).source))
+        found.append(compute_digests(open_weights(path).source))
     expected = {"a": hashlib.sha256(numbers.astype("<f4").tobytes()).hexdigest()}
     assert found == [expected, expected]
 
@@ -86,7 +86,7 @@ def test_big_endian_files_hash_as_little_endian_ones(tmp_path: Path) -> None:
 def test_tensors_in_memory_have_digests_too() -> None:
     data = WeightData.from_numpy(np.arange(5, dtype=np.int16), "a")
     expected = hashlib.sha256(np.arange(5, dtype="<i2").tobytes()).hexdigest()
-    assert digests(as_checkpoint({"a": data}).source) == {"a": expected}
+    assert compute_digests(as_checkpoint({"a": data}).source) == {"a": expected}
 
 
 def test_a_file_that_has_become_shorter_is_an_error(tmp_path: Path) -> None:
@@ -96,4 +96,4 @@ def test_a_file_that_has_become_shorter_is_an_error(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 500)
     with pytest.raises(FormatError, match="the file ends here"):
-        digests(source)
+        compute_digests(source)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from arrays import stored, weights_of
+from executing import execute
 from oracles import ggml_quantize
 from weightctl import Plan, WeightData, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
+from weightctl.storage.byte_range import FileRange
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.source import Span
-from weightctl.write.execute import execute
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,8 +175,8 @@ def test_what_is_copied_is_read_piece_by_piece_or_named_as_a_range_of_its_file(
     plan = Plan.copy(open_weights(path), "gguf")
     assert run(plan) == rows.tobytes()
     order = tuple(item.info for item in plan.items)
-    (span,) = [piece for _, piece in execute(plan, order, spans=True)]
-    assert isinstance(span, Span)
+    (span,) = [piece for _, piece in execute(plan, order, ranges=True, task_bytes=1 << 30)]
+    assert isinstance(span, FileRange)
     assert path.read_bytes()[span.offset :][: span.nbytes] == rows.tobytes()
 
 
@@ -187,7 +187,7 @@ def test_memory_and_what_is_converted_are_no_ranges_of_a_file(tmp_path: Path) ->
         cast(Plan.copy(open_weights(path), "gguf"), ENCODINGS["F16"]),
     ):
         order = tuple(item.info for item in plan.items)
-        for _, piece in execute(plan, order, spans=True):
+        for _, piece in execute(plan, order, ranges=True):
             assert isinstance(piece, memoryview)
 
 

@@ -16,9 +16,9 @@ from old_outputs import EACH_KIND, old_output, untouched
 from outcomes import random_model, random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, FormatError
+from weightctl.storage.base import cannot_write
 from weightctl.system.temporary import temporary_name
-from weightctl.write.output_file import cannot_write
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from old_outputs import EACH_KIND, old_output, untouched
 from outcomes import Kind, random_model
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

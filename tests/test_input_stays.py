@@ -15,7 +15,7 @@ from weightctl import Plan, open_weights
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats import FORMATS
 from weightctl.plan.split import split
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from weightctl import Plan, open_weights
 from weightctl.errors import FormatError, OutputError
 from weightctl.plan.split import split
 from weightctl.system.temporary import SWITCH, aside_name
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -12,8 +12,8 @@ import pytest
 
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.output_file import OutputFile
-from weightctl.write.store import save
+from weightctl.storage.pipe import PipeWriter
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_pipe_that_does_not_block_gets_everything(tiny_llama: Path, tmp_path: 
 def test_a_reader_of_a_pipe_that_does_not_block_may_stop_early() -> None:
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    file = OutputFile(theirs, "pipe")
+    file = PipeWriter(theirs, "pipe")
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(file.write, bytes(1 << 20))
         os.read(ours, 100)

@@ -13,7 +13,7 @@ from outcomes import Kind, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from old_outputs import EACH_KIND, OLD
 from outcomes import random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

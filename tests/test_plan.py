@@ -14,7 +14,7 @@ from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 LLAMA = {"general.architecture": MetadataValue("string", "llama")}

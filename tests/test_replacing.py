@@ -13,7 +13,7 @@ from old_outputs import EACH_KIND, OLD, untouched
 from outcomes import random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

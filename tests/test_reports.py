@@ -11,7 +11,7 @@ import pytest
 
 from old_outputs import OLD, untouched
 from weightctl import Plan, open_weights
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

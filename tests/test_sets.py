@@ -13,7 +13,7 @@ from outcomes import KINDS, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.plan.split import split
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from outcomes import KINDS, leftovers, random_model, standing
 from strikes import strikes
 from weightctl import open_weights
 from weightctl.system.temporary import SWITCH
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -21,7 +21,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS
 from weightctl.plan.split import split
 from weightctl.translate.plans import plan_of
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

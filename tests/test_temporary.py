@@ -13,7 +13,7 @@ from old_outputs import OLD
 from outcomes import random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:

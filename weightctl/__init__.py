@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from weightctl.engine.session import InferenceSession
     from weightctl.errors import WeightctlError
     from weightctl.families.recognition import recognize
+    from weightctl.formats.open.opening import open_weights
     from weightctl.graph import ops
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
     from weightctl.write.convert import convert
-    from weightctl.write.store import open_weights, save
+    from weightctl.write.gathering import gather
+    from weightctl.write.save import save
+    from weightctl.write.shard import shard
 
 __all__ = [
     "Buffer",
@@ -45,12 +48,14 @@ __all__ = [
     "Weights",
     "convert",
     "engine",
+    "gather",
     "graph",
     "nn",
     "open_weights",
     "ops",
     "recognize",
     "save",
+    "shard",
 ]
 
 __version__ = "0.1.0"
@@ -75,12 +80,14 @@ _NAMES = {
     "convert": "weightctl.write.convert:convert",
     "driver": "weightctl.driver",
     "engine": "weightctl.engine",
+    "gather": "weightctl.write.gathering:gather",
     "graph": "weightctl.graph",
     "nn": "weightctl.nn",
-    "open_weights": "weightctl.write.store:open_weights",
+    "open_weights": "weightctl.formats.open.opening:open_weights",
     "ops": "weightctl.graph.ops",
     "recognize": "weightctl.families.recognition:recognize",
-    "save": "weightctl.write.store:save",
+    "save": "weightctl.write.save:save",
+    "shard": "weightctl.write.shard:shard",
 }
 
 __getattr__ = load_on_use(__name__, _NAMES)

@@ -26,7 +26,7 @@ from weightctl.verify.checks.finite.survey import survey_tensors
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from weightctl.cli.outline import outline
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import Checkpoint, header_of, root_of
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:

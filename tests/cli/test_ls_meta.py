@@ -14,7 +14,7 @@ from terminal import on_a_terminal
 from build import Gguf, safetensors_of
 from weightctl.cli.contents import Contents
 from weightctl.cli.document import document
-from weightctl.write.store import open_weights
+from weightctl.formats.open.opening import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from conftest import ROOT
 from weightctl import open_weights
 from weightctl.families import recognize
 from weightctl.translate import translate
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 SCREENS = Path(__file__).parent / "screens"
 COLUMNS = (80, 200)

@@ -24,8 +24,11 @@ from weightctl.cli.shard import app
 from weightctl.dtype import parse_encoding
 from weightctl.errors import WeightctlError
 from weightctl.plan.cast import cast
+from weightctl.sharding.planning import shard_plan
+from weightctl.split import Grid
 from weightctl.translate import translate
-from weightctl.write.shards import Grid, save_shards, shard_plan
+from weightctl.write.claims import find_journal
+from weightctl.write.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,11 +275,16 @@ def test_lines_of_auto_fit_a_terminal_or_the_width_that_is_asked_for(
 def test_a_run_that_is_stopped_says_how_it_goes_on_and_it_does(tmp_path: Path) -> None:
     source, out, again = large_llama(tmp_path / "large"), tmp_path / "out", tmp_path / "again"
     told = stopped(source, out)
-    assert told == f"note: {out}.partial has what is complete; the same command goes on from there"
+    journal = find_journal(str(out))
+    assert journal is not None
+    assert told == f"note: {journal} lists what is complete; the same command continues from there"
     assert not out.exists()
-    said = refusal("--gather", f"{out}.partial", tmp_path / "whole")
+    partial = journal.removesuffix(".journal")
+    said = refusal("--gather", partial, tmp_path / "whole")
     assert "these shards are unfinished: their writing was stopped" in said
-    shutil.copytree(f"{out}.partial", f"{again}.partial")
+    copy = partial.replace(str(out), str(again))
+    shutil.copytree(partial, copy)
+    shutil.copy(journal, f"{copy}.journal")
     lines = asked(source, out, "--tp", "2").stdout.splitlines()
     assert re.fullmatch(r"\S+ [kM]B were complete already, from a run that was stopped", lines[-2])
     done = document(source, again, "--pp", "2")
@@ -321,7 +329,6 @@ def large_llama(path: Path) -> Path:
 def stopped(source: Path, out: Path) -> str:
     """Stop a run by Ctrl-C where some tensors are complete and others are not; return its words."""
     seconds = 0.05
-    journal = out.with_name(f"{out.name}.partial") / "manifest.journal"
     for _ in range(12):
         process = subprocess.Popen(
             [sys.executable, "-m", "weightctl", "shard", source, out, "--tp", "2", "-j", "1"],
@@ -329,13 +336,13 @@ def stopped(source: Path, out: Path) -> str:
             stderr=subprocess.PIPE,
             text=True,
         )
-        while process.poll() is None and not journal.exists():
+        while process.poll() is None and not find_journal(str(out)):
             time.sleep(0.001)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         said = process.communicate()[1]
         assert process.returncode in {0, 130}, said
-        if journal.exists():
+        if find_journal(str(out)):
             return said.strip()
         seconds *= 1.5 if process.returncode else 0.6
         shutil.rmtree(out, ignore_errors=True)

@@ -14,7 +14,7 @@ from weightctl.cli.shares import document, share_rows, summary
 from weightctl.cli.splits import grid_text, join_ranks
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate, rowwise
-from weightctl.write.shards.outcome import describe_shards
+from weightctl.write.describe import describe_shards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +121,7 @@ def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
     assert lines[0] == "in -> out (safetensors, 3 ranks: tp 3)"
     # Three vectors of 32 bytes and two of as many, twice more than once.
     assert lines[1] == "8 tensors, 2.21 kB: 3 cut, 5 replicated; copies take 320 B more"
-    sizes = [layout.nbytes for layout in describe_shards(plan, tmp_path / "out").files.values()]
+    sizes = [layout.nbytes for layout in describe_shards(plan, tmp_path / "out").parts.values()]
     assert lines[3:6] == [
         f"  rank-{rank}/model.safetensors: 8 tensors, {size / 1000:.2f} kB"
         for rank, size in enumerate(sizes)

@@ -9,7 +9,7 @@ import pytest
 
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS, Encoding
-from weightctl.write.pieces import _WORKING
+from weightctl.write.tasks import _WORKING
 
 FLOATS = [e for e in ENCODINGS.values() if e.dtype is not None and e.dtype.is_float]
 BLOCKS = [e for e in ENCODINGS.values() if e.codec]

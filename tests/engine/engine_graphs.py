@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from weightctl.engine import LoadedGraph
     from weightctl.graph import Value
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
+    from weightctl.storage.byte_range import FileRange
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header
-    from weightctl.weights.source import Source, Span
+    from weightctl.weights.source import Source
 
     Array = np.ndarray[Any, Any]
 
@@ -39,7 +40,7 @@ class Counted:
         return self._source.header
 
     @property
-    def files(self) -> Sequence[MappedFile]:
+    def files(self) -> Sequence[Reader]:
         return self._source.files
 
     def data(self, name: str) -> WeightData:
@@ -49,8 +50,8 @@ class Counted:
         self.reads[name] = self.reads.get(name, 0) + 1
         self._source.read_into(name, start, buffer)
 
-    def span(self, name: str, /) -> Span | None:
-        return self._source.span(name)
+    def file_range(self, name: str, /) -> FileRange | None:
+        return self._source.file_range(name)
 
     def refuse_change(self) -> None:
         self._source.refuse_change()

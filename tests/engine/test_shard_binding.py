@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from engine_graphs import Array
 
+    from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import Header
-    from weightctl.weights.source import Source, Span
+    from weightctl.weights.source import Source
 
 Q8_0, Q4_0, Q4_K = (QuantizationEncoding[name] for name in ("Q8_0", "Q4_0", "Q4_K"))
 CPUS = [DeviceRef.CPU()] * 2
@@ -63,8 +64,8 @@ class Metered:
         self.nbytes[name] = self.nbytes.get(name, 0) + buffer.nbytes
         self._source.read_into(name, start, buffer)
 
-    def span(self, name: str, /) -> Span | None:
-        return self._source.span(name)
+    def file_range(self, name: str, /) -> FileRange | None:
+        return self._source.file_range(name)
 
     def refuse_change(self) -> None:
         self._source.refuse_change()

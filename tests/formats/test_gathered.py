@@ -50,7 +50,11 @@ class Counted:
 
     def __init__(self, files: FileSource) -> None:
         self.header = files.header
-        self.data, self.span, self.refuse_change = files.data, files.span, files.refuse_change
+        self.data, self.file_range, self.refuse_change = (
+            files.data,
+            files.file_range,
+            files.refuse_change,
+        )
         self._read_into = files.read_into
         self.nbytes = 0
 
@@ -126,8 +130,8 @@ def small(tmp_path: Path, **shapes: tuple[int, ...]) -> Path:
 def test_of_a_tensor_that_a_rank_has_whole_a_file_is_known_to_have_it(tmp_path: Path) -> None:
     path = small(tmp_path, cut=(4, 2), kept=(3,))
     source = gathered(write_shards(plan_of(open_weights(path), Grid(2)), tmp_path / "out"))
-    assert source.span("cut") is None
-    span = source.span("kept")
+    assert source.file_range("cut") is None
+    span = source.file_range("kept")
     assert span is not None
     raw = bytearray(span.nbytes)
     span.file.read_into(span.offset, memoryview(raw))

@@ -40,7 +40,7 @@ def test_unfinished_shards_are_said_to_be(parts: Path) -> None:
     write_document(changed, parts)
     with pytest.raises(FormatError, match="these shards are unfinished") as raised:
         open_weights(parts)
-    assert "goes on where it stopped" in raised.value.hint
+    assert "continues where it stopped" in raised.value.hint
 
 
 def opening_error(parts: Path) -> FormatError:

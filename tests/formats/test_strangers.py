@@ -22,7 +22,7 @@ from build import F32, Gguf, Tensor, index_of, safetensors_of
 from weightctl import open_weights
 from weightctl.errors import FormatError
 from weightctl.formats.identify import identify_file
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +153,7 @@ def test_any_bytes_have_an_answer(tmp_path_factory: pytest.TempPathFactory, head
     content[place:place] = rest
     path = tmp_path_factory.getbasetemp() / "any.bin"
     path.write_bytes(content)
-    found = identify_file(MappedFile(str(path)))
+    found = identify_file(open_reader(str(path)))
     assert found.message.isprintable()
     assert found.hint.isprintable()
     assert len(found.message) < 300

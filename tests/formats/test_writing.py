@@ -17,7 +17,7 @@ from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.plan.plan import Plan
 from weightctl.weights.metadata import MetadataValue
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from weightctl import Plan, Weights, open_weights
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS
 from weightctl.plan.split import split
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from old_outputs import EACH_KIND, untouched
 from outcomes import random_model, random_weights, standing
 from weightctl import Plan
 from weightctl.errors import OutputError
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.weights.metadata import MetadataValue, text
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

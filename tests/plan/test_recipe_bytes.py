@@ -15,7 +15,7 @@ from weightctl.formats.imatrix import Importance
 from weightctl.plan.cast import cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

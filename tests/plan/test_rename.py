@@ -12,7 +12,7 @@ from build import safetensors_of
 from weightctl import Plan, Weights, open_weights
 from weightctl.errors import ConversionError
 from weightctl.plan.rename import read_renamings, rename
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

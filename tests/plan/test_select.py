@@ -10,7 +10,7 @@ from build import safetensors_of
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
 from weightctl.plan.select import select
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,7 +25,7 @@ from weightctl.plan.split import split
 from weightctl.weights import TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from arrays import weights_of
+from executing import execute
 from importances import imatrix_dat, imatrix_gguf
 from oracles import ggml_quantize
 from weightctl import Plan, open_weights
@@ -17,10 +18,9 @@ from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.imatrix import Importance, read_importance
 from weightctl.plan.cast import cast
 from weightctl.plan.importance import WEIGHTED, apply_importance
+from weightctl.storage.byte_range import FileRange
 from weightctl.weights.metadata import MetadataValue
-from weightctl.weights.source import Span
-from weightctl.write.execute import execute
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,7 @@ def test_a_matrix_whose_importance_is_0_is_quantized_without_and_told_of(idle: f
     )
     made = {info.name: b"" for info in (item.info for item in plan.items)}
     for info, piece in execute(plan, tuple(item.info for item in plan.items)):
-        assert not isinstance(piece, Span)
+        assert not isinstance(piece, FileRange)
         made[info.name] += bytes(piece)
     rows = [SUMS[0], None, SUMS[2]]
     expected = [ggml_quantize("Q4_0", part, row).tobytes()

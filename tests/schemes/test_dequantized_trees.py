@@ -40,8 +40,8 @@ def test_all_else_stays_as_it_is(tmp_path: Path) -> None:
     assert tree.metadata == weights.metadata
     assert tree.header.files == weights.header.files
     assert tree.a.weight.data().to_numpy().tobytes() == weights.a.weight.data().to_numpy().tobytes()
-    assert tree.source.span("a.weight") == weights.source.span("a.weight")
-    assert tree.source.span("l.weight") is None
+    assert tree.source.file_range("a.weight") == weights.source.file_range("a.weight")
+    assert tree.source.file_range("l.weight") is None
     assert tree.header.notes == weights.header.notes
 
 
@@ -160,7 +160,7 @@ class Endless:
         places = np.arange(start, start + len(buffer)) % len(self._content)
         np.frombuffer(buffer, np.uint8)[:] = self._content[places]
 
-    def span(self, _: str, /) -> None:
+    def file_range(self, _: str, /) -> None:
         return None
 
     def data(self, name: str) -> WeightData:

@@ -45,7 +45,7 @@ class HeaderAlone:
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         raise AssertionError(f"{len(buffer)} bytes of `{name}` were read, from {start} on")
 
-    def span(self, _: str, /) -> None:
+    def file_range(self, _: str, /) -> None:
         return None
 
     def refuse_change(self) -> None:

@@ -21,8 +21,8 @@ from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.sharding.plan_file import CutRules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
-from weightctl.write.shards.gathering import gather
-from weightctl.write.shards.save import save_shards
+from weightctl.write.gathering import gather
+from weightctl.write.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

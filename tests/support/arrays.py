@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl import Plan, WeightData, Weights
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from weightctl.plan.align import align
 from weightctl.plan.plan import Plan
 from weightctl.weights import TensorInfo, WeightData
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:

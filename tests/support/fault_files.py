@@ -11,7 +11,7 @@ from weightctl import Plan, WeightData, open_weights
 from weightctl.families import recognize
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

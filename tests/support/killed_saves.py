@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _PROGRAM = """
 import json, os, signal, sys, traceback
-import numpy, weightctl.codecs, weightctl.write.execute
+import numpy, weightctl.codecs, weightctl.write.save
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.plan.split import split
 
 def kill_at(wanted):

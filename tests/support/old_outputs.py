@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outcomes import KINDS, leftovers, random_weights, standing
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Generator

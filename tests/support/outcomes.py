@@ -12,7 +12,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast
 from weightctl.plan.split import split
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.store import save
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.write.targets import Target
 
-TEMPORARY = re.compile(r".+\.weightctl-([0-9a-f]{8}|switch)\.partial(\.\w+)?")
+TEMPORARY = re.compile(r".+\.weightctl-([0-9a-f]{8}|switch)\.partial(\.\w+)*")
 
 
 class Kind(NamedTuple):

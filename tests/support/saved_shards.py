@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,16 +19,17 @@ from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid, Sharding, Whole, axiswise, replicate
+from weightctl.system.temporary import JOURNAL
 from weightctl.weights.info import TensorInfo
-from weightctl.write.shards.journal import JOURNAL, read_journal
-from weightctl.write.shards.save import save_shards
+from weightctl.write.claims import find_journal
+from weightctl.write.journal import read_journal
+from weightctl.write.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.write.shards.journal import Record
+    from weightctl.write.journal import Record
 
 
 class StopError(Exception):
@@ -129,13 +131,25 @@ def stop() -> None:
 def stopped(plan: ShardPlan, out: Path, share: float = 0.5) -> Mapping[tuple[int, str], Record]:
     """Stop writing shards at a share of all bytes; return what is recorded."""
     total = sum(shard.info.nbytes for rank in plan.ranks for shard in rank)
-    with pytest.raises(StopError):
-        save_shards(plan, out, threads=1, progress=after(int(total * share), stop))
+    with pytest.MonkeyPatch.context() as patch:
+        # A run as short as this keeps no journal.
+        patch.setattr("weightctl.write.journal.BEGIN_AFTER", 0.0)
+        with pytest.raises(StopError):
+            save_shards(plan, out, threads=1, progress=after(int(total * share), stop))
     return recorded(out)
 
 
 def recorded(out: Path) -> Mapping[tuple[int, str], Record]:
     """Return what the journal of an unfinished output says."""
-    journal = read_journal(f"{out}.partial/{JOURNAL}")
+    path = find_journal(str(out))
+    assert path is not None
+    journal = read_journal(path)
     assert journal is not None
-    return journal[1]
+    return {(record.file, record.key): record for record in journal[1]}
+
+
+def partial_of(out: Path) -> Path:
+    """Return the directory that an unfinished output is in."""
+    path = find_journal(str(out))
+    assert path is not None
+    return Path(path.removesuffix(JOURNAL))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _PROGRAM = """
 import json, os, signal, sys, time, traceback
-import numpy, weightctl.cli.convert, weightctl.cli.shard, weightctl.codecs, weightctl.write.execute
-import weightctl.write.output
+import numpy, weightctl.cli.convert, weightctl.cli.shard, weightctl.codecs, weightctl.write.save
+import weightctl.formats.gguf, weightctl.formats.safetensors, weightctl.kernels._native
 from weightctl.__main__ import main
 
 # The calls that a run can be struck at, those that begin what is of interest, and when: before a

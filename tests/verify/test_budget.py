@@ -11,12 +11,12 @@ import fault_files
 from verdicts import assert_healthy, report_on
 from weightctl import WeightData
 from weightctl.families import recognize
+from weightctl.formats.open.opening import open_weights
 from weightctl.verify import Subject
 from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, numbers_of
-from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from arrays import stored, weights_of
 from build import F32, Gguf, Tensor
+from weightctl.formats.open.opening import open_weights
 from weightctl.verify import Request, Result, Subject
 from weightctl.verify.checks.finite import check
 from weightctl.verify.checks.finite.survey import survey_tensors
 from weightctl.verify.figures import FiniteFigures
-from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

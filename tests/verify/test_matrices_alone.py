@@ -15,7 +15,7 @@ from weightctl.plan.cast import cast
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.forward.matrices import check_matrices
 from weightctl.verify.figures import ForwardFigures, MatrixGain
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from weightctl.plan.split import split
 from weightctl.verify import Request, Result, Subject, verify
 from weightctl.verify.checks.structure import _check_total, check
 from weightctl.verify.figures import StructureFigures
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

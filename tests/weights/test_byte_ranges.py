@@ -12,11 +12,13 @@ import pytest
 from weightctl.errors import FormatError
 from weightctl.formats.pickles.machine import load
 from weightctl.storage.byte_range import HeldRange
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.weights.strided import gather
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from weightctl.storage.base import Reader
 
 LETTERS = bytes(range(97, 123))
 
@@ -35,9 +37,9 @@ class Counted(HeldRange):
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> MappedFile:
+def file(tmp_path: Path) -> Reader:
     (tmp_path / "letters").write_bytes(LETTERS)
-    return MappedFile(str(tmp_path / "letters"))
+    return open_reader(str(tmp_path / "letters"))
 
 
 @pytest.mark.parametrize(
@@ -45,21 +47,19 @@ def file(tmp_path: Path) -> MappedFile:
     [(0, 3, b"abc"), (24, 9, b"yz"), (26, 1, b""), (99, 1, b""), (3, 0, b""), (3, -1, b"")],
 )
 def test_a_read_ends_where_the_file_does(
-    start: int, nbytes: int, expected: bytes, file: MappedFile
+    start: int, nbytes: int, expected: bytes, file: Reader
 ) -> None:
     assert file.read(start, nbytes) == expected
     assert file.range().read(start, nbytes) == expected
     assert HeldRange(memoryview(LETTERS)).read(start, nbytes) == expected
 
 
-def test_the_end_of_a_file_is_all_of_a_small_one(file: MappedFile) -> None:
+def test_the_end_of_a_file_is_all_of_a_small_one(file: Reader) -> None:
     assert (file.read_end(2), file.read_end(99)) == (b"yz", LETTERS)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(2, 5), (2, 99), (30, 40), (5, 2)])
-def test_a_part_of_a_range_ends_where_the_range_does(
-    start: int, stop: int, file: MappedFile
-) -> None:
+def test_a_part_of_a_range_ends_where_the_range_does(start: int, stop: int, file: Reader) -> None:
     for whole in (file.range(1), HeldRange(memoryview(LETTERS)[1:])):
         part = whole.part(start, stop)
         expected = LETTERS[1:][start:stop]
@@ -68,7 +68,7 @@ def test_a_part_of_a_range_ends_where_the_range_does(
 
 
 @pytest.mark.parametrize("size", [0, 5])
-def test_a_read_behind_a_new_end_is_an_error(size: int, file: MappedFile) -> None:
+def test_a_read_behind_a_new_end_is_an_error(size: int, file: Reader) -> None:
     os.truncate(file.path, size)
     message = f"byte {max(size, 2)}: the file ends here: it changed while it was read"
     with pytest.raises(FormatError, match=message) as caught:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from arrays import weights_of
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
+from weightctl.formats.open.opening import open_weights
 from weightctl.plan.cast import cast
 from weightctl.plan.plan import Plan
 from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
@@ -20,7 +21,7 @@ from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
 from weightctl.weights.steps.stacked import Stacked
 from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import Checkpoint
-from weightctl.write.store import open_weights, save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from build import F32, Gguf, Tensor, entry, safetensors, safetensors_of
 from weightctl.cli import app
 from weightctl.errors import EncodingError, WeightctlError
-from weightctl.write.store import open_weights
+from weightctl.formats.open.opening import open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -41,7 +41,7 @@ class InMemory:
         self.read.append((start, start + buffer.nbytes))
         buffer[:] = self.raw[start : start + buffer.nbytes]
 
-    def span(self) -> None:
+    def file_range(self) -> None:
         return None
 
 

@@ -29,9 +29,9 @@ from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
-from weightctl.write.shards.digests import Altered, find_altered
-from weightctl.write.shards.gathering import gather, gathering
-from weightctl.write.store import save
+from weightctl.write.digests import Altered, find_altered
+from weightctl.write.gathering import gather, gathering
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint

@@ -18,8 +18,8 @@ from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.weights.info import TensorInfo
-from weightctl.write.shards.gathering import gather
-from weightctl.write.shards.save import save_shards
+from weightctl.write.gathering import gather
+from weightctl.write.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,9 +31,8 @@ from weightctl.formats.sharded.record import MANIFEST, Shard
 from weightctl.plan.plan import Plan
 from weightctl.plan.split import split
 from weightctl.split import Grid
-from weightctl.write.shards.gathering import gather
-from weightctl.write.shards.save import save_shards
-from weightctl.write.store import save
+from weightctl.write.gathering import gather
+from weightctl.write.save import save, save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +203,7 @@ def test_progress_tells_of_every_byte_of_tensors_one_thread_at_a_time(tmp_path: 
         lock.release()
 
     saved = save_shards(plan, tmp_path / "out", threads=4, progress=progress)
-    assert sum(told) == saved.nbytes == saved.outcome.tensor_bytes
+    assert sum(told) == saved.written_bytes == saved.outcome.tensor_bytes
     assert len(told) > 24
     assert saved.kept_bytes == 0
     assert saved.started_over == ""
@@ -216,7 +215,7 @@ def test_progress_of_a_run_that_goes_on_begins_with_what_is_there(tmp_path: Path
     told: list[int] = []
     saved = save_shards(plan, tmp_path / "out", progress=told.append)
     assert told[0] == saved.kept_bytes > 0
-    assert sum(told) == saved.outcome.tensor_bytes == saved.nbytes + saved.kept_bytes
+    assert sum(told) == saved.outcome.tensor_bytes == saved.written_bytes + saved.kept_bytes
 
 
 def test_neither_thread_nor_open_file_outlives_a_run(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from dataclasses import replace
@@ -14,19 +13,33 @@ import pytest
 
 from full_disks import fill, make_read_only
 from outcomes import standing
-from saved_shards import StopError, after, assert_whole, cut, layers, stop, stopped, tensor, written
+from saved_shards import (
+    StopError,
+    after,
+    assert_whole,
+    cut,
+    layers,
+    partial_of,
+    stop,
+    stopped,
+    tensor,
+    written,
+)
 from sharded_files import plan_of
 from weightctl import open_weights
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid
-from weightctl.write.shards.journal import JOURNAL
-from weightctl.write.shards.outcome import describe_shards
-from weightctl.write.shards.place import hold_directory
-from weightctl.write.shards.save import save_shards
+from weightctl.system.temporary import JOURNAL
+from weightctl.write.claims import lock_path
+from weightctl.write.describe import describe_shards
+from weightctl.write.save import save_shards
 
 if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
+
+
+pytestmark = pytest.mark.usefixtures("journal_from_the_start")
 
 
 @pytest.fixture
@@ -88,7 +101,7 @@ def test_a_set_for_more_ranks_is_replaced_by_force(
         save_shards(plan, out)
     assert "pass --force" in caught.value.hint
     save_shards(plan, out, force=True)
-    paths = describe_shards(plan, out).files
+    paths = describe_shards(plan, out).parts
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("model*")) == sorted(paths)
     assert len(list(out.rglob("config.json"))) == (1 if after == "vllm" else 2)
     assert os.listdir(out.parent) == ["out"]
@@ -110,52 +123,54 @@ def test_of_a_set_for_more_ranks_only_its_own_files_are_replaced(
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "rank-0/thesis.tex", "rank-7/model.safetensors"])
-@pytest.mark.parametrize("suffix", ["", ".partial"])
 @pytest.mark.parametrize("force", [False, True])
 def test_somebody_elses_files_are_never_removed(
-    name: str, suffix: str, force: bool, plan: ShardPlan, out: Path
+    name: str, force: bool, plan: ShardPlan, out: Path
 ) -> None:
-    if suffix:
-        stopped(plan, out)
-    else:
-        save_shards(plan, out)
-    path = Path(f"{out}{suffix}") / name
+    save_shards(plan, out)
+    path = out / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("years of work")
     before = standing(out.parent)
-    with pytest.raises(OutputError, match=name if force or suffix else "not empty"):
+    with pytest.raises(OutputError, match=name if force else "not empty"):
         save_shards(plan, out, force=force)
     assert standing(out.parent) == before
 
 
-def test_a_partial_directory_that_no_run_has_begun_is_left_alone(
+def test_a_directory_that_is_only_called_like_a_partial_one_is_left_alone(
     plan: ShardPlan, out: Path
 ) -> None:
     (partial := Path(f"{out}.partial")).mkdir()
     (partial / MANIFEST).write_text("years of work")
-    with pytest.raises(OutputError, match=f"would not write: {MANIFEST}"):
-        save_shards(plan, out, force=True)
-    assert standing(out.parent) == {f"out.partial/{MANIFEST}": b"years of work"}
+    save_shards(plan, out)
+    assert standing(partial) == {MANIFEST: b"years of work"}
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n", b'{"plan": "", "input": ""}\n'])
 def test_a_journal_that_is_none_is_believed_in_nothing(
     content: bytes, plan: ShardPlan, out: Path, tmp_path: Path
 ) -> None:
-    (partial := Path(f"{out}.partial")).mkdir()
-    (partial / JOURNAL).write_bytes(content)
+    Path(f"{out}.weightctl-0123abcd.partial").mkdir()
+    Path(f"{out}.weightctl-0123abcd.partial{JOURNAL}").write_bytes(content)
     assert save_shards(plan, out).kept_bytes == 0
     assert_whole(plan, out, tmp_path)
+    assert os.listdir(out.parent) == ["out"]
 
 
-def test_a_journal_names_nothing_outside_of_its_directory(plan: ShardPlan, out: Path) -> None:
-    (partial := Path(f"{out}.partial")).mkdir()
-    thesis = out.parent / "thesis.tex"
-    thesis.write_text("years of work")
-    purpose = {"plan": "", "input": "", "names": ["../thesis.tex", str(thesis)]}
-    (partial / JOURNAL).write_text(json.dumps(purpose) + "\n")
-    save_shards(plan, out)
-    assert thesis.read_text() == "years of work"
+@pytest.mark.parametrize(
+    "line",
+    ['{"file": 0, "key": "no such tensor", "sha256": "00"}', '{"file": 99, "key": "a"}',
+     '{"file": 0, "key": "layers.0.weight"}', '{"file": "0", "key": 1}', "[]", "null"],
+)  # fmt: skip
+def test_a_record_that_is_not_of_the_plan_counts_for_nothing(
+    line: str, plan: ShardPlan, out: Path, tmp_path: Path
+) -> None:
+    stopped(plan, out)
+    journal = Path(f"{partial_of(out)}{JOURNAL}")
+    purpose, *_ = journal.read_text().splitlines()
+    journal.write_text(f"{purpose}\n{line}\n")
+    assert save_shards(plan, out).kept_bytes == 0
+    assert_whole(plan, out, tmp_path)
 
 
 def test_a_link_to_a_directory_is_followed(plan: ShardPlan, out: Path, tmp_path: Path) -> None:
@@ -169,24 +184,20 @@ def test_a_link_to_a_directory_is_followed(plan: ShardPlan, out: Path, tmp_path:
 
 @pytest.mark.parametrize("name", ["", "/"])
 def test_a_path_that_names_nothing_is_refused(name: str, plan: ShardPlan) -> None:
-    with pytest.raises(ConversionError, match="no name for an output"):
+    with pytest.raises(ConversionError, match="not a name for an output"):
         save_shards(plan, name)
 
 
-@pytest.mark.parametrize("suffix", ["", ".partial"])
 @pytest.mark.parametrize("kind", ["file", "link to nothing"])
-def test_what_is_no_directory_is_left_alone(
-    kind: str, suffix: str, plan: ShardPlan, out: Path
-) -> None:
-    path = Path(f"{out}{suffix}")
+def test_what_is_no_directory_is_left_alone(kind: str, plan: ShardPlan, out: Path) -> None:
     if kind == "file":
-        path.write_bytes(b"years of work")
+        out.write_bytes(b"years of work")
     else:
-        path.symlink_to(f"nothing{suffix}" if suffix else out.parent / "no/where")
-    with pytest.raises(OutputError, match=r"no directory|does not exist") as caught:
+        out.symlink_to(out.parent / "no/where")
+    with pytest.raises(OutputError, match=r"not a directory|does not exist") as caught:
         save_shards(plan, out, force=True)
     assert caught.value.hint
-    assert os.listdir(out.parent) == [path.name]
+    assert os.listdir(out.parent) == [out.name]
 
 
 def test_a_directory_that_does_not_exist_is_said_to_be(plan: ShardPlan, out: Path) -> None:
@@ -220,13 +231,13 @@ def test_a_place_that_may_not_be_written_is_refused_as_such(plan: ShardPlan, out
 
 
 def test_a_directory_that_another_run_writes_is_refused(plan: ShardPlan, out: Path) -> None:
-    with (
-        hold_directory(f"{out}.partial"),
-        pytest.raises(OutputError, match="another run is writing") as caught,
-    ):
+    (partial := Path(f"{out}.weightctl-0123abcd.partial")).mkdir()
+    lock = lock_path(str(partial))
+    with pytest.raises(OutputError, match="another run is writing") as caught:
         save_shards(plan, out)
+    os.close(lock)
     assert "wait" in caught.value.hint
-    assert os.listdir(out.parent) == []
+    assert os.listdir(out.parent) == [partial.name]
 
 
 def test_two_runs_at_once_do_not_meet(plan: ShardPlan, out: Path, tmp_path: Path) -> None:
@@ -250,7 +261,7 @@ def test_what_appears_meanwhile_is_not_replaced(plan: ShardPlan, out: Path) -> N
     for force in (False, True):
         with pytest.raises(OutputError, match=r"not empty|thesis\.tex") as caught:
             save_shards(plan, out, force=force, progress=after(3_000_000, appear))
-        assert "the same command goes on" in caught.value.hint
+        assert "the same command continues" in caught.value.hint
         assert standing(out) == {"thesis.tex": b"years of work"}
         (out / "thesis.tex").unlink()
         out.rmdir()
@@ -295,7 +306,7 @@ def test_a_disk_that_fills_up_before_there_is_room_for_all_ends_with_nothing_lef
     with pytest.raises(OutputError, match="No space left on device") as caught:
         save_shards(plan, disk / "out")
     assert "free some space" in caught.value.hint
-    assert "goes on" not in caught.value.hint
+    assert "continues" not in caught.value.hint
     assert os.listdir(disk) == ["filler"]
 
 
@@ -306,7 +317,9 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_is_complete(
     # The files have their room; what has none are the manifest, and what goes along.
     with pytest.raises(OutputError, match="No space left on device") as caught:
         save_shards(plan, disk / "out", progress=lambda _: fill(disk))
-    assert "free some space; the target is as it was; the same command goes on" in caught.value.hint
+    assert (
+        "free some space; the target is as it was; the same command continues" in caught.value.hint
+    )
     (disk / "filler").unlink()
     assert save_shards(plan, disk / "out").kept_bytes
     assert_whole(plan, disk / "out", tmp_path)
@@ -319,7 +332,7 @@ def test_an_error_of_the_disk_is_told_as_such(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", fails)
+        patch.setattr(os, "fsync", fails)
         with pytest.raises(OutputError, match="cannot be written: Input/output error"):
             save_shards(plan, out)
     # What did not reach the disk is recorded nowhere.
@@ -339,5 +352,5 @@ def test_what_will_be_written_is_known_to_the_byte(plan: ShardPlan, out: Path) -
     assert os.listdir(out.parent) == []
     save_shards(plan, out)
     there = standing(out)
-    assert outcome.nbytes == sum(len(there[name]) for name in outcome.files)
-    assert {*there} == outcome.names - {JOURNAL}
+    assert outcome.nbytes == sum(len(there[name]) for name in outcome.parts)
+    assert {*there} == {MANIFEST, *outcome.parts, *outcome.carried}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outcomes import standing
 from saved_shards import (
     StopError,
     after,
@@ -21,6 +20,7 @@ from saved_shards import (
     columns_or_all,
     cut,
     layers,
+    partial_of,
     recorded,
     stop,
     stopped,
@@ -32,30 +32,36 @@ from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid, replicate
+from weightctl.system.temporary import JOURNAL
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.shards.journal import JOURNAL
-from weightctl.write.shards.save import save_shards
+from weightctl.write.save import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Sharding, Whole
-    from weightctl.write.shards.journal import Record
+    from weightctl.write.journal import Record
 
 # Cuts a checkpoint, and kills itself when so many bytes are written and something is recorded.
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 from saved_shards import after, cut
-from weightctl.write.shards.save import save_shards
+from weightctl.write import journal
+from weightctl.write.claims import find_journal
+from weightctl.write.save import save_shards
+journal.BEGIN_AFTER = 0
 source, out, nbytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 def die():
-    while Path(f"{out}.partial/manifest.journal").read_bytes().count(b"\\n") < 3:
+    while not (path := find_journal(out)) or Path(path).read_bytes().count(b"\\n") < 3:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 save_shards(cut(source), out, threads=1, progress=after(nbytes, die))
 """
+
+
+pytestmark = pytest.mark.usefixtures("journal_from_the_start")
 
 
 def killed_halfway(source: Path, out: Path) -> None:
@@ -82,8 +88,13 @@ def bytes_of(plan: ShardPlan, keys: Iterable[tuple[int, str]]) -> int:
 
 def mark(plan: ShardPlan, out: Path, records: Mapping[tuple[int, str], Record]) -> None:
     """Change every byte of the tensors that are recorded, in files that are unfinished; or back."""
+    mark_files(plan, partial_of(out), records)
+
+
+def mark_files(plan: ShardPlan, directory: Path, records: Mapping[tuple[int, str], Record]) -> None:
+    """Change every byte of the tensors that are recorded, in the files of a directory; or back."""
     for rank in range(len(plan.ranks)):
-        path = Path(f"{out}.partial/rank-{rank}/model.safetensors")
+        path = directory / f"rank-{rank}/model.safetensors"
         header = open_weights(path).header
         raw = bytearray(path.read_bytes())
         for name, (_, offset, nbytes, *_) in header.extents.items():
@@ -103,14 +114,15 @@ def test_a_run_that_was_killed_leaves_only_the_partial_directory(tmp_path: Path)
     source, out = layers(tmp_path / "model"), tmp_path / "place/out"
     out.parent.mkdir()
     killed_halfway(source, out)
-    assert os.listdir(out.parent) == ["out.partial"]
+    partial = partial_of(out)
+    assert {*os.listdir(out.parent)} == {partial.name, partial.name + JOURNAL}
     plan = cut(source)
-    manifest = read_manifest(f"{out}.partial/{MANIFEST}")
+    manifest = read_manifest(str(partial / MANIFEST))
     assert manifest.source == fingerprint_source(open_weights(source).source)
     assert manifest.shardings == plan.shardings
     assert {shard.sha256 for file in manifest.files for shard in file.shards} == {""}
     with pytest.raises(FormatError, match="unfinished") as caught:
-        open_weights(f"{out}.partial")
+        open_weights(partial)
     assert "goes on" in caught.value.hint
 
 
@@ -123,14 +135,14 @@ def test_the_same_command_finishes_what_was_killed_and_writes_only_what_is_missi
     kept = bytes_of(plan, records)
     before = bytes_written()
     saved = save_shards(plan, out)
-    extra = bytes_written() - before - saved.nbytes
+    extra = bytes_written() - before - saved.written_bytes
     assert saved.outcome.tensor_bytes // 3 < saved.kept_bytes == kept
-    assert saved.nbytes == saved.outcome.tensor_bytes - kept
+    assert saved.written_bytes == saved.outcome.tensor_bytes - kept
     # Headers, manifest and journal.
     assert 0 < extra < 50_000
     assert saved.started_over == ""
     assert_whole(plan, out, tmp_path)
-    assert not os.path.exists(f"{out}.partial")
+    assert {*os.listdir(tmp_path)} == {"model", "out", "wanted"}
 
 
 def test_not_a_byte_of_what_is_recorded_is_written_again(tmp_path: Path) -> None:
@@ -139,9 +151,7 @@ def test_not_a_byte_of_what_is_recorded_is_written_again(tmp_path: Path) -> None
     # Nobody but this test changes bytes there; where they are the changed ones, they stayed.
     mark(plan, out, records)
     save_shards(plan, out)
-    os.rename(out, f"{out}.partial")
-    mark(plan, out, records)
-    os.rename(f"{out}.partial", out)
+    mark_files(plan, out, records)
     assert_whole(plan, out, tmp_path)
 
 
@@ -150,7 +160,7 @@ def test_a_run_can_be_stopped_again_and_again(tmp_path: Path) -> None:
     counts = [len(stopped(plan, out, share)) for share in (0.2, 0.4, 0.6, 0.8)]
     assert counts == sorted({*counts})
     saved = save_shards(plan, out)
-    assert 0 < saved.nbytes < saved.outcome.tensor_bytes // 3
+    assert 0 < saved.written_bytes < saved.outcome.tensor_bytes // 3
     assert_whole(plan, out, tmp_path)
 
 
@@ -163,9 +173,9 @@ def test_a_run_that_was_stopped_behind_its_last_byte_has_only_its_name_to_give(
         patch.setattr(os, "replace", _refusing_to_name(out))
         with pytest.raises(OutputError, match="cannot be written") as caught:
             save_shards(plan, out)
-    assert "the same command goes on" in caught.value.hint
-    assert open_weights(f"{out}.partial")
-    assert save_shards(plan, out).nbytes == 0
+    assert "the same command continues" in caught.value.hint
+    assert open_weights(partial_of(out))
+    assert save_shards(plan, out).written_bytes == 0
     assert_whole(plan, out, tmp_path)
 
 
@@ -199,7 +209,7 @@ def test_a_changed_input_starts_over_and_says_so(tmp_path: Path) -> None:
     layers(tmp_path / "model", seed=2)
     plan = cut(source)
     saved = save_shards(plan, out)
-    assert (saved.kept_bytes, saved.started_over) == (0, "the input is not what it was")
+    assert (saved.kept_bytes, saved.started_over) == (0, "the input has changed")
     assert_whole(plan, out, tmp_path)
 
 
@@ -211,7 +221,7 @@ def test_an_input_that_was_opened_before_it_was_replaced_is_the_old_one(tmp_path
     stopped(before, out)
     plan = cut(source)
     saved = save_shards(plan, out)
-    assert saved.started_over == "the input is not what it was"
+    assert saved.started_over == "the input has changed"
     assert_whole(plan, out, tmp_path)
 
 
@@ -239,7 +249,7 @@ def test_an_input_that_is_written_to_meanwhile_is_refused_and_then_begun_anew(
         save_shards(cut(source), out, progress=after(3_000_000, spoil))
     assert not out.exists()
     plan = cut(source)
-    assert save_shards(plan, out).started_over == "the input is not what it was"
+    assert save_shards(plan, out).started_over == "the input has changed"
     assert_whole(plan, out, tmp_path)
 
 
@@ -261,16 +271,18 @@ def test_tensors_in_memory_are_not_known_again(tmp_path: Path) -> None:
     weights = open_weights(layers(tmp_path / "model"))
     data = {name: weights[name].data() for name in weights.header.tensors}
     plan = plan_of(as_checkpoint(data), Grid(2), format_name="safetensors")
-    stopped(plan, tmp_path / "out")
+    with pytest.raises(StopError):
+        save_shards(plan, tmp_path / "out", threads=1, progress=after(3_000_000, stop))
+    assert os.listdir(tmp_path) == ["model"]
     saved = save_shards(plan, tmp_path / "out")
-    assert (saved.kept_bytes, saved.started_over) == (0, "what is in memory cannot be known again")
+    assert (saved.kept_bytes, saved.started_over) == (0, "")
     assert_whole(plan, tmp_path / "out", tmp_path)
 
 
 def test_a_line_that_a_crash_has_torn_is_no_record(tmp_path: Path) -> None:
     plan, out = cut(layers(tmp_path / "model")), tmp_path / "out"
     records = stopped(plan, out)
-    journal = Path(f"{out}.partial/{JOURNAL}")
+    journal = Path(f"{partial_of(out)}{JOURNAL}")
     journal.write_bytes(journal.read_bytes()[:-5])
     *_, last = records
     mark(plan, out, {last: records[last]})
@@ -282,14 +294,19 @@ def test_a_tensor_is_recorded_behind_its_file_reaching_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, out = cut(layers(tmp_path / "model"), 3), tmp_path / "out"
-    fdatasync, before, synced, recorded_ranks = os.fdatasync, 0, set[str](), set[int]()
+    fsync, fdatasync, before = os.fsync, os.fdatasync, 0
+    synced, recorded_ranks = set[str](), set[int]()
 
-    def watched(descriptor: int) -> None:
+    def watched_file(descriptor: int) -> None:
+        fsync(descriptor)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".safetensors"):
+            synced.add(os.path.basename(os.path.dirname(path)))
+
+    def watched_journal(descriptor: int) -> None:
         nonlocal before
         fdatasync(descriptor)
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        if not path.endswith(JOURNAL):
-            synced.add(os.path.basename(os.path.dirname(path)))
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".new"):
             return
         ranks = {rank for rank, _ in [*recorded(out)][before:]}
         assert synced == {f"rank-{rank}" for rank in ranks}
@@ -297,7 +314,8 @@ def test_a_tensor_is_recorded_behind_its_file_reaching_the_disk(
         before = len(recorded(out))
         synced.clear()
 
-    monkeypatch.setattr(os, "fdatasync", watched)
+    monkeypatch.setattr(os, "fsync", watched_file)
+    monkeypatch.setattr(os, "fdatasync", watched_journal)
     save_shards(plan, out)
     assert recorded_ranks == {0, 1, 2}
 
@@ -306,7 +324,7 @@ def test_a_tensor_is_recorded_behind_its_file_reaching_the_disk(
 def test_a_file_that_is_not_as_it_was_made_is_made_anew(kind: str, tmp_path: Path) -> None:
     plan, out = cut(layers(tmp_path / "model")), tmp_path / "out"
     records = stopped(plan, out)
-    path = Path(f"{out}.partial/rank-1/model.safetensors")
+    path = partial_of(out) / "rank-1/model.safetensors"
     if kind == "short":
         os.truncate(path, path.stat().st_size - 1)
     elif kind == "long":
@@ -361,5 +379,4 @@ def test_nothing_of_the_run_before_is_left_where_it_is_finished(tmp_path: Path) 
     plan, out = cut(layers(tmp_path / "model")), tmp_path / "out"
     stopped(plan, out)
     save_shards(plan, out)
-    assert JOURNAL not in standing(out)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "out"}

@@ -28,6 +28,7 @@ from weightctl.cli.report import (
     check_report,
     document,
     nonfinite_notes,
+    note_when_stopped,
     overflow_notes,
     plan_kind,
     plan_row,
@@ -40,9 +41,9 @@ from weightctl.plan.metadata import Setting
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.advice import notes_on
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.convert import convert as plan_conversion
-from weightctl.write.execute import DEFAULT_MEMORY
 from weightctl.write.targets import STDOUT
 
 if TYPE_CHECKING:
@@ -245,7 +246,10 @@ def convert(
     else:
         _require_stdout(where, as_json=as_json)
         total = sum(item.info.nbytes for item in plan.items)
-        with progress_bar(total, quiet=quiet) as advance:
+        with (
+            note_when_stopped(conversion.outcome),
+            progress_bar(total, quiet=quiet) as advance,
+        ):
             conversion = conversion.save(
                 force=force, threads=threads, memory=memory, progress=advance
             )

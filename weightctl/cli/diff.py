@@ -14,10 +14,10 @@ from weightctl.cli.options import Exclude, Include, Json, Quiet, examples
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
+from weightctl.formats.open.opening import open_weights
 from weightctl.text.wording import printable
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
-from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

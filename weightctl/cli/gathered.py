@@ -11,11 +11,11 @@ from weightctl.cli.report import beside, pace
 from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
-from weightctl.write.shards.gathering import gathering, put_together
+from weightctl.write.gathering import gathering, put_together
 
 if TYPE_CHECKING:
-    from weightctl.write.shards.gathering import Gathering
-    from weightctl.write.store import Saved
+    from weightctl.write.gathering import Gathering
+    from weightctl.write.save import Saved
 
 __all__ = ["gather_into"]
 

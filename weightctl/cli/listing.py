@@ -48,7 +48,7 @@ def hash_tensors(
     contents: Contents, names: Sequence[str] | None = None, *, quiet: bool
 ) -> dict[str, str]:
     """Return the SHA-256 of the stored tensors listed; on a terminal a bar shows how far it is."""
-    from weightctl.write.digests import digests
+    from weightctl.write.digests import compute_digests
 
     # A tied name may be listed without what it is tied to.
     listed = (*contents.tensors, *contents.aliases.values()) if names is None else names
@@ -57,7 +57,7 @@ def hash_tensors(
     total = sum(extents[name].nbytes for name in wanted)
     # What is done before anybody has looked needs no bar.
     with progress_bar(total, quiet=quiet or total < _LONG) as advance:
-        return digests(source_of(contents.weights), wanted, progress=advance)
+        return compute_digests(source_of(contents.weights), wanted, progress=advance)
 
 
 def equals(contents: Contents, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:

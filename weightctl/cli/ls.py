@@ -20,9 +20,9 @@ from weightctl.cli.options import (
 )
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.formats.open.opening import open_weights
 from weightctl.text.wording import printable
 from weightctl.weights.tree import header_of
-from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

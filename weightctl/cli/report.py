@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.outline import format_tensor_count
-from weightctl.cli.render import Cell, make_shape_cells
+from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
 from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, printable
 from weightctl.write.advice import notes_on
-from weightctl.write.outcome import input_files
+from weightctl.write.claims import find_journal
+from weightctl.write.describe import input_files
 from weightctl.write.targets import (
     check_place,
     is_stream,
@@ -25,13 +27,13 @@ from weightctl.write.targets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from weightctl.cli.outline import OutlineLine
     from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Item, Plan
     from weightctl.write.outcome import Outcome
-    from weightctl.write.store import Saved
+    from weightctl.write.save import Saved
     from weightctl.write.targets import Target
 
 __all__ = [
@@ -39,10 +41,12 @@ __all__ = [
     "check_report",
     "document",
     "nonfinite_notes",
+    "note_when_stopped",
     "overflow_notes",
     "pace",
     "plan_kind",
     "plan_row",
+    "resumption",
     "summary",
     "write_report",
 ]
@@ -110,7 +114,18 @@ def summary(
     ]
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
-    return [*lines, *_losses(plan, saved), [Cell(pace(saved.seconds, saved.nbytes))]]
+    nbytes = max(saved.nbytes - saved.kept_bytes, 0)
+    lines += _losses(plan, saved)
+    return [*lines, *resumption(saved), [Cell(pace(saved.seconds, nbytes))]]
+
+
+def resumption(saved: Saved) -> Iterator[list[Cell]]:
+    """Yield the lines that say what a run has kept of one that was stopped, or why nothing."""
+    if saved.kept_bytes:
+        kept = format_size(saved.kept_bytes)
+        yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
+    if saved.started_over:
+        yield [Cell(f"an unfinished run was started over: {saved.started_over}", "yellow")]
 
 
 def pace(seconds: float, nbytes: int) -> str:
@@ -279,7 +294,11 @@ def document(
         },
         "written": saved is not None,
         "seconds": saved.seconds if saved else None,
-        "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
+        "bytes_per_second": max(saved.nbytes - saved.kept_bytes, 0) / max(saved.seconds, 1e-3)
+        if saved
+        else None,
+        "kept_bytes": saved.kept_bytes if saved else None,
+        "started_over": saved.started_over or None if saved else None,
         "notes": notes_on(plan, where),
         "recipe": plan.recipe or None,
         "tied": dict(plan.tied),
@@ -329,14 +348,25 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
     check_place(directory, path, 0)
 
 
+@contextmanager
+def note_when_stopped(outcome: Outcome) -> Generator[None, None, None]:
+    """Say, where a signal ends the block, what stays and what to do with it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if not outcome.where.is_stream and (journal := find_journal(outcome.path)):
+            note(f"{journal} lists what is complete; the same command continues from there")
+        raise
+
+
 def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
     """Keep a document as indented JSON in a file that appears whole, or write it into a pipe."""
-    from weightctl.write.output import output_files, output_stream
+    from weightctl.write.partial import write_files
+    from weightctl.write.save import open_stream
 
     raw = (json.dumps(document, indent=2) + "\n").encode()
     if is_stream(path):
-        with output_stream(path) as stream:
+        with open_stream(path) as stream:
             stream.write(raw)
         return
-    with output_files(force=force) as create:
-        create(os.path.realpath(path)).write(raw)
+    write_files({os.path.realpath(path): raw}, force=force)

@@ -12,7 +12,7 @@ from weightctl.formats import format_by_index
 from weightctl.formats.open.index import read_index
 from weightctl.formats.open.sets import part_of, set_of
 from weightctl.formats.scanning import Scanned, Severity, scan_file, unread
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.system.temporary import is_temporary
 from weightctl.text.wording import printable
 
@@ -81,7 +81,7 @@ def show_scan(path: str, *, as_json: bool, quiet: bool) -> bool:
 
 def _pickles(path: str, *, alone: bool) -> list[Scanned]:
     try:
-        return scan_file(MappedFile(path))
+        return scan_file(open_reader(path))
     except FormatError as error:
         # Of several files one that cannot be read is no reason not to read the others.
         if alone:

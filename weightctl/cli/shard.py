@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,25 +15,23 @@ from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, exa
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
+from weightctl.cli.report import note_when_stopped
 from weightctl.cli.shares import document, share_rows, summary
 from weightctl.errors import ConversionError
 from weightctl.formats import format_by_suffix
+from weightctl.formats.open.opening import open_weights
 from weightctl.sharding.plan_file import read_rules
-from weightctl.sharding.planning import shard_plan
 from weightctl.sharding.possible import possible
 from weightctl.split import Grid
 from weightctl.weights.tree import header_of
-from weightctl.write.shards.outcome import describe_shards
-from weightctl.write.shards.save import save_shards
-from weightctl.write.store import open_weights
+from weightctl.write.shard import shard as write_shards
 from weightctl.write.targets import is_stream, stream_name
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Mapping
 
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.tree import Checkpoint
-    from weightctl.write.shards.outcome import ShardOutcome
 
 __all__ = ["app"]
 
@@ -163,8 +160,8 @@ def shard(
     """Cut a checkpoint into a part for each of several ranks, or put such parts together.
 
     Heads, experts and blocks of quantized weights stay whole; bytes are copied.
-    The ranks are tp x ep x pp. OUT is called OUT.partial until it is complete;
-    where a run was stopped, the same command goes on.
+    The ranks are tp x ep x pp. Where a run was stopped, the same command
+    continues it.
     """
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
@@ -189,22 +186,27 @@ def shard(
         return
     grid = _grid(axes)
     target = _directory(_require_out(out, "IN OUT --tp N"))
-    plan = shard_plan(
-        _open_with_notes(path, source, quiet=quiet),
-        grid,
-        rules=_rules(rules),
+    sharded = write_shards(
+        path,
+        target,
+        tp=grid.tp,
+        ep=grid.ep,
+        pp=grid.pp,
+        rules=rules,
         layout=(layout or RankFileLayout.RANKS).value,
-        format_name=to,
+        to=to,
+        source_format=source,
+        dry_run=True,
     )
-    for text in () if quiet else plan.notes:
+    for text in () if quiet else sharded.notes:
         note(text)
-    outcome, saved = describe_shards(plan, target), None
     if not dry_run:
         with (
-            _note_when_stopped(outcome),
-            progress_bar(outcome.tensor_bytes, quiet=quiet) as advance,
+            note_when_stopped(sharded.outcome),
+            progress_bar(sharded.outcome.tensor_bytes, quiet=quiet) as advance,
         ):
-            saved = save_shards(plan, target, force=force, threads=threads, progress=advance)
+            sharded = sharded.save(force=force, threads=threads, progress=advance)
+    plan, outcome, saved = sharded.plan, sharded.outcome, sharded.saved
     if as_json:
         show_text(json.dumps(document(path, target, plan, outcome, saved)) + "\n")
     elif not quiet:
@@ -226,17 +228,6 @@ def _open_with_notes(path: str, source: str | None, *, quiet: bool) -> Checkpoin
 
 def _rules(path: str | None) -> CutRulesLike | None:
     return None if path is None else read_rules(path)
-
-
-@contextmanager
-def _note_when_stopped(outcome: ShardOutcome) -> Generator[None, None, None]:
-    """Tell, where a signal ends the block, what stays and what to do with it."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        if os.path.isdir(outcome.partial):
-            note(f"{outcome.partial} has what is complete; the same command goes on from there")
-        raise
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells
-from weightctl.cli.report import beside, pace
+from weightctl.cli.report import beside, pace, resumption
 from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Sharding
     from weightctl.weights.info import TensorInfo
-    from weightctl.write.shards.outcome import ShardOutcome
-    from weightctl.write.shards.save import SavedShards
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.save import Saved
 
 __all__ = ["document", "share_rows", "summary"]
 
@@ -90,7 +90,7 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
 
 
 def summary(
-    path: str, out: str, plan: ShardPlan, outcome: ShardOutcome, saved: SavedShards | None
+    path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
 ) -> list[list[Cell]]:
     """Return the lines that tell of a cut; `saved` is None where none took place."""
     title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
@@ -104,16 +104,12 @@ def summary(
     return [*lines, *_summarize_run(saved)]
 
 
-def _summarize_run(saved: SavedShards) -> Iterator[list[Cell]]:
-    if saved.kept_bytes:
-        kept = format_size(saved.kept_bytes)
-        yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
-    if saved.started_over:
-        yield [Cell(f"an unfinished run was begun anew: {saved.started_over}", "yellow")]
-    yield [Cell(pace(saved.seconds, saved.nbytes))]
+def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
+    yield from resumption(saved)
+    yield [Cell(pace(saved.seconds, saved.written_bytes))]
 
 
-def _summarize_plan(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
+def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
     amounts = _amounts(plan, outcome)
     kinds = Counter(map(_kind, plan.shardings.values()))
     told = ", ".join(f"{kinds[kind]:,} {text}" for kind, text in _KINDS.items() if kinds[kind])
@@ -122,8 +118,8 @@ def _summarize_plan(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
     yield "; ".join(
         [counts, *(f"{what} {format_size(nbytes)} more" for what, nbytes in more.items() if nbytes)]
     )
-    files = pluralize(len(outcome.files), "file")
-    yield f"{files} of {format_size(outcome.nbytes)}{' together' if len(outcome.files) > 1 else ''}"
+    files = pluralize(len(outcome.parts), "file")
+    yield f"{files} of {format_size(outcome.nbytes)}{' together' if len(outcome.parts) > 1 else ''}"
     yield from _files(plan, outcome)
 
 
@@ -134,9 +130,9 @@ def _kind(sharding: Sharding) -> str:
     return "replicate" if sum(part is not None for part in sharding.parts) > 1 else "whole"
 
 
-def _files(plan: ShardPlan, outcome: ShardOutcome) -> Iterator[str]:
+def _files(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
     """Yield a line for the files of ranks that follow one another and are alike."""
-    files = zip(outcome.files.items(), plan.ranks, strict=True)
+    files = zip(outcome.parts.items(), plan.ranks, strict=True)
     known = [(rank, name, len(shards), layout.nbytes)
              for rank, ((name, layout), shards) in enumerate(files)]  # fmt: skip
     for (count, nbytes), alike in groupby(known, key=lambda each: each[2:]):
@@ -160,7 +156,7 @@ class _Amounts(NamedTuple):
     replicated: int
 
 
-def _amounts(plan: ShardPlan, outcome: ShardOutcome) -> _Amounts:
+def _amounts(plan: ShardPlan, outcome: Outcome) -> _Amounts:
     shares = _shares(plan).values()
     whole = sum(share.info.nbytes for share in shares)
     held = sum(share.nbytes for share in shares)
@@ -168,10 +164,10 @@ def _amounts(plan: ShardPlan, outcome: ShardOutcome) -> _Amounts:
 
 
 def document(
-    path: str, out: str, plan: ShardPlan, outcome: ShardOutcome, saved: SavedShards | None
+    path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
 ) -> dict[str, Any]:
     """Return everything about a cut, as `weightctl/schemas/shard.json` describes it."""
-    files = zip(outcome.files.items(), plan.ranks, strict=True)
+    files = zip(outcome.parts.items(), plan.ranks, strict=True)
     return {
         "input": path,
         "output": out,
@@ -187,7 +183,7 @@ def document(
         "tensor_bytes": _amounts(plan, outcome)._asdict(),
         "written": saved is not None,
         "seconds": saved.seconds if saved else None,
-        "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
+        "bytes_per_second": saved.written_bytes / max(saved.seconds, 1e-3) if saved else None,
         "kept_bytes": saved.kept_bytes if saved else None,
         "started_over": saved.started_over or None if saved else None,
         "notes": [*plan.source.header.notes, *plan.notes],

@@ -87,7 +87,7 @@ class _FileSlice(InFiles):
 
     def expect(self) -> None:
         """Have the system read the part ahead, where it is in few pieces."""
-        span = self.source.span(self.info.name)
+        span = self.source.file_range(self.info.name)
         pieces = list(islice(runs(self._whole, self._part), _PIECES + 1))
         if span is not None and len(pieces) <= _PIECES:
             for offset, nbytes in pieces:

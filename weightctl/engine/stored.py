@@ -96,7 +96,7 @@ class InFiles:
 
     def expect(self) -> None:
         """Have the system read the file ahead."""
-        if (span := self.source.span(self.info.name)) is not None:
+        if (span := self.source.file_range(self.info.name)) is not None:
             span.expect()
 
     def _read(self, start: int, memory: memoryview) -> None:

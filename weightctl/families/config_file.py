@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ArchitectureError, FormatError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 
@@ -35,7 +35,7 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
         )
     path = os.path.join(os.path.dirname(header.files[0]), CONFIG)
     try:
-        file = MappedFile(path)
+        file = open_reader(path)
     except FormatError as error:
         why = f"the GGUF has no `{ARCHITECTURE}`, and " if header.format == "gguf" else ""
         raise ArchitectureError(

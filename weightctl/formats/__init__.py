@@ -9,7 +9,7 @@ from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from weightctl.formats.base import Format
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = [
     "FORMATS",
@@ -83,12 +83,12 @@ def format_by_index(path: str) -> str | None:
     return name if has_index else None
 
 
-def sniff(file: MappedFile) -> str | None:
+def sniff(file: Reader) -> str | None:
     """Return the name of the format that a file's first bytes show, None for no checkpoint."""
     return next((name for name in FORMATS if format_module(name).sniff(file)), None)
 
 
-def recognise(file: MappedFile, format_name: str | None = None) -> str:
+def recognise(file: Reader, format_name: str | None = None) -> str:
     """Return the name of the format of a file, by its content.
 
     Raises `FormatError` that says what the file is, where it is no checkpoint of `format_name` or

@@ -12,10 +12,10 @@ from weightctl.weights.metadata import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
+    from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import MetadataValue
-    from weightctl.weights.source import Span
 
 __all__ = [
     "ALIGNMENT_KEY",
@@ -57,7 +57,7 @@ class Sink(Protocol):
         """Append `data`."""
         ...
 
-    def copy(self, span: Span, /) -> object:
+    def copy(self, span: FileRange, /) -> object:
         """Append what a range of another file has."""
         ...
 
@@ -89,11 +89,11 @@ class Part(NamedTuple):
 class Format(Protocol):
     """A container format; each is one module and one line in `weightctl.formats.FORMATS`."""
 
-    def sniff(self, file: MappedFile) -> bool:
+    def sniff(self, file: Reader) -> bool:
         """Whether a file is of this format, as far as its first bytes or its outline show."""
         ...
 
-    def read(self, file: MappedFile) -> Header:
+    def read(self, file: Reader) -> Header:
         """Parse the header of one file; `FormatError` where it is not sound."""
         ...
 
@@ -156,7 +156,7 @@ def tied_names(
 
 
 def write_in_order(
-    layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes | Span]]
+    layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes | FileRange]]
 ) -> None:
     """Write a file front to back; `pull` gives a tensor's bytes in pieces.
 

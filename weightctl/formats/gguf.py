@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.formats.base import Part
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["layout", "read", "sniff", "unfit"]
 
@@ -56,12 +56,12 @@ class _Entry:
         self.offset = offset
 
 
-def sniff(file: MappedFile) -> bool:
+def sniff(file: Reader) -> bool:
     """Whether a file starts as GGUF does."""
     return file.read(0, len(MAGIC)) == MAGIC
 
 
-def read(file: MappedFile) -> Header:
+def read(file: Reader) -> Header:
     """Parse the header of a GGUF file; `FormatError` with the byte offset where it is not sound."""
     cursor = _start(file)
     tensor_count, value_count = cursor.count(), cursor.count()
@@ -90,7 +90,7 @@ def read(file: MappedFile) -> Header:
     )
 
 
-def _start(file: MappedFile) -> Cursor:
+def _start(file: Reader) -> Cursor:
     if file.size < 24:
         raise FormatError(
             file.path, file.size, "the file ends inside the GGUF header",
@@ -165,7 +165,7 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
 
 
 def _place(
-    file: MappedFile, entries: list[_Entry], start: int, alignment: int
+    file: Reader, entries: list[_Entry], start: int, alignment: int
 ) -> tuple[dict[str, TensorInfo], dict[str, Extent], tuple[str, ...]]:
     """Give each tensor its extent; refuse overlaps, gaps and what ends past the file."""
     found: dict[str, tuple[TensorInfo, Extent]] = {}
@@ -205,7 +205,7 @@ def _place(
     return tensors, extents, notes if entries else ()
 
 
-def _nbytes(file: MappedFile, entry: _Entry, encoding: Encoding) -> int:
+def _nbytes(file: Reader, entry: _Entry, encoding: Encoding) -> int:
     if not encoding.fits(entry.shape):
         raise FormatError(
             file.path, entry.at,

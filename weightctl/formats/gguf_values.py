@@ -12,7 +12,7 @@ from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import TEXT, MetadataValue, element_type
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["Cursor", "PackedArray", "pack_string", "pack_value"]
 
@@ -94,7 +94,7 @@ class Cursor:
     byte offset where the file says what cannot be.
     """
 
-    def __init__(self, file: MappedFile, version: int, order: str, offset: int) -> None:
+    def __init__(self, file: Reader, version: int, order: str, offset: int) -> None:
         self.file = file
         self.offset = offset
         self.version = version

@@ -8,12 +8,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from weightctl.storage.base import Reader
 
 __all__ = [
     "CONFIG",
@@ -101,9 +103,9 @@ def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> N
             _sync(stream)
 
 
-def _open_file(path: str) -> MappedFile:
+def _open_file(path: str) -> Reader:
     try:
-        return MappedFile(path)
+        return open_reader(path)
     except FormatError as error:
         hint = "may you read it? it goes beside the output"
         raise FormatError(path, None, error.reason, hint=hint) from error
@@ -176,7 +178,7 @@ def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
 
 def _document(path: str) -> Mapping[str, Any]:
     try:
-        document = read_json(MappedFile(path), _MAX_SIZE)
+        document = read_json(open_reader(path), _MAX_SIZE)
     except FormatError:
         return {}
     return document if is_object(document) else {}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.formats.base import Part
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["layout", "read", "sniff", "unfit"]
 
@@ -54,13 +54,13 @@ _STARTS_BLANK = (
 _DAMAGED = "the file is damaged or was written by a faulty tool"
 
 
-def sniff(file: MappedFile) -> bool:
+def sniff(file: Reader) -> bool:
     """Whether a file starts as safetensors: with a length, then an object."""
     head = file.read(0, 8 + _MAX_BLANK)
     return head[8:].lstrip(_BLANK).startswith(b"{") and head[7:8] == b"\0"
 
 
-def read(file: MappedFile) -> Header:
+def read(file: Reader) -> Header:
     """Parse the header of a safetensors file; `FormatError` where it is not sound."""
     document, start = _document(file)
     metadata = _metadata(file, document.pop(_METADATA, {}))
@@ -87,7 +87,7 @@ def _alignment(start: int) -> int:
     return start & -start
 
 
-def _document(file: MappedFile) -> tuple[dict[str, Any], int]:
+def _document(file: Reader) -> tuple[dict[str, Any], int]:
     if file.size < 8:
         raise FormatError(
             file.path, 0, f"{file.size} bytes are too few for a safetensors header",
@@ -148,7 +148,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _metadata(file: MappedFile, entries: Any) -> dict[str, MetadataValue]:
+def _metadata(file: Reader, entries: Any) -> dict[str, MetadataValue]:
     if not is_text_map(entries) or not all(is_text(key + entries[key]) for key in entries):
         message = f"`{_METADATA}` does not map strings to strings"
         raise FormatError(file.path, 8, message, hint=_DAMAGED)
@@ -165,7 +165,7 @@ def _metadata(file: MappedFile, entries: Any) -> dict[str, MetadataValue]:
     return metadata
 
 
-def _entry(file: MappedFile, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+def _entry(file: Reader, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     sound = _sound(entry) if is_text(name) else None
     if sound is None:
         raise FormatError(
@@ -215,7 +215,7 @@ def _find_encoding(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None,
     return encoding, encoding.nbytes(shape)
 
 
-def _check_cover(file: MappedFile, entries: list[tuple[TensorInfo, int, int]], start: int) -> None:
+def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start: int) -> None:
     """Refuse overlaps, gaps, missing and surplus bytes."""
     position = 0
     for info, begin, end in sorted(entries, key=lambda entry: entry[1:]):

@@ -15,7 +15,7 @@ from weightctl.errors import FormatError
 from weightctl.formats import INDEX_SUFFIX, recognise
 from weightctl.formats.open.index import read_index
 from weightctl.formats.open.sets import PartSet, part_of
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.system.temporary import SWITCH, loadable_name, without_temporary
 from weightctl.text.untyped import is_list, is_object, is_text_map
 from weightctl.weights.json_file import read_json
@@ -107,7 +107,7 @@ class Switch(NamedTuple):
             f"the run that replaced {_set_name(self.leading)} has not ended: its new files are "
             "read under their temporary names; if it was stopped, the same command finishes it"
         )
-        return PartSet(recognise(MappedFile(first)), tuple(paths.values()), listed, (note,))
+        return PartSet(recognise(open_reader(first)), tuple(paths.values()), listed, (note,))
 
 
 def is_same_file(path: str, other: str) -> bool:
@@ -153,7 +153,7 @@ def switch_bytes(new: Mapping[str, str], old: tuple[str, ...]) -> bytes:
 
 def read_switch(path: str) -> Switch:
     """Read a record; `FormatError` where it is not one, or is about files of another set."""
-    file = MappedFile(path)
+    file = open_reader(path)
     document = read_json(file, _MAX_SIZE)
     new, old = (document.get("new"), document.get("old")) if is_object(document) else (None, None)
     own = os.path.basename(path).removesuffix(SWITCH)

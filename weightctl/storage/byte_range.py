@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["ByteRange", "FileRange", "HeldRange"]
 
@@ -28,26 +28,39 @@ class ByteRange(Protocol):
 
 
 class FileRange:
-    """A range of a file."""
+    """`nbytes` of a file from `offset` on; nothing is read before it is asked for."""
 
-    __slots__ = ("_file", "_size", "_start")
+    __slots__ = ("file", "nbytes", "offset")
 
-    def __init__(self, file: MappedFile, start: int, size: int) -> None:
-        self._file = file
-        self._start = start
-        self._size = size
+    def __init__(self, file: Reader, offset: int, nbytes: int) -> None:
+        self.file = file
+        self.offset = offset
+        self.nbytes = nbytes
 
     def __len__(self) -> int:
-        return self._size
+        return self.nbytes
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileRange):
+            return NotImplemented
+        return (self.file, self.offset, self.nbytes) == (other.file, other.offset, other.nbytes)
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.offset, self.nbytes))
 
     def read(self, start: int, nbytes: int) -> bytes:
         """Read bytes of the file."""
-        return self._file.read(self._start + start, min(nbytes, self._size - start))
+        return self.file.read(self.offset + start, min(nbytes, self.nbytes - start))
 
     def part(self, start: int, stop: int) -> FileRange:
         """Return a part of the range; nothing is read."""
-        start, stop = _clip_range(start, stop, self._size)
-        return FileRange(self._file, self._start + start, stop - start)
+        start, stop = _clip_range(start, stop, self.nbytes)
+        return FileRange(self.file, self.offset + start, stop - start)
+
+    def expect(self, start: int = 0, stop: int | None = None) -> None:
+        """Have the system read what is from `start` to `stop` ahead."""
+        stop = self.nbytes if stop is None else stop
+        self.file.expect(self.offset + start, stop - start)
 
 
 class HeldRange:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-__all__ = ["copy_range", "read_ahead", "reserve", "start_writing_back"]
+__all__ = ["copy_range_at", "read_ahead", "reserve", "send_range", "start_writing_back"]
 
 _KEEP_SIZE = 1
 _SYNC_FILE_RANGE_WRITE = 2
@@ -20,19 +20,25 @@ _SYNC_FILE_RANGE_WRITE = 2
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def copy_range(source: int, target: int, offset: int, count: int) -> int:
-    """Copy bytes at an offset of a file to where another descriptor is, inside the kernel.
+def copy_range_at(source: int, target: int, start: int, offset: int, count: int) -> int:
+    """Copy bytes at `start` of a file to `offset` of another, inside the kernel.
 
     Returns how many there were; 0 where the kernel does not do it, or the source has no more.
     """
-    if sys.platform != "linux":
-        return 0
-    with suppress(OSError):
-        if copied := os.copy_file_range(source, target, count, offset):
-            return copied
-    # Between two file systems, and into pipes, it is this one that works.
-    with suppress(OSError):
-        return os.sendfile(target, source, offset, count)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return os.copy_file_range(source, target, count, start, offset)
+    return 0
+
+
+def send_range(source: int, target: int, start: int, count: int) -> int:
+    """Append bytes at `start` of a file to a pipe, device or file, inside the kernel.
+
+    Returns how many there were; 0 where the kernel does not do it, or the source has no more.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return os.sendfile(target, source, start, count)
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 import re
 
 __all__ = [
+    "JOURNAL",
     "SWITCH",
     "TEMPORARY",
     "aside_name",
@@ -14,21 +15,30 @@ __all__ = [
     "loadable_name",
     "new_token",
     "temporary_name",
+    "token_of",
     "without_temporary",
 ]
 
 # Suffixes that loaders go by.
 _LOADABLE = (".safetensors", ".json")
+# Behind the name of a temporary file or directory: the journal of what is complete in it.
+JOURNAL = ".journal"
 # Behind the name that an output is to have, and behind that a suffix where loaders need one.
-TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{'|'.join(map(re.escape, _LOADABLE))})?"
+_SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new")))
+TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES})?"
 # Behind the name of a set: the record of a replacement that is under way.
 SWITCH = ".weightctl-switch.partial"
 _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
 
 
-def temporary_name(path: str) -> str:
-    """Return a new name for what is to be at a path."""
-    return f"{path}.weightctl-{new_token()}.partial"
+def temporary_name(path: str, token: str = "") -> str:
+    """Return the name, until it is whole, for what a run makes at a path; a new one by default."""
+    return f"{path}.weightctl-{token or new_token()}.partial"
+
+
+def token_of(name: str) -> str:
+    """Return the token in a temporary name."""
+    return name.rpartition(".weightctl-")[2][:8]
 
 
 def aside_name(path: str) -> str:

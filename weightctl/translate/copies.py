@@ -48,8 +48,8 @@ def is_same(one: ReadableTensor, other: ReadableTensor) -> bool:
     """Whether two tensors have the same numbers; both are read as far as they do."""
     if one.info.shape != other.info.shape:
         return False
-    span = one.span()
-    if span is not None and span == other.span():
+    span = one.file_range()
+    if span is not None and span == other.file_range():
         return True
     if one.info.encoding != other.info.encoding:
         one, other = (DerivedTensor(each.info.name, AsFloat32(), [each]) for each in (one, other))

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, FormatError
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.json_file import read_json
 from weightctl.weights.metadata import MetadataValue
@@ -81,6 +81,6 @@ def _content(path: str) -> object:
     if not os.path.lexists(path):
         return None
     try:
-        return read_json(MappedFile(path), _MAX_SIZE)
+        return read_json(open_reader(path), _MAX_SIZE)
     except FormatError as error:
         raise ArchitectureError(f"{path}: {error.reason}", hint=_HINT) from error

@@ -13,10 +13,10 @@ from weightctl.errors import (
     WeightctlError,
 )
 from weightctl.families.recognition import recognize
+from weightctl.formats.open.opening import open_weights
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights.tree import header_of, source_of
-from weightctl.write.store import open_weights
 
 if TYPE_CHECKING:
     from weightctl.families import RecognizedModel

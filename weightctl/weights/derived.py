@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
+    from weightctl.storage.byte_range import FileRange
     from weightctl.weights.data import WeightData
     from weightctl.weights.metadata import MetadataValue
-    from weightctl.weights.source import Source, Span
+    from weightctl.weights.source import Source
 
 __all__ = ["Derived", "DerivedTensor", "ReadableTensor", "Step", "StoredTensor", "tensor_of"]
 
@@ -36,7 +37,7 @@ class ReadableTensor(Protocol):
         """Fill `buffer` with its bytes from `start` on; both on block boundaries."""
         ...
 
-    def span(self) -> Span | None:
+    def file_range(self) -> FileRange | None:
         """Where a file has its bytes just as `read_into` gives them; None where none has."""
         ...
 
@@ -80,9 +81,9 @@ class StoredTensor(NamedTuple):
         """Read its bytes."""
         self.source.read_into(self.name, start, buffer)
 
-    def span(self) -> Span | None:
+    def file_range(self) -> FileRange | None:
         """Return where they are."""
-        return self.source.span(self.name)
+        return self.source.file_range(self.name)
 
 
 class DerivedTensor:
@@ -121,7 +122,7 @@ class DerivedTensor:
         if buffer.nbytes:
             self._step.read_into(self._inputs, start, buffer)
 
-    def span(self) -> None:
+    def file_range(self) -> None:
         """Return None: no file has it."""
 
 
@@ -161,7 +162,7 @@ class Derived:
         return self._header
 
     @property
-    def files(self) -> Sequence[MappedFile]:
+    def files(self) -> Sequence[Reader]:
         """Those that it is made of, open."""
         return self._base.files
 
@@ -175,9 +176,9 @@ class Derived:
         """Make a run of a tensor's bytes."""
         self._tensors[name].read_into(start, buffer)
 
-    def span(self, name: str, /) -> Span | None:
+    def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file that is the tensor; None where it is made."""
-        return self._tensors[name].span()
+        return self._tensors[name].file_range()
 
     def refuse_change(self) -> None:
         """Raise `FormatError` where a file has been written to since it was opened."""

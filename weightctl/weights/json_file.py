@@ -10,13 +10,13 @@ from weightctl.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["read_json"]
 
 
 def read_json(
-    file: MappedFile,
+    file: Reader,
     most: int,
     pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
 ) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import EncodingError, MissingTensorError
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.byte_range import FileRange, HeldRange
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -14,25 +14,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import ByteRange
-    from weightctl.storage.mapping import MappedFile
     from weightctl.weights.data import WeightData
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Declared", "FileSource", "Held", "Source", "Span", "nothing_loaded"]
-
-
-class Span(NamedTuple):
-    """A range of a file whose bytes are wanted as they stand there."""
-
-    file: MappedFile
-    offset: int
-    nbytes: int
-
-    def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Have the system read what is from `start` to `stop` ahead."""
-        stop = self.nbytes if stop is None else stop
-        self.file.expect(self.offset + start, stop - start)
+__all__ = ["Declared", "FileSource", "Held", "Source", "nothing_loaded"]
 
 
 class Source(Protocol):
@@ -44,7 +31,7 @@ class Source(Protocol):
         ...
 
     @property
-    def files(self) -> Sequence[MappedFile]:
+    def files(self) -> Sequence[Reader]:
         """The files that are read, in the order of the header's; none where all is in memory."""
         ...
 
@@ -56,7 +43,7 @@ class Source(Protocol):
         """Fill `buffer` with a tensor's bytes from `start` on; both on block boundaries."""
         ...
 
-    def span(self, name: str, /) -> Span | None:
+    def file_range(self, name: str, /) -> FileRange | None:
         """Where a file has a tensor's bytes just as `read_into` gives them; None where none has."""
         ...
 
@@ -68,7 +55,7 @@ class Source(Protocol):
 class FileSource:
     """Tensors in files."""
 
-    def __init__(self, header: Header, files: tuple[MappedFile, ...]) -> None:
+    def __init__(self, header: Header, files: tuple[Reader, ...]) -> None:
         self._header = header
         self._files = files
 
@@ -78,7 +65,7 @@ class FileSource:
         return self._header
 
     @property
-    def files(self) -> tuple[MappedFile, ...]:
+    def files(self) -> tuple[Reader, ...]:
         """The files, open."""
         return self._files
 
@@ -100,7 +87,7 @@ class FileSource:
             memory = self._files[extent.file].private(extent.offset, extent.nbytes)
         if self._header.big_endian:
             memory = _swap_bytes(info, memory)
-        return WeightData.stored(info, memory, None if self.span(name) is None else self)
+        return WeightData.stored(info, memory, None if self.file_range(name) is None else self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Read a tensor's bytes; no page of the file is mapped."""
@@ -114,12 +101,12 @@ class FileSource:
         if self._header.big_endian:
             buffer[:] = _swap_bytes(self._header.tensors[name], buffer)
 
-    def span(self, name: str, /) -> Span | None:
+    def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file that is the tensor; None where its bytes are made anew."""
         extent = self._header.extents[name]
         if extent.strides is not None or extent.held is not None or self._header.big_endian:
             return None
-        return Span(self._files[extent.file], extent.offset, extent.nbytes)
+        return FileRange(self._files[extent.file], extent.offset, extent.nbytes)
 
     def refuse_change(self) -> None:
         """Raise `FormatError` where a file has been written to since it was opened."""
@@ -176,7 +163,7 @@ class Held:
         return self._header
 
     @property
-    def files(self) -> tuple[MappedFile, ...]:
+    def files(self) -> tuple[Reader, ...]:
         """None."""
         return ()
 
@@ -188,7 +175,7 @@ class Held:
         """Copy a tensor's bytes."""
         buffer[:] = self.data(name).view(start, start + buffer.nbytes)
 
-    def span(self, _: str, /) -> None:
+    def file_range(self, _: str, /) -> None:
         """Return None: no file is known to have the bytes."""
 
     def refuse_change(self) -> None:
@@ -204,7 +191,7 @@ class Declared:
         return Header(format="declared", files=(), tensors={}, extents={})
 
     @property
-    def files(self) -> tuple[MappedFile, ...]:
+    def files(self) -> tuple[Reader, ...]:
         """None."""
         return ()
 
@@ -216,7 +203,7 @@ class Declared:
         """Raise `MissingTensorError`."""
         raise nothing_loaded(name)
 
-    def span(self, _: str, /) -> None:
+    def file_range(self, _: str, /) -> None:
         """Return None: there are no bytes."""
 
     def refuse_change(self) -> None:

@@ -1,8 +1,8 @@
 """One run at a time writes an output: locks on temporary files, which end with their process.
 
-No file is there for the lock alone. A run has locked its first temporary file, or its directory,
-from its beginning to its end; runs that begin in the same directory look for such locks one after
-the other.
+A run has locked its temporary files, or its directory, from its beginning to its end. Runs that
+begin in the same directory look for such locks one after the other. What nobody has locked is what
+a run that was killed has left.
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
-from weightctl.system.temporary import TEMPORARY, is_temporary
+from weightctl.system.temporary import JOURNAL, TEMPORARY, is_temporary, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ["BEING_WRITTEN", "entrance", "is_same", "lock_path", "refuse_other_runs"]
-
-BEING_WRITTEN = "wait until the other run has ended, or stop it"
+__all__ = [
+    "clear_leftovers",
+    "entrance",
+    "find_journal",
+    "find_leftovers",
+    "is_same_directory",
+    "lock_path",
+    "refuse_other_runs",
+    "remove_path",
+]
 
 
 def lock_path(path: str) -> int:
@@ -39,7 +47,7 @@ def _open_locked(path: str, lock: int) -> int:
     return descriptor
 
 
-def is_same(descriptor: int, path: str) -> bool:
+def is_same_directory(descriptor: int, path: str) -> bool:
     """Whether the directory that is open is still the one at a path."""
     return os.path.isdir(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
 
@@ -65,30 +73,29 @@ def refuse_other_runs(path: str, names: re.Pattern[str] | None = None) -> None:
 
     `names` is the pattern of further files of the output beside the path.
     """
-    if any(map(_is_locked, _claims(path, names))):
-        raise OutputError(f"another run is writing {path}", hint=BEING_WRITTEN)
-
-
-def _claims(path: str, names: re.Pattern[str] | None) -> Iterator[str]:
-    """Yield the paths that a run which writes to a path may have locked."""
     directory = os.path.dirname(path)
-    yield from _temporaries(path, names)
-    yield from _temporaries(directory, None)
+    inside: list[str] = []
     with suppress(OSError):
-        yield from (os.path.join(path, name) for name in os.listdir(path) if is_temporary(name))
+        inside = [os.path.join(path, name) for name in os.listdir(path) if is_temporary(name)]
+    if any(map(_is_locked, [*find_leftovers(path, names), *find_leftovers(directory), *inside])):
+        raise OutputError(
+            f"another run is writing {path}", hint="wait until the other run has ended, or stop it"
+        )
 
 
-def _temporaries(path: str, names: re.Pattern[str] | None) -> Iterator[str]:
+def find_leftovers(path: str, names: re.Pattern[str] | None = None) -> Iterator[str]:
+    """Yield the paths of temporary files and directories for a path, and for names beside it."""
     directory, base = os.path.split(path)
     own = re.escape(base) + (f"|{names.pattern}" if names else "")
     pattern = re.compile(f"({own}){TEMPORARY}")
     with suppress(OSError):
-        yield from (
-            os.path.join(directory, name)
-            for name in os.listdir(directory)
-            if pattern.fullmatch(name)
-        )
-    yield f"{path}.partial"  # where shards are written
+        for name in filter(pattern.fullmatch, os.listdir(directory)):
+            yield os.path.join(directory, name)
+
+
+def find_journal(path: str) -> str | None:
+    """Return the path of the journal of a run that was stopped; None where there is none."""
+    return next((each for each in find_leftovers(path) if each.endswith(JOURNAL)), None)
 
 
 def _is_locked(path: str) -> bool:
@@ -100,3 +107,48 @@ def _is_locked(path: str) -> bool:
     except OSError:
         return False
     return False
+
+
+def clear_leftovers(path: str, names: re.Pattern[str] | None, kept: str) -> None:
+    """Remove temporary files that nobody has locked, but for those with the token that is kept."""
+    directory, base = os.path.split(path)
+    own = re.escape(base) + (f"|{names.pattern}" if names else "")
+    with suppress(OSError):
+        _bring_back(directory, re.compile(f"({own})\\.old{TEMPORARY}"))
+    for leftover in list(find_leftovers(path, names)):
+        if kept and token_of(leftover) == kept:
+            continue
+        with suppress(OSError):
+            os.close(lock_path(leftover))
+            remove_path(leftover)
+
+
+def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
+    """Give what waits beside its name that name again, or remove it where new ones are all there.
+
+    That is a directory which could not be exchanged at one moment, or a set of files that an
+    earlier version was replacing.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(os.listdir(directory)):
+        found = pattern.fullmatch(name)
+        if found:
+            pair = (os.path.join(directory, name), os.path.join(directory, found[1]))
+            groups.setdefault(token_of(name), []).append(pair)
+    for pairs in groups.values():
+        # The index, or the first part, is the first to go and the last to come.
+        pairs.sort(key=lambda pair: (not pair[1].endswith(".json"), pair[1]))
+        is_replaced = os.path.lexists(pairs[0][1])
+        for aside, path in reversed(pairs):
+            if is_replaced:
+                remove_path(aside)
+            else:
+                os.replace(aside, path)
+
+
+def remove_path(path: str) -> None:
+    """Remove a file, or a directory and all in it; raises `OSError`."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
 from weightctl.formats.imatrix import read_importance
+from weightctl.formats.open.opening import open_weights
 from weightctl.plan.align import align as aligned
 from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.importance import apply_importance
@@ -26,10 +27,10 @@ from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, source_of
 from weightctl.write.advice import notes_on
-from weightctl.write.execute import memory_budget
-from weightctl.write.outcome import describe
-from weightctl.write.shards.digests import refuse_altered
-from weightctl.write.store import open_weights, save
+from weightctl.write.conversion_tasks import memory_budget
+from weightctl.write.describe import describe
+from weightctl.write.digests import refuse_altered
+from weightctl.write.save import save
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
     from weightctl.write.outcome import Outcome
-    from weightctl.write.store import Saved
+    from weightctl.write.save import Saved
 
 __all__ = ["Conversion", "NonFinite", "convert"]
 

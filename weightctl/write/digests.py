@@ -1,11 +1,13 @@
-"""SHA-256 of tensors' bytes: streamed, several tensors side by side."""
+"""SHA-256 of tensors: computed side by side, and compared with what a manifest states."""
 
 from __future__ import annotations
 
 import hashlib
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.errors import FormatError
+from weightctl.formats.sharded.gathered import GatheredSource, shard_key
 from weightctl.system.threads import Memory, map_in_threads
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 
@@ -15,12 +17,13 @@ if TYPE_CHECKING:
 
     from weightctl.weights.source import Source
 
-__all__ = ["digests"]
+__all__ = ["Altered", "compute_digests", "count_checked_bytes", "find_altered", "refuse_altered"]
 
-_PIECE = 4 << 20
+_CHUNK = 4 << 20
+_MOST_NAMED = 5
 
 
-def digests(
+def compute_digests(
     source: Source,
     names: Iterable[str] | None = None,
     *,
@@ -30,7 +33,7 @@ def digests(
     """Return the SHA-256 in hexadecimal of each tensor's bytes, in little-endian order.
 
     `names` are those of stored tensors; without it all are read. `progress` is called with the
-    bytes of each piece, by one thread at a time. No more than 4 MB are held for each thread.
+    bytes of each chunk, by one thread at a time. No more than 4 MB are held for each thread.
     Raises `FormatError` where a file cannot be read or was written to meanwhile, and before
     anything is read `EncodingError` for an encoding that is not known, and for tensors far larger
     than their files.
@@ -44,17 +47,17 @@ def digests(
     def digest(name: str, ended: Event) -> str:
         block, nbytes = header.tensors[name].encoding.size, header.extents[name].nbytes
         # A change of byte order needs whole blocks.
-        step = max(_PIECE // block, 1) * block
+        step = max(_CHUNK // block, 1) * block
         found = hashlib.sha256()
         for start in range(0, nbytes, step):
             if ended.is_set():
                 break
-            piece = memory.room("piece", min(step, nbytes - start))
-            source.read_into(name, start, piece)
-            found.update(piece)
+            chunk = memory.room("chunk", min(step, nbytes - start))
+            source.read_into(name, start, chunk)
+            found.update(chunk)
             if progress is not None:
                 with one_at_a_time:
-                    progress(len(piece))
+                    progress(len(chunk))
         return found.hexdigest()
 
     # In the order of the files, which disks like best.
@@ -63,3 +66,63 @@ def digests(
         found = dict(zip(in_order, made, strict=True))
     source.refuse_change()
     return {name: found[name] for name in wanted}
+
+
+class Altered(NamedTuple):
+    """A tensor of a rank's file whose bytes are other than when it was written."""
+
+    rank: int
+    file: str
+    tensor: str
+
+
+def find_altered(
+    gathered: GatheredSource,
+    *,
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> list[Altered]:
+    """Read all files of a sharded checkpoint, and return the tensors of other SHA-256, by rank.
+
+    `progress` is called with the bytes of each piece. Raises `FormatError` where a file cannot be
+    read.
+    """
+    manifest = gathered.manifest
+    found = compute_digests(gathered.shards, threads=threads, progress=progress)
+    return [
+        Altered(rank, gathered.header.files[rank], shard.info.name)
+        for rank, file in enumerate(manifest.files)
+        for shard in file.shards
+        if found[shard_key(rank, shard.info.name)] != shard.sha256
+    ]
+
+
+def count_checked_bytes(gathered: GatheredSource) -> int:
+    """Return how many bytes `find_altered` reads."""
+    return sum(info.nbytes for info in gathered.shards.header.tensors.values())
+
+
+def refuse_altered(
+    source: Source,
+    *,
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """Raise `FormatError` that names the altered tensors of a set, before anything is made of them.
+
+    Reads all its files, as `find_altered` does, and nothing of a source that is no sharded
+    checkpoint.
+    """
+    if not isinstance(source, GatheredSource):
+        return
+    found = find_altered(source, threads=threads, progress=progress)
+    if not found:
+        return
+    listed = [f"rank {each.rank}: `{each.tensor}` in {each.file}" for each in found]
+    more = [f"... and {len(listed) - _MOST_NAMED} more"] if len(listed) > _MOST_NAMED else []
+    lines = ["altered since they were written:", *listed[:_MOST_NAMED], *more]
+    raise FormatError(
+        source.header.listing or "", None,
+        "\n  ".join(lines) if len(listed) > 1 else f"altered since it was written: {listed[0]}",
+        hint="copy them once more from where they came, or `weightctl shard` writes them anew",
+    )  # fmt: skip

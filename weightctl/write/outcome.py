@@ -1,4 +1,4 @@
-"""The files that a plan makes, and what stands in their way."""
+"""The files that a plan makes, known before they are written, and what stands in their way."""
 
 from __future__ import annotations
 
@@ -7,39 +7,37 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from weightctl.errors import ConversionError, OutputError
-from weightctl.formats.base import is_text
-from weightctl.formats.huggingface import companions, file_name, is_licence
-from weightctl.formats.open.index import index_of
+from weightctl.errors import ConversionError, FormatError, OutputError
+from weightctl.formats.sharded.manifest import is_manifest, read_manifest
+from weightctl.formats.sharded.record import MANIFEST, Manifest, RankFile
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
-from weightctl.weights.readable import refuse_expanded
-from weightctl.write.targets import (
-    Target,
-    check_place,
-    refuse_inputs,
-    refuse_what_is_there,
-    stream_name,
-)
+from weightctl.write.claims import find_leftovers
+from weightctl.write.targets import check_place, refuse_inputs, refuse_what_is_there, stream_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import re
+    from collections.abc import Iterator, Mapping
 
     from weightctl.formats.base import Layout
-    from weightctl.plan.plan import Plan
+    from weightctl.formats.sharded.record import SourceFingerprint
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.weights.info import TensorInfo
+    from weightctl.write.targets import Target
 
-__all__ = ["Outcome", "describe", "input_files"]
+__all__ = ["Outcome"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome:
-    """The files that a plan makes at a target, by name and known to the byte.
+    """The files that a plan makes at a target, known to the byte.
 
-    `index` is the name and content of the file that lists the others, where there is one; `carried`
-    are the paths, by name, of what stands beside the source and goes along, and `documents` the
-    contents of what is made to stand beside the output. `inputs` are never written, nor are the
-    files that the plan has `consulted`, by path what they are.
+    `parts` are the files of tensors; their names, as those of all files, are paths below the
+    target's directory. `index` is the name and content of the file that lists the others, where
+    there is one; `carried` are the paths, by name, of what stands beside the source and goes along,
+    and `documents` the contents of what is made to stand beside the output. `inputs` are never
+    written, nor are the files that the plan has `consulted`, by path what they are. `shards` is the
+    plan of a sharded checkpoint.
     """
 
     where: Target
@@ -49,16 +47,32 @@ class Outcome:
     documents: Mapping[str, bytes]
     inputs: tuple[str, ...]
     consulted: Mapping[str, str]
+    shards: ShardPlan | None = None
 
     def __repr__(self) -> str:
         size = format_size(self.nbytes)
         return f"<Outcome at {self.where.path}: {len(self.parts)} files, {size}>"
 
     @property
+    def path(self) -> str:
+        """The path of the file or directory, links followed; where parts have numbers, of all."""
+        return os.path.realpath(self.where.path)
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether the output is a directory of its own."""
+        return self.where.file_name is not None
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the checkpoint's files."""
         listed = len(self.index[1]) if self.index else 0
         return sum(layout.nbytes for layout in self.parts.values()) + listed
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The bytes of all tensors in them, which progress adds up to."""
+        return sum(info.nbytes for info in self.tensors)
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
@@ -73,35 +87,52 @@ class Outcome:
     @property
     def files(self) -> list[str]:
         """The paths of the checkpoint's files in the order of `names`, links followed."""
-        if self.where.is_stream:
-            return [self.where.path]
-        real = os.path.realpath(self.where.path)
-        if self.where.file_name is None and len(self.parts) == 1:
-            return [real]
-        directory = os.path.dirname(real) if self.where.file_name is None else real
-        return [os.path.join(directory, name) for name in self.names]
+        return [self.where.path] if self.where.is_stream else [*map(self.path_of, self.names)]
+
+    def path_of(self, name: str) -> str:
+        """Return the path that a file of the output will have, links followed."""
+        if self.is_directory:
+            return os.path.join(self.path, name)
+        if len(self.parts) == 1:
+            return self.path
+        return os.path.join(os.path.dirname(self.path), name)
 
     @property
-    def replaced(self) -> list[str]:
-        """The files beside the output that readers would take for the same checkpoint.
+    def pattern(self) -> re.Pattern[str] | None:
+        """What files of the output beside its path may be called; None for a directory."""
+        return None if self.is_directory else self.where.pattern()
 
-        They are those of another number of parts; the input may stand there too, and is none.
+    def list_replaced(self) -> list[str]:
+        """Return the files beside the output that readers would take for the same checkpoint.
+
+        They are those of another number of parts; the input may stand there too, and is not one.
         """
-        real = os.path.realpath(self.where.path)
-        directory = os.path.dirname(real)
-        if self.where.is_stream or self.where.file_name or not os.path.isdir(directory):
+        directory = os.path.dirname(self.path)
+        if self.where.is_stream or self.pattern is None or not os.path.isdir(directory):
             return []
-        own = self.where.pattern()
         known = {*map(os.path.realpath, (*self.inputs, *self.consulted)), *self.files}
-        there = (os.path.join(directory, name) for name in sorted(os.listdir(directory))
-                 if own.fullmatch(name))  # fmt: skip
+        there = (
+            os.path.join(directory, name)
+            for name in sorted(os.listdir(directory))
+            if self.pattern.fullmatch(name)
+        )
         return [path for path in there if os.path.realpath(path) not in known]
 
-    def has_name(self, name: str) -> bool:
-        """Whether an output into this directory has, or may have, a file of this name."""
-        name = without_temporary(name)
-        is_beside = name in self.carried or name in self.documents
-        return is_beside or self.where.pattern().fullmatch(name) is not None
+    def manifest(self, source: SourceFingerprint) -> Manifest:
+        """Return what a sharded checkpoint says of itself, but for the digests of tensors."""
+        plan = self.shards
+        if plan is None:
+            raise TypeError("only sharded checkpoints have a manifest")
+        return Manifest(
+            layout=plan.layout,
+            format=plan.format,
+            grid=plan.grid,
+            source=source,
+            tensors={name: plan.source.header.tensors[name] for name in plan.shardings},
+            shardings=plan.shardings,
+            aliases=plan.tied,
+            files=tuple(map(RankFile, self.parts, plan.ranks)),
+        )
 
     def refuse(self, *, force: bool) -> None:
         """Refuse a target that must not or cannot be written.
@@ -116,61 +147,92 @@ class Outcome:
                     hint="leave out --max-shard-size, or name a file",
                 )
             return
-        real = os.path.realpath(self.where.path)
-        new = self.files if self.where.file_name is None else [real]
-        for path in new:
-            refuse_inputs(path, self.inputs, self.consulted)
-        refuse_what_is_there(new, force=force, is_ours=self.has_name)
-        if not force and (rivals := self.replaced):
+        path = self.path
+        for each in [path] if self.is_directory else self.files:
+            refuse_inputs(each, self.inputs, self.consulted)
+        if self.is_directory:
+            self.refuse_contents(path, force=force)
+        else:
+            refuse_what_is_there(self.files, force=force)
+        if not force and (rivals := self.list_replaced()):
             raise OutputError(
                 f"{rivals[0]} is of another checkpoint of this name, and readers would find both",
                 hint="choose another name, or pass --force to replace it",
             )
         nbytes = self.nbytes + sum(os.path.getsize(each) for each in self.carried.values())
         nbytes += sum(map(len, self.documents.values()))
-        check_place(os.path.dirname(real), real, nbytes)
+        # What a run that was stopped has left is continued, or removed.
+        occupied = sum(map(_count_occupied_bytes, find_leftovers(path, self.pattern)))
+        check_place(os.path.dirname(path), path, nbytes - occupied)
+
+    def refuse_contents(self, directory: str, *, force: bool) -> None:
+        """Refuse a directory whose contents the output must not take the place of.
+
+        Even with `force` it is replaced only when all it holds is what this would write, or a
+        sharded checkpoint for other ranks. Raises `OutputError`.
+        """
+        path = self.path
+        if not os.path.isdir(directory):
+            if os.path.lexists(directory):
+                raise OutputError(f"{path} is not a directory", hint="choose another name")
+            return
+        if not os.listdir(directory):
+            return
+        foreign = self._list_foreign(directory)
+        if foreign and force:
+            raise OutputError(
+                f"{path} holds files that this would not write: {', '.join(foreign[:3])}",
+                hint="choose another directory, or move them away",
+            )
+        if not force:
+            hint = "pass --force to replace it"
+            if foreign:
+                hint = f"choose another directory; --force would not replace {foreign[0]}"
+            raise OutputError(f"{path} exists and is not empty", hint=hint)
+
+    def _list_foreign(self, directory: str) -> list[str]:
+        """Return the names below a directory that the output has not, and may not have."""
+        if self.shards is None:
+            return sorted(name for name in os.listdir(directory) if not self.has_name(name))
+        names = self._list_replaceable(directory)
+        found = (os.path.relpath(path, directory) for path in _walk(directory))
+        return sorted(name for name in found if name not in names)
+
+    def has_name(self, name: str) -> bool:
+        """Whether an output into this directory has, or may have, a file of this name."""
+        name = without_temporary(name)
+        is_beside = name in self.carried or name in self.documents
+        return is_beside or self.where.pattern().fullmatch(name) is not None
+
+    def _list_replaceable(self, directory: str) -> set[str]:
+        """Return the names below a directory of all that a sharded checkpoint may replace there.
+
+        That is what it has, and of a set for other ranks that is there the files that the set's
+        manifest names, and what was carried beside them if this carries it too.
+        """
+        own = {MANIFEST, *self.parts, *self.carried}
+        listing = os.path.join(directory, MANIFEST)
+        if not os.path.isfile(listing) or not is_manifest(listing):
+            return own
+        try:
+            paths = [file.path for file in read_manifest(listing).files]
+        except FormatError:
+            return own
+        beside = {os.path.basename(name) for name in self.carried}
+        directories = {os.path.dirname(path) for path in paths}
+        carried = (os.path.join(below, name) for below in directories for name in beside)
+        return own.union(paths, carried)
 
 
-def describe(plan: Plan, where: Target) -> Outcome:
-    """Return the files that a plan makes, whether or not the target can be written.
-
-    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
-    tensors are far larger than the files of the source.
-    """
-    sources = plan.source.header.files
-    if where.file_name is not None:
-        where = where._replace(file_name=file_name(sources, where.file_name))
-    layouts = plan.layouts()
-    refuse_expanded(plan.source, stored_tensors(plan))
-    parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
-    index_name = where.index_name if len(parts) > 1 else None
-    if index_name is not None and not is_text(index_name):
-        raise ConversionError("an index cannot name files that are no UTF-8", hint="rename OUT")
-    index = None if index_name is None else (index_name, index_of(parts, plan.tied))
-    # What is made anew goes before what stands beside the source.
-    is_model = where.file_name is not None
-    documents: Mapping[str, bytes] = plan.documents if is_model else {}
-    made = {*parts, *documents, index_name}
-    beside: Mapping[str, str] = companions(sources) if is_model else {}
-    carried = {
-        name: path
-        for name, path in beside.items()
-        if name not in made and (not plan.translation or is_licence(name))
-    }
-    inputs = tuple(input_files(plan))
-    return Outcome(where, parts, index, carried, documents, inputs, plan.consulted)
+def _count_occupied_bytes(path: str) -> int:
+    """Return how many bytes a file, or all files of a directory, take on the disk."""
+    paths = _walk(path) if os.path.isdir(path) and not os.path.islink(path) else [path]
+    try:
+        return sum(os.lstat(each).st_blocks * 512 for each in paths)
+    except OSError:  # it is gone meanwhile
+        return 0
 
 
-def stored_tensors(plan: Plan) -> list[TensorInfo]:
-    """Return the tensors of the files that a plan reads, each once."""
-    return list(dict.fromkeys(info for item in plan.items for info in item.sources))
-
-
-def input_files(plan: Plan) -> list[str]:
-    """Return the paths of the checkpoint that a plan reads, and of what belongs to it."""
-    header = plan.source.header
-    index = [header.listing] if header.listing else []
-    read = [*header.files, *index]
-    # Files that are to get their names, see `weightctl.write.replacing`, have or will have them.
-    named = [path for path in map(without_temporary, read) if path not in read]
-    return [*read, *named, *companions(header.files).values()]
+def _walk(directory: str) -> Iterator[str]:
+    for parent, _, names in os.walk(directory):
+        yield from (os.path.join(parent, name) for name in names)

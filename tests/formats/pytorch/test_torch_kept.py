@@ -14,7 +14,7 @@ from weightctl.formats.base import LEVELS_KEY
 from weightctl.plan.plan import Plan
 from weightctl.plan.select import select
 from weightctl.weights.info import Leaf
-from weightctl.write.store import save
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from assembly import stream
 from build import Gguf, safetensors_of
 from payloads import NOTHING
 from weightctl.formats.scanning import scan_file
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ TEXT = b"All work and no play makes a dull model.\n" * 400
 
 
 def findings(path: Path) -> list[str]:
-    found = scan_file(MappedFile(str(path)))
+    found = scan_file(open_reader(str(path)))
     return [
         *(each.names.problem for each in found),
         *(n.path for each in found for n in each.names.named if not each.is_known(n.path)),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from payloads import CONTAINERS, TRICKS, ran
 from weightctl.formats.scanning import scan_file
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def is_clean(path: Path, raw: bytes) -> bool:
     path.write_bytes(raw)
     return not any(
         each.names.problem or not all(map(each.is_known, (name.path for name in each.names.named)))
-        for each in scan_file(MappedFile(str(path)))
+        for each in scan_file(open_reader(str(path)))
     )
 
 

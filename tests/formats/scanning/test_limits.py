@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from payloads import CONTAINERS, PAYLOAD
 from weightctl.formats.pickles import memo, state
 from weightctl.formats.scanning import scan, scan_file, sources
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def problems(path: Path, raw: bytes) -> list[str]:
     path.write_bytes(raw)
-    return [each.names.problem for each in scan_file(MappedFile(str(path))) if each.names.problem]
+    return [each.names.problem for each in scan_file(open_reader(str(path))) if each.names.problem]
 
 
 def test_what_unpacks_to_more_than_the_limit_is_not_judged(
@@ -42,7 +42,7 @@ def test_memory_stays_bounded_while_much_is_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.joblib").write_bytes(packed)
     tracemalloc.start()
     try:
-        found = scan_file(MappedFile(str(tmp_path / "a.joblib")))
+        found = scan_file(open_reader(str(tmp_path / "a.joblib")))
         assert tracemalloc.get_traced_memory()[1] < 80 << 20
     finally:
         tracemalloc.stop()

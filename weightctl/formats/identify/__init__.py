@@ -10,7 +10,7 @@ from weightctl.formats.identify import archives, binaries, texts
 from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NAMES, STARTS, NonCheckpointFile
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["NonCheckpointFile", "identify_file"]
 
@@ -32,14 +32,14 @@ _LOOKS = (
 )
 
 
-def identify_file(file: MappedFile) -> NonCheckpointFile:
+def identify_file(file: Reader) -> NonCheckpointFile:
     """Say what a file is that is no checkpoint, from little of it: a few pages, however large."""
     found = _kind(file)
     going = describe_unfinished(file.path)
     return found._replace(hint=f"is the download complete? {going}") if going else found
 
 
-def _kind(file: MappedFile) -> NonCheckpointFile:
+def _kind(file: Reader) -> NonCheckpointFile:
     if file.size == 0:
         return NonCheckpointFile("empty", AGAIN)
     head = file.read(0, _HEAD)
@@ -57,7 +57,7 @@ def _kind(file: MappedFile) -> NonCheckpointFile:
     return texts.plain(file) or _by_name(file) or unknown
 
 
-def _by_name(file: MappedFile) -> NonCheckpointFile | None:
+def _by_name(file: Reader) -> NonCheckpointFile | None:
     base = os.path.basename(file.path).lower()
     for name, what, hint in NAMES:
         if name.fullmatch(base):

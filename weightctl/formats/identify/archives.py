@@ -21,7 +21,7 @@ from weightctl.formats.identify.texts import show_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["cut_zip", "recognize_tar", "recognize_zip"]
 
@@ -42,7 +42,7 @@ _ZIPS = (
 )
 
 
-def recognize_zip(file: MappedFile) -> NonCheckpointFile | None:
+def recognize_zip(file: Reader) -> NonCheckpointFile | None:
     """Recognise a zip, by what it holds; one without its end was cut off."""
     if file.read(0, 4) not in {_LOCAL, _END}:
         return None
@@ -62,7 +62,7 @@ def recognize_zip(file: MappedFile) -> NonCheckpointFile | None:
     return NonCheckpointFile("a zip without a checkpoint", FORMATS_HINT, _few(names))
 
 
-def cut_zip(file: MappedFile) -> NonCheckpointFile:
+def cut_zip(file: Reader) -> NonCheckpointFile:
     """Say what a zip was to be that has lost its end, by its first member."""
     length = int.from_bytes(file.read(26, 2), "little")
     first = _name(file.read(30, length))
@@ -77,7 +77,7 @@ def cut_zip(file: MappedFile) -> NonCheckpointFile:
     )
 
 
-def _end(file: MappedFile) -> tuple[int, int] | None:
+def _end(file: Reader) -> tuple[int, int] | None:
     """Return where a zip's directory starts, and its length; None where it has no end."""
     start = max(file.size - (1 << 16) - 22, 0)
     tail = file.read(start, file.size)
@@ -95,7 +95,7 @@ def _end(file: MappedFile) -> tuple[int, int] | None:
     return max(offset, 0), size
 
 
-def _members(file: MappedFile, offset: int, size: int) -> Iterator[str]:
+def _members(file: Reader, offset: int, size: int) -> Iterator[str]:
     raw = file.read(offset, min(size, _MOST_DIRECTORY))
     at = 0
     for _ in range(_MOST_MEMBERS):
@@ -106,7 +106,7 @@ def _members(file: MappedFile, offset: int, size: int) -> Iterator[str]:
         at += 46 + name + extra + comment
 
 
-def recognize_tar(file: MappedFile) -> NonCheckpointFile | None:
+def recognize_tar(file: Reader) -> NonCheckpointFile | None:
     """Recognise a tar, by what it holds."""
     if file.read(257, 5) != b"ustar":
         return None
@@ -118,7 +118,7 @@ def recognize_tar(file: MappedFile) -> NonCheckpointFile | None:
     return NonCheckpointFile("a tar archive", hint, "" if weights else _few(names))
 
 
-def _entries(file: MappedFile) -> Iterator[str]:
+def _entries(file: Reader) -> Iterator[str]:
     at = 0
     for _ in range(_MOST_MEMBERS):
         head = file.read(at, _BLOCK)

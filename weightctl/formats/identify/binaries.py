@@ -12,7 +12,7 @@ from weightctl.text.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["engine", "openvino", "protobuf", "table", "translator", "zeros"]
 
@@ -37,7 +37,7 @@ _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
 )
 
 
-def zeros(file: MappedFile) -> NonCheckpointFile | None:
+def zeros(file: Reader) -> NonCheckpointFile | None:
     """Recognise a file of zeros, or one that begins with them; a large one by samples."""
     start = file.read(0, _SAMPLE)
     count = len(start) - len(start.lstrip(b"\0"))
@@ -60,7 +60,7 @@ def zeros(file: MappedFile) -> NonCheckpointFile | None:
     return NonCheckpointFile(f"damaged: its first {count} bytes are zeros", _STOPPED)
 
 
-def protobuf(file: MappedFile) -> NonCheckpointFile | None:
+def protobuf(file: Reader) -> NonCheckpointFile | None:
     """Recognise what begins as ONNX does, as Core ML or as a TensorFlow graph."""
     head = file.read(0, _HEAD)
     base = os.path.basename(file.path).lower()
@@ -129,7 +129,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     return 1 << 62, at
 
 
-def translator(file: MappedFile) -> NonCheckpointFile | None:
+def translator(file: Reader) -> NonCheckpointFile | None:
     """Recognise CTranslate2's model.bin: a version, then the name of a specification."""
     head = file.read(0, 128)
     version, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:6], "little")
@@ -140,7 +140,7 @@ def translator(file: MappedFile) -> NonCheckpointFile | None:
     return NonCheckpointFile("a CTranslate2 model", "name the model it was converted from", what)
 
 
-def engine(file: MappedFile) -> NonCheckpointFile | None:
+def engine(file: Reader) -> NonCheckpointFile | None:
     """Recognise a TensorRT engine behind the JSON that Ultralytics puts before it."""
     length = int.from_bytes(file.read(0, 4), "little")
     if length > _SAMPLE or file.read(4 + length, 4) != b"ftrt":
@@ -148,14 +148,14 @@ def engine(file: MappedFile) -> NonCheckpointFile | None:
     return NonCheckpointFile("a TensorRT engine", "name the model it was built from")
 
 
-def table(file: MappedFile) -> NonCheckpointFile | None:
+def table(file: Reader) -> NonCheckpointFile | None:
     """Recognise the index of a TensorFlow checkpoint by its end."""
     if file.read_end(8) != _TABLE:
         return None
     return NonCheckpointFile("the index of a TensorFlow checkpoint", ELSEWHERE)
 
 
-def openvino(file: MappedFile) -> NonCheckpointFile | None:
+def openvino(file: Reader) -> NonCheckpointFile | None:
     """Recognise OpenVINO's weights, which are bare, by the graph beside them."""
     stem, suffix = os.path.splitext(file.path)
     if suffix.lower() != ".bin":

@@ -10,7 +10,7 @@ from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.identify import identify_file
 from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NonCheckpointFile
 from weightctl.formats.open.index import few
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def reason(path: str) -> NonCheckpointFile:
             "a link to a file that is not there", AGAIN, f": {target}" * (len(target) < 100)
         )
     try:
-        return identify_file(MappedFile(path))
+        return identify_file(open_reader(path))
     except FormatError as error:
         told = error.message.removeprefix(f"{path}: ")
         return NonCheckpointFile(f"a file that cannot be read: {told}", error.hint)

@@ -13,7 +13,7 @@ from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["document", "page", "plain", "pointer", "show_line"]
 
@@ -49,7 +49,7 @@ def show_line(text: str, width: int = 60) -> str:
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
-def _text(file: MappedFile) -> str:
+def _text(file: Reader) -> str:
     """Return the start of a file as text; empty where it is none."""
     head = file.read(0, _HEAD)
     encoding = _MARKS.get(head[:2], "utf-8-sig")
@@ -64,7 +64,7 @@ def _text(file: MappedFile) -> str:
     return text if odd <= 1 + len(text) // 50 and "\0" not in text else ""
 
 
-def pointer(file: MappedFile) -> NonCheckpointFile | None:
+def pointer(file: Reader) -> NonCheckpointFile | None:
     """Recognise a Git LFS pointer, and say how large the file it points to is."""
     head = file.read(0, 1024)
     if not head.startswith(b"version https://git-lfs"):
@@ -78,7 +78,7 @@ def pointer(file: MappedFile) -> NonCheckpointFile | None:
     )
 
 
-def page(file: MappedFile) -> NonCheckpointFile | None:
+def page(file: Reader) -> NonCheckpointFile | None:
     """Recognise a web page by its title, and XML by what an error in it says."""
     text = _text(file)
     start = text.lstrip()[:1024].lower()
@@ -107,7 +107,7 @@ def _quote_title(match: re.Match[str] | None) -> str:
     return f": `{title}`" if title else ""
 
 
-def document(file: MappedFile) -> NonCheckpointFile | None:
+def document(file: Reader) -> NonCheckpointFile | None:
     """Recognise JSON, and what it is for by its keys."""
     text = _text(file)
     if not text.lstrip().startswith(("{", "[")):
@@ -141,7 +141,7 @@ def _reason(content: Any) -> str:
     return show_line(content) if is_reason and isinstance(content, str) else ""
 
 
-def plain(file: MappedFile) -> NonCheckpointFile | None:
+def plain(file: Reader) -> NonCheckpointFile | None:
     """Recognise other text, and quote how it begins."""
     text = show_line(_text(file))
     if not text:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError
 from weightctl.formats import sniff
 from weightctl.formats.imatrix import dat, gguf
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.formats.imatrix.columns import ColumnValues
+    from weightctl.storage.base import Reader
 
 __all__ = ["Importance", "read_importance"]
 
@@ -50,7 +51,7 @@ def read_importance(path: str) -> Importance:
             path, None, "not a regular file",
             hint="its numbers are read where they are needed: save it to a file, and name that",
         )  # fmt: skip
-    file = MappedFile(path)
+    file = open_reader(path)
     if gguf.sniff(file):
         about = gguf.read(path)
     elif dat.sniff(file):
@@ -61,7 +62,7 @@ def read_importance(path: str) -> Importance:
                       about.dataset, about.chunks)  # fmt: skip
 
 
-def _otherwise(file: MappedFile) -> str:
+def _otherwise(file: Reader) -> str:
     found = sniff(file)
     if found is not None:
         return f"it is a {found} checkpoint"

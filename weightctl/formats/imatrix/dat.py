@@ -18,7 +18,7 @@ from weightctl.formats.imatrix.entry import ImportanceEntry, Recorded
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["read", "sniff"]
 
@@ -34,7 +34,7 @@ _MOST = 1 << 16
 _DAMAGED = "the file is damaged: make it anew"
 
 
-def sniff(file: MappedFile) -> bool:
+def sniff(file: Reader) -> bool:
     """Whether a file starts as this form does: a count above 0, and a printable name."""
     if file.size < 2 * _INTEGER.size + 1:
         return False
@@ -45,7 +45,7 @@ def sniff(file: MappedFile) -> bool:
     return name.isprintable() and "\ufffd" not in name
 
 
-def read(file: MappedFile) -> Recorded:
+def read(file: Reader) -> Recorded:
     """Read what all entries are of; `FormatError` with the byte offset where that is not sound."""
     cursor = _Cursor(file)
     count = cursor.integer("the number of entries")
@@ -92,7 +92,7 @@ def _entry(cursor: _Cursor) -> ImportanceEntry:
 class _Sums(NamedTuple):
     """Numbers from an offset of a file on."""
 
-    file: MappedFile
+    file: Reader
     offset: int
     size: int
 
@@ -122,7 +122,7 @@ class _Divisor(NamedTuple):
 class _Cursor:
     """A place in the file; each method reads what stands there and moves behind it."""
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: Reader) -> None:
         self.file = file
         self.offset = 0
 

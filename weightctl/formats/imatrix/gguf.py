@@ -11,7 +11,7 @@ from weightctl.weights.source import FileSource
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
 __all__ = ["read", "sniff"]
@@ -22,7 +22,7 @@ _COUNTS = ".counts"
 _FAULTY = "the file is damaged or was written by a faulty tool"
 
 
-def sniff(file: MappedFile) -> bool:
+def sniff(file: Reader) -> bool:
     """Whether a file starts as GGUF does."""
     return file.read(0, len(_MAGIC)) == _MAGIC
 

@@ -11,7 +11,7 @@ from weightctl.formats import FORMATS, format_by_index, format_by_suffix, sniff
 from weightctl.formats.open.index import few, read_index
 from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
 from weightctl.formats.switch import is_switch, read_switch
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.system.temporary import is_temporary, without_temporary
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _format_of(path: str) -> str | None:
     if path.lower().endswith(_TEXTS) or not os.path.isfile(path):
         return None
     try:
-        return sniff(MappedFile(path))
+        return sniff(open_reader(path))
     except FormatError:
         return None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats.base import tied_names
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_object, is_text_map
 from weightctl.weights.metadata import text
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from weightctl.formats.base import Layout
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
@@ -42,7 +43,7 @@ class Index(NamedTuple):
 
 def read_index(path: str) -> Index:
     """Read an index; `FormatError` where it is none, or names a file outside its directory."""
-    file = MappedFile(path)
+    file = open_reader(path)
     if file.size > _MAX_SIZE:
         raise FormatError(path, None, f"an index of {file.size} bytes is none", hint=_HINT)
     try:
@@ -71,7 +72,7 @@ def read_index(path: str) -> Index:
     return index
 
 
-def _no_json(file: MappedFile, error: Exception) -> tuple[str, str]:
+def _no_json(file: Reader, error: Exception) -> tuple[str, str]:
     """Return what an index is instead, and what to do; where it begins as one, what is wrong."""
     if file.read(0, 64).lstrip().startswith((b"{", b"[")):
         return str(error), _HINT

@@ -29,12 +29,13 @@ from weightctl.formats.open.sets import (
     split_suffix,
 )
 from weightctl.formats.switch import switch_of
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.system.temporary import asides_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
 __all__ = ["is_part", "open_files", "part_name"]
@@ -48,7 +49,7 @@ _ASIDE = (
 _VERSIONS = "is the download complete, and all of one version?"
 
 
-def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple[MappedFile, ...]]:
+def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple[Reader, ...]]:
     """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
 
     Raises `FormatError` where there is none, or that says all of what is wrong with its parts.
@@ -77,7 +78,7 @@ def _find_unsettled(path: str, format_name: str | None) -> PartSet | None:
     """Return what a path leads to where a run replaces it, or was stopped while it did."""
     if (switch := switch_of(path)) is not None:
         parts = switch.parts()
-        recognise(MappedFile(parts.paths[0]), format_name)
+        recognise(open_reader(parts.paths[0]), format_name)
         return parts
     stem = path.rstrip("/")
     aside = None if os.path.lexists(stem) else next(filter(os.path.isdir, asides_of(stem)), None)
@@ -97,7 +98,7 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
             )  # fmt: skip
         return list_indexed_parts(read_index(path), listing)
     _require_there(path)
-    found = recognise(MappedFile(path), format_name)
+    found = recognise(open_reader(path), format_name)
     directory, base = os.path.split(path)
     part = part_of(base)
     if part is None:
@@ -126,10 +127,10 @@ def _require_there(path: str) -> None:
             )  # fmt: skip
 
 
-def _read(path: str, parts: PartSet) -> tuple[tuple[MappedFile, ...], list[Header]]:
+def _read(path: str, parts: PartSet) -> tuple[tuple[Reader, ...], list[Header]]:
     """Open all parts and read their headers; one error says all that is wrong with them."""
     missing = _missing(parts.paths)
-    opened: list[MappedFile] = []
+    opened: list[Reader] = []
     headers: dict[str, Header] = {}
     failures: list[FormatError] = []
     gone = set(missing)
@@ -137,7 +138,7 @@ def _read(path: str, parts: PartSet) -> tuple[tuple[MappedFile, ...], list[Heade
         if part in gone:
             continue
         try:
-            file = MappedFile(part)
+            file = open_reader(part)
             found = format_module(recognise(file, parts.format))
             headers[os.path.basename(part)] = found.read(file)
             opened.append(file)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.formats.base import Layout, Part
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
@@ -25,7 +25,7 @@ _ZIP = b"PK\3\4"
 _PICKLES = b"\x80(]})cIL"
 
 
-def sniff(file: MappedFile) -> bool:
+def sniff(file: Reader) -> bool:
     """Whether a file is what torch writes, or a pickle as Python writes it."""
     head = file.read(0, _HEAD)
     if not head or not (head[0] in _PICKLES or head.startswith(_ZIP) or head[257:262] == b"ustar"):
@@ -35,7 +35,7 @@ def sniff(file: MappedFile) -> bool:
     return is_checkpoint(file, head)
 
 
-def read(file: MappedFile) -> Header:
+def read(file: Reader) -> Header:
     """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
     from weightctl.formats.pytorch import reading
 

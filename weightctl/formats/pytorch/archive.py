@@ -16,8 +16,8 @@ from weightctl.formats.pytorch.zip_end import DAMAGED, directory_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
-    from weightctl.storage.mapping import MappedFile
 
 __all__ = ["Archive", "DirectoryMember", "is_zip"]
 
@@ -34,7 +34,7 @@ _LONGEST_ENTRY = _CENTRAL_RECORD.size + 3 * 0xFFFF
 _WINDOW = 1 << 20
 
 
-def is_zip(file: MappedFile) -> bool:
+def is_zip(file: Reader) -> bool:
     """Whether a file starts as a zip archive does."""
     return file.read(0, 4) == _LOCAL
 
@@ -56,7 +56,7 @@ class Archive:
     `members` are by name, in the order of the directory.
     """
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: Reader) -> None:
         self._file = file
         count, size, self._directory = directory_of(file)
         self.members: Mapping[str, DirectoryMember] = self._read(count, size)

@@ -15,7 +15,7 @@ from weightctl.formats.pytorch.storages import identity_of, storage_of
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["cut_off"]
 
@@ -28,7 +28,7 @@ _DESCRIPTOR = 16
 _LINE = 46
 
 
-def cut_off(file: MappedFile) -> FormatError | None:
+def cut_off(file: Reader) -> FormatError | None:
     """Return the error of a zip whose end is missing; None where it is there.
 
     Where the pickle is whole, it says about how many bytes are missing.
@@ -49,7 +49,7 @@ def cut_off(file: MappedFile) -> FormatError | None:
     )  # fmt: skip
 
 
-def _length(file: MappedFile) -> int:
+def _length(file: Reader) -> int:
     """Return about how long a file is whose pickle comes first and is whole, else 0."""
     head = file.read(0, _LOCAL)
     name_length = int.from_bytes(head[26:28], "little")

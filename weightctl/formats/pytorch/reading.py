@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.formats.pytorch.records import Storage
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["read"]
@@ -36,13 +36,13 @@ _SCRIPT = "a TorchScript archive: its weights are read, its code is not"
 _DAMAGED = "the file is damaged or was made by a faulty tool"
 
 
-def read(file: MappedFile) -> Header:
+def read(file: Reader) -> Header:
     """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
     with without_collection():
         return _read(file)
 
 
-def _read(file: MappedFile) -> Header:
+def _read(file: Reader) -> Header:
     try:
         if is_zip(file):
             return _read_zip(file)
@@ -60,7 +60,7 @@ def _read(file: MappedFile) -> Header:
         ) from error
 
 
-def _archive(file: MappedFile) -> Archive:
+def _archive(file: Reader) -> Archive:
     try:
         return Archive(file)
     except FormatError as error:
@@ -69,7 +69,7 @@ def _archive(file: MappedFile) -> Archive:
         raise (cut_off(file) or error) from error
 
 
-def _read_zip(file: MappedFile) -> Header:
+def _read_zip(file: Reader) -> Header:
     archive = _archive(file)
     name = pickle_name(archive)
     if name is None:
@@ -121,7 +121,7 @@ def _record(archive: Archive, name: str) -> dict[str, MetadataValue]:
 
 
 def _header(
-    file: MappedFile, stream: Stream, record: dict[str, MetadataValue], *, big_endian: bool
+    file: Reader, stream: Stream, record: dict[str, MetadataValue], *, big_endian: bool
 ) -> Header:
     tree = Tree(stream.root, stream.data, stream.base, stream.locate, big_endian=big_endian)
     together = 0
@@ -142,7 +142,7 @@ def _header(
     )
 
 
-def _warnings(file: MappedFile, stream: Stream) -> Iterator[str]:
+def _warnings(file: Reader, stream: Stream) -> Iterator[str]:
     """Say which globals run code where other programs load the file."""
     dangerous = [name for name in stream.seen if not is_allowed(name) and is_dangerous(name)]
     if dangerous:

@@ -13,7 +13,7 @@ from weightctl.formats.pytorch.legacy import is_stream
 from weightctl.formats.pytorch.tar import is_tar
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["PICKLE", "is_checkpoint", "is_pickle", "pickle_name"]
 
@@ -23,7 +23,7 @@ _FIRST = b"(]})cI"
 _LARGEST = 1 << 24
 
 
-def is_checkpoint(file: MappedFile, head: bytes) -> bool:
+def is_checkpoint(file: Reader, head: bytes) -> bool:
     """Whether a file that starts with these bytes is what torch writes, or a pickle."""
     if not is_zip(file):
         return is_tar(head) or is_stream(head) or is_pickle(file)
@@ -48,7 +48,7 @@ def pickle_name(archive: Archive) -> str | None:
     )
 
 
-def is_pickle(file: MappedFile) -> bool:
+def is_pickle(file: Reader) -> bool:
     """Whether a file is one pickle; of protocol 0 and 1 one must be whole to be known."""
     head = file.read(0, 3)
     if head[:1] == b"\x80":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError
 
 if TYPE_CHECKING:
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["DAMAGED", "directory_of"]
 
@@ -25,7 +25,7 @@ _LONGEST_COMMENT = 0xFFFF
 _MAX_16, _MAX_32 = 0xFFFF, 0xFFFFFFFF
 
 
-def directory_of(file: MappedFile) -> tuple[int, int, int]:
+def directory_of(file: Reader) -> tuple[int, int, int]:
     """Return the number of members, and the size and place of the directory.
 
     Programs that look for it in other ways must find the same: what one of them would see and
@@ -60,7 +60,7 @@ def directory_of(file: MappedFile) -> tuple[int, int, int]:
     return count, size, offset
 
 
-def _end_record(file: MappedFile) -> int:
+def _end_record(file: Reader) -> int:
     """Return where the last record is; its comment ends where the file ends."""
     tail = file.read_end(_END_RECORD.size + _LONGEST_COMMENT)
     start = file.size - len(tail)
@@ -85,5 +85,5 @@ def _behind(tail: bytes, place: int) -> int:
     return len(tail) - place - _END_RECORD.size - int(comment)
 
 
-def _refuse(file: MappedFile, offset: int | None, message: str, hint: str = DAMAGED) -> FormatError:
+def _refuse(file: Reader, offset: int | None, message: str, hint: str = DAMAGED) -> FormatError:
     return FormatError(file.path, offset, message, hint=hint)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightctl.formats.scanning.sources import ScanSource
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
 
 __all__ = ["scan_file"]
 
@@ -43,7 +43,7 @@ _CONTAINERS = (
 )
 
 
-def scan_file(file: MappedFile) -> list[Scanned]:
+def scan_file(file: Reader) -> list[Scanned]:
     """Return the pickles in a file; none for one of another kind."""
     budget = Budget(file.size)
     place = ScanPlace(WholeFile(file), file.path, name=file.path)

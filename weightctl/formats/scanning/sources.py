@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.formats.pickles.limits import LimitError
 from weightctl.formats.pickles.scan import Reading
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.local import FileReader
+
+if TYPE_CHECKING:
+    from weightctl.storage.base import Reader
 
 __all__ = ["Budget", "EnclosedFile", "ScanPlace", "ScanSource", "Slice", "WholeFile", "as_stream"]
 
@@ -61,7 +64,7 @@ class ScanSource(Protocol):
 class WholeFile:
     """A file."""
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: Reader) -> None:
         self.base = 0
         self._file = file
         self.read = file.read
@@ -88,7 +91,7 @@ class Slice:
         return self._length
 
 
-class EnclosedFile(MappedFile):
+class EnclosedFile(FileReader):
     """A file within a file, for what reads only files."""
 
     def __init__(self, path: str, source: ScanSource) -> None:

@@ -14,7 +14,7 @@ from weightctl.weights.metadata import as_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
     from weightctl.weights.source import Source
 
@@ -32,7 +32,7 @@ def fingerprint_source(source: Source) -> SourceFingerprint:
     return SourceFingerprint(_files(source.files), found.hexdigest())
 
 
-def _files(files: Sequence[MappedFile]) -> tuple[tuple[str, int, int], ...]:
+def _files(files: Sequence[Reader]) -> tuple[tuple[str, int, int], ...]:
     """Return names, sizes and times; names are from the directory that all files are in."""
     if not files:
         return ()

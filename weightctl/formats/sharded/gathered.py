@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.split import part_shape
+from weightctl.storage.byte_range import FileRange
 from weightctl.weights.boxes import boxes_of_run, byte_part, byte_shape, collect, meetings
 from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header
-from weightctl.weights.source import FileSource, Span
+from weightctl.weights.source import FileSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from weightctl.formats.sharded.record import Manifest
     from weightctl.split import Part
-    from weightctl.storage.mapping import MappedFile
+    from weightctl.storage.base import Reader
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import TensorInfo
 
@@ -48,7 +49,7 @@ class GatheredSource:
         manifest: Manifest,
         listing: str,
         ranks: Sequence[Header],
-        files: Sequence[MappedFile],
+        files: Sequence[Reader],
     ) -> None:
         self.manifest = manifest
         self.ranks = tuple(ranks)
@@ -76,7 +77,7 @@ class GatheredSource:
         return self._header
 
     @property
-    def files(self) -> tuple[MappedFile, ...]:
+    def files(self) -> tuple[Reader, ...]:
         """The files of all ranks, open."""
         return self.shards.files
 
@@ -90,7 +91,7 @@ class GatheredSource:
         """Return a tensor's data: a mapping of the file that has it whole, or read when touched."""
         from weightctl.weights.data import WeightData
 
-        info, span = self._header.tensors[name], self.span(name)
+        info, span = self._header.tensors[name], self.file_range(name)
         if span is None:
             return WeightData.of(info, Assembled(self, name))
         return WeightData.stored(info, span.file.private(span.offset, span.nbytes), self)
@@ -121,13 +122,13 @@ class GatheredSource:
                         self.shards.read_into(portion.shard, at, own)
                         collect(shape, box, held, met, own)
 
-    def span(self, name: str, /) -> Span | None:
+    def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file that is the whole tensor; None where no rank has that."""
         first = self._portions[name][0]
-        span = None if first.part else self.shards.span(first.shard)
+        span = None if first.part else self.shards.file_range(first.shard)
         if span is None:
             return None
-        return Span(span.file, span.offset + first.offset, self._header.tensors[name].nbytes)
+        return FileRange(span.file, span.offset + first.offset, self._header.tensors[name].nbytes)
 
     def refuse_change(self) -> None:
         """Raise `FormatError` where a rank's file has been written to since it was opened."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.open.collection import without_collection
 from weightctl.formats.sharded.stated import parse_manifest
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 
@@ -92,7 +92,7 @@ def _cuts(part: Part) -> list[dict[str, Any]]:
 def is_manifest(path: str) -> bool:
     """Whether a file is the manifest of a sharded checkpoint, by how it begins."""
     try:
-        return _BEGINNING.match(MappedFile(path).read(0, 256)) is not None
+        return _BEGINNING.match(open_reader(path).read(0, 256)) is not None
     except FormatError:
         return False
 
@@ -122,7 +122,7 @@ def read_manifest(path: str) -> Manifest:
 
 def _document(path: str) -> Any:
     try:
-        return read_json(MappedFile(path), _MOST, _unique)
+        return read_json(open_reader(path), _MOST, _unique)
     except FormatError as error:
         raise FormatError(path, error.offset, error.reason, hint=error.hint or _HINT) from error
 

@@ -12,12 +12,13 @@ from weightctl.formats.open.collection import without_collection
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
 from weightctl.formats.sharded.record import MANIFEST
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.formats.sharded.record import Manifest, RankFile
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header, TensorInfo
 
 __all__ = ["manifest_at", "note_of_part", "open_sharded"]
@@ -70,9 +71,9 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     if not all(shard.sha256 for file in manifest.files for shard in file.shards):
         raise FormatError(
             listing, None, "these shards are unfinished: their writing was stopped",
-            hint="the same `weightctl shard` command goes on where it stopped, and finishes them",
+            hint="the same `weightctl shard` command continues where it stopped, and finishes them",
         )  # fmt: skip
-    files: list[MappedFile] = []
+    files: list[Reader] = []
     ranks: list[Header] = []
     problems: list[str] = []
     failures: list[FormatError] = []
@@ -95,8 +96,8 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     return GatheredSource(manifest, listing, ranks, files)
 
 
-def _read(path: str, manifest: Manifest) -> tuple[MappedFile, Header]:
-    file = MappedFile(path)
+def _read(path: str, manifest: Manifest) -> tuple[Reader, Header]:
+    file = open_reader(path)
     header = format_module(recognise(file, manifest.format)).read(file)
     if header.big_endian:
         raise FormatError(path, None, "it is big-endian, as no shard is written")

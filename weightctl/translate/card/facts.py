@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.card.front_matter import read_front_matter
 from weightctl.translate.card.keys import LISTS, NAMES, SOURCES, TEXTS
@@ -101,7 +101,7 @@ def _complete(texts: dict[str, str], found: ModelId) -> None:
 def _read_stated_name(path: str) -> str:
     """Return the name that a config.json says the model had where it was loaded; "" for a path."""
     try:
-        document = read_json(MappedFile(path), _MOST_CONFIG)
+        document = read_json(open_reader(path), _MOST_CONFIG)
     except FormatError:
         return ""  # who reads the config itself says what is wrong with it
     name = document.get("_name_or_path") if is_object(document) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, TokenizerError
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _data(path: str) -> bytes | None:
     if not os.path.lexists(path):
         return None
     try:
-        file = MappedFile(path)
+        file = open_reader(path)
         if file.size > _MAX_SIZE:
             raise TokenizerError(f"{path}: {file.size} bytes are no tokenizer's", hint=_UNREADABLE)
         return file.read(0, file.size)

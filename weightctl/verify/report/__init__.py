@@ -52,18 +52,17 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     where that cannot be, for a suffix that is none of `REPORTS`, and without `force` for a file
     that is there.
     """
-    from weightctl.write.output import output_files, output_stream
+    from weightctl.write.partial import write_files
+    from weightctl.write.save import open_stream
 
     made = [(path, _find_renderer(path)(report).encode()) for path in paths]
     real = [os.path.realpath(path) for path in paths if not is_stream(path)]
     refuse_what_is_there(real, force=force)
-    with output_files(force=force) as create:
-        for path, raw in made:
-            if not is_stream(path):
-                create(os.path.realpath(path)).write(raw)
+    files = {os.path.realpath(path): raw for path, raw in made if not is_stream(path)}
+    write_files(files, force=force)
     for path, raw in made:
         if is_stream(path):
-            with output_stream(path) as stream:
+            with open_stream(path) as stream:
                 stream.write(raw)
 
 

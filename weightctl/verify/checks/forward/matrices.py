@@ -65,7 +65,7 @@ class _Rows(NamedTuple):
         row = self.info.encoding.nbytes((1, self.columns))
         self.tensor.read_into(self.start * row + start, buffer)
 
-    def span(self) -> None:
+    def file_range(self) -> None:
         """Return None: it is only a part of what a file has."""
 
 

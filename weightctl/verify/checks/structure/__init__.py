@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.formats.sharded.gathered import GatheredSource
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.verify.checks.structure.pickles import scan_pickles
 from weightctl.verify.checks.structure.readers import Answer, ask_reader, find_reader
@@ -17,7 +17,7 @@ from weightctl.verify.results import MOST_NAMED, Problem, Result, keep_first
 from weightctl.weights.json_file import read_json
 from weightctl.weights.metadata import TEXT
 from weightctl.weights.tree import source_of
-from weightctl.write.shards.digests import count_checked_bytes, find_altered
+from weightctl.write.digests import count_checked_bytes, find_altered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ def _check_total(header: Header) -> Iterator[Problem]:
 
 def _read_stated_size(path: str) -> int | None:
     try:
-        document: Any = read_json(MappedFile(path), _LARGEST_INDEX)
+        document: Any = read_json(open_reader(path), _LARGEST_INDEX)
     except FormatError:
         return None
     metadata: Any = document.get("metadata") if is_object(document) else None

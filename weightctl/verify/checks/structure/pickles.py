@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.pytorch.archive import is_zip
 from weightctl.formats.pytorch.legacy import is_stream
 from weightctl.formats.scanning import scan_file
-from weightctl.storage.mapping import MappedFile
+from weightctl.storage.location import open_reader
 from weightctl.text.wording import join_names
 from weightctl.verify.results import Problem
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.formats.scanning import Scanned
+    from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
 __all__ = ["Pickled", "scan_pickles"]
@@ -45,7 +46,7 @@ def scan_pickles(header: Header) -> Pickled:
     problems: list[Problem] = []
     reason = ""
     for path in header.files:
-        file = MappedFile(path)
+        file = open_reader(path)
         found = scan_file(file)
         outside = _list_outside(found)
         if outside:
@@ -75,7 +76,7 @@ def _name_outside(outside: list[str]) -> str:
     )
 
 
-def _explain_refusal(file: MappedFile, found: Iterable[Scanned]) -> str:
+def _explain_refusal(file: Reader, found: Iterable[Scanned]) -> str:
     """Say why torch does not take a file, or should not; nothing where it does."""
     if any(each.is_script for each in found):
         return "it takes no TorchScript with `weights_only=True`"

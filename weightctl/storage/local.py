@@ -1,4 +1,4 @@
-"""Files that are opened for reading.
+"""Local files, read by ranges and written at offsets.
 
 Whatever a command reads of a file it reads into memory. Another program may make the file shorter
 at any time: a read then is an error, where an access to a mapping would end the process (SIGBUS).
@@ -13,13 +13,22 @@ import stat
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
+from weightctl.storage.base import cannot_write
 from weightctl.storage.byte_range import FileRange
-from weightctl.system.disk import copy_range, read_ahead
+from weightctl.system.disk import (
+    copy_range_at,
+    read_ahead,
+    reserve,
+    send_range,
+    start_writing_back,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MappedFile"]
+    from weightctl.storage.base import Bytes
+
+__all__ = ["FileReader", "FileWriter"]
 
 
 # Writable pages are promised memory unless told otherwise, and a tensor may be larger than that.
@@ -38,7 +47,7 @@ _AGAIN = "try again when nothing writes to it any more"
 _CLOSED = "take what is needed inside of `with open_weights(path) as weights:`"
 
 
-class MappedFile:
+class FileReader:
     """A file opened for reading; only `private` maps it, for arrays that a library user asks for.
 
     `size` is the number of its bytes, and `written` the time of the last write in nanoseconds, both
@@ -72,8 +81,8 @@ class MappedFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __reduce__(self) -> tuple[Callable[[str], MappedFile], tuple[str]]:
-        return (MappedFile, (self.path,))
+    def __reduce__(self) -> tuple[Callable[[str], FileReader], tuple[str]]:
+        return (FileReader, (self.path,))
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return the bytes at `offset`: `nbytes`, or fewer where the file had fewer when opened.
@@ -152,12 +161,14 @@ class MappedFile:
             return FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
         return FormatError(self.path, offset, f"cannot be read: {error.strerror}")
 
-    def copy_into(self, offset: int, nbytes: int, descriptor: int) -> int:
-        """Let the kernel append bytes at `offset` to another file; return how many it did.
+    def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
+        """Let the kernel copy bytes to offset `at` of another file, or append them to a pipe.
 
-        It may do none, and does none where the file has become shorter.
+        Returns how many it did. It may do none, and does none where the file has become shorter.
         """
-        return copy_range(self._descriptor, descriptor, offset, nbytes)
+        if at is None:
+            return send_range(self._descriptor, descriptor, offset, nbytes)
+        return copy_range_at(self._descriptor, descriptor, offset, at, nbytes)
 
     def refuse_change(self) -> None:
         """Raise `FormatError` where the file has been written to since it was opened."""
@@ -170,3 +181,79 @@ class MappedFile:
         nbytes = min(nbytes, self.size - offset)
         if nbytes > 0:
             read_ahead(self._descriptor, offset, nbytes)
+
+
+# The disk starts with what was written before there is more than this, so that little is left for
+# `sync` to wait for.
+_BATCH = 8 << 20
+_COPY = 1 << 20
+
+
+class FileWriter:
+    """A local file of `nbytes`: its room is reserved, and it has zeros until they are overwritten.
+
+    A file that is there already is kept as it is, as far as it is as long. Raises `OutputError`.
+    """
+
+    def __init__(self, path: str, nbytes: int) -> None:
+        self.path = path
+        self._not_begun = 0
+        try:
+            self.descriptor = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+            )
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        try:
+            reserve(self.descriptor, nbytes)
+            os.ftruncate(self.descriptor, nbytes)
+        except OSError as error:
+            self.close()
+            raise cannot_write(path, error) from error
+
+    def write(self, offset: int, data: Bytes, /) -> None:
+        """Write bytes at an offset."""
+        view = memoryview(data).cast("B")
+        count = len(view)
+        try:
+            while view:
+                written = os.pwrite(self.descriptor, view, offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self._start_writing_back(count)
+
+    def copy(self, offset: int, source: FileRange, /) -> None:
+        """Write a range of another file, inside the kernel where that works."""
+        start, end = source.offset, source.offset + source.nbytes
+        while start < end:
+            count = source.file.copy_into(start, end - start, self.descriptor, offset)
+            if not count:
+                break
+            start, offset = start + count, offset + count
+            self._start_writing_back(count)
+        # Reading and writing report what is wrong, if anything is.
+        buffer = memoryview(bytearray(min(end - start, _COPY)))
+        while start < end:
+            chunk = buffer[: end - start]
+            source.file.read_into(start, chunk)
+            self.write(offset, chunk)
+            start, offset = start + len(chunk), offset + len(chunk)
+
+    def _start_writing_back(self, count: int) -> None:
+        # Where two threads add at once, one count may be lost: the disk then starts a little later.
+        self._not_begun += count
+        if self._not_begun >= _BATCH:
+            self._not_begun = 0
+            start_writing_back(self.descriptor, 0, 0)
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        try:
+            os.fsync(self.descriptor)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)

@@ -12,9 +12,9 @@ from weightctl.formats import FORMATS, format_by_suffix, format_module
 from weightctl.formats.sharded.opening import manifest_at, open_sharded
 from weightctl.plan.plan import Plan
 from weightctl.weights.tree import Checkpoint
-from weightctl.write.outcome import describe
-from weightctl.write.shards.digests import count_checked_bytes, refuse_altered
-from weightctl.write.store import save
+from weightctl.write.describe import describe
+from weightctl.write.digests import count_checked_bytes, refuse_altered
+from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.write.outcome import Outcome
-    from weightctl.write.store import Saved
+    from weightctl.write.save import Saved
 
 __all__ = ["Gathering", "gather", "gathering", "put_together"]
 

@@ -1,0 +1,46 @@
+"""The one way in: a path is opened as a tree of weights."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+from weightctl.errors import ArgumentTypeError
+from weightctl.formats import format_module
+from weightctl.formats.open.parts import open_files
+from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
+from weightctl.storage.location import parse_location
+from weightctl.weights.source import FileSource
+from weightctl.weights.tree import Checkpoint
+
+__all__ = ["open_weights"]
+
+
+def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Checkpoint:
+    """Open the checkpoint at a path as a tree; headers are parsed, no tensor is read.
+
+    The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
+    checkpoint, of which the tensors are the whole ones; the format is found by content. Of several
+    formats in a directory safetensors is taken before GGUF, unless `format_name` says otherwise;
+    `header.notes` says so then. Raises `FormatError`, and `ConversionError` for a format there is
+    not.
+    """
+    if format_name is not None:
+        format_module(format_name)
+    where = parse_location(_path(path)).path
+    listing = manifest_at(where)
+    if listing is not None:
+        return Checkpoint(open_sharded(listing, format_name))
+    header, files = open_files(where, format_name)
+    if note := note_of_part(header.files):
+        header = header._replace(notes=(*header.notes, note))
+    return Checkpoint(FileSource(header, files))
+
+
+def _path(given: object) -> str:
+    if not isinstance(given, str | bytes | os.PathLike):
+        raise ArgumentTypeError(
+            f"a checkpoint is opened by its path, not by a {type(given).__name__}",
+            hint="give the path of a file or a directory",
+        )
+    return os.fsdecode(cast("str | bytes | os.PathLike[str]", given))

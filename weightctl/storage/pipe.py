@@ -1,0 +1,71 @@
+"""Pipes and devices that are written in order."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightctl.storage.base import cannot_write
+
+if TYPE_CHECKING:
+    from weightctl.storage.base import Bytes
+    from weightctl.storage.byte_range import FileRange
+
+__all__ = ["PipeWriter", "write_all"]
+
+_COPY = 1 << 20
+
+
+class PipeWriter:
+    """A pipe or device that takes bytes in order; `nbytes` counts what was written so far."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self.nbytes = 0
+
+    def write(self, data: Bytes, /) -> None:
+        """Append bytes; raises `OutputError`."""
+        try:
+            write_all(self.descriptor, data)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self.nbytes += memoryview(data).nbytes
+
+    def copy(self, source: FileRange, /) -> None:
+        """Append a range of a file, inside the kernel where that works.
+
+        Raises `OutputError`, and `FormatError` where the range cannot be read.
+        """
+        start, end = source.offset, source.offset + source.nbytes
+        while start < end:
+            count = source.file.copy_into(start, end - start, self.descriptor)
+            if not count:
+                break
+            start += count
+            self.nbytes += count
+        buffer = memoryview(bytearray(min(end - start, _COPY)))
+        while start < end:
+            chunk = buffer[: end - start]
+            source.file.read_into(start, chunk)
+            self.write(chunk)
+            start += len(chunk)
+
+
+def write_all(descriptor: int, data: Bytes) -> None:
+    """Append bytes to what a descriptor names; raises `OSError`."""
+    view = memoryview(data).cast("B")
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            _wait_for_room(descriptor)
+
+
+def _wait_for_room(descriptor: int) -> None:
+    """Wait until a pipe that its other end has made non-blocking takes bytes, or has no reader."""
+    import select  # hardly any output needs it
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll()

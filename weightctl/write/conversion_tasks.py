@@ -1,0 +1,248 @@
+"""The work of a conversion: reads chunks of tensors, and makes of them what they become."""
+
+from __future__ import annotations
+
+from math import isfinite
+from re import escape
+from shlex import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from weightctl.errors import ConversionError, NonFiniteError
+from weightctl.storage.byte_range import FileRange
+from weightctl.system.threads import Memory
+from weightctl.text.sizes import format_size, parse_size
+from weightctl.text.untyped import is_list, is_object
+from weightctl.write.journal import Record
+from weightctl.write.tasks import cut_chunks, cut_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from weightctl.codecs.loss import Loss
+    from weightctl.formats.base import Layout
+    from weightctl.plan.plan import Plan
+    from weightctl.storage.base import Writer
+    from weightctl.weights.info import TensorInfo
+    from weightctl.write.tasks import Chunk, Portion, Task
+
+__all__ = ["DEFAULT_MEMORY", "ConversionWork", "Filled", "count_threads", "memory_budget"]
+
+DEFAULT_MEMORY = 256 << 20
+# Chunks so small that the interpreter's share is most of the work are not worth a thread.
+_LEAST_ROOM = 1 << 20
+# A signal waits no longer than the copy of one of these takes.
+_MAX_COPIED = 32 << 20
+# How many tasks ahead of a thread the system reads.
+_AHEAD = 4
+_LOSS_FIELDS = 6
+
+
+def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
+    """Return how many bytes to work in, of a number of bytes or text such as "512MiB".
+
+    None is `DEFAULT_MEMORY`. Raises `ConversionError` for less than `least` bytes.
+    """
+    if memory is None:
+        return DEFAULT_MEMORY
+    nbytes = parse_size(memory) if isinstance(memory, str) else memory
+    if nbytes < least:
+        raise ConversionError(
+            f"{memory} of memory is too little to work in",
+            hint=f"{format_size(least)} is the least",
+        )
+    return nbytes
+
+
+def count_threads(threads: int, memory: int) -> int:
+    """Return how many threads work: no more than have room in so many bytes of memory."""
+    return min(threads, max(1, memory // 2 // _LEAST_ROOM))
+
+
+class Filled(NamedTuple):
+    """Bytes of an output tensor, from `offset` of its file on: in memory, or a range of a file.
+
+    `loss` is what rounding cost them.
+    """
+
+    info: TensorInfo
+    offset: int
+    data: memoryview | FileRange
+    loss: Loss | None = None
+
+
+class ConversionWork:
+    """Fills the files of a plan, within `memory` bytes for all threads.
+
+    What is recorded of a task is the loss of each tensor, and its CRC-32 where the layout needs it.
+    """
+
+    def __init__(self, plan: Plan, layouts: Sequence[Layout], *, threads: int, memory: int) -> None:
+        self._plan = plan
+        self._layouts = layouts
+        self._room = memory // 2 // threads
+        # Memory that is new is slow: each thread keeps what it reads into and writes from.
+        self._memory = Memory()
+        self._ahead = threads * _AHEAD
+        self._tasks: Sequence[Task] = ()
+        self._numbers: Mapping[int, int] = {}
+
+    def select(self, records: Iterable[Record]) -> list[Record]:
+        """Return those records that are sound, of tasks of this plan."""
+        self._tasks = list(cut_tasks(self._plan, self._layouts))
+        known = {(task.file, str(task.number)) for task in self._tasks}
+        return [
+            record
+            for record in records
+            if (record.file, record.key) in known and _are_sound(record.facts)
+        ]
+
+    def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
+        """Return the output's bytes of the tasks that are recorded."""
+        return sum(
+            _count_made(portion)
+            for task in self._tasks
+            if (task.file, str(task.number)) in records
+            for portion in task.portions
+        )
+
+    def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Task]:
+        """Return the tasks but those that are recorded."""
+        tasks = self._tasks or list(cut_tasks(self._plan, self._layouts))
+        self._tasks = [task for task in tasks if (task.file, str(task.number)) not in records]
+        self._numbers = {task.number: place for place, task in enumerate(self._tasks)}
+        return list(self._tasks)
+
+    def do(
+        self, task: Task, files: Sequence[Writer], report: Callable[[int], object]
+    ) -> list[Record]:
+        """Fill the range of a task; return its record, whether or not it is on the disk."""
+        file, needs_crc = files[task.file], self._layouts[task.file].between is not None
+        losses: dict[str, Loss] = {}
+        crcs: dict[str, int] = {}
+        self._read_ahead(task)
+        for info, offset, data, loss in self.fill(task, ranges=not needs_crc):
+            if isinstance(data, FileRange):
+                file.copy(offset, data)
+            else:
+                file.write(offset, data)
+                if needs_crc:
+                    crcs[info.name] = crc32(data, crcs.get(info.name, 0))
+            if loss is not None:
+                before = losses.get(info.name)
+                losses[info.name] = loss if before is None else before + loss
+            report(data.nbytes)
+        facts: dict[str, Any] = {"crc32": crcs} if needs_crc else {}
+        if losses:
+            facts["losses"] = {name: _list_loss(loss) for name, loss in losses.items()}
+        return [Record(task.file, str(task.number), facts)]
+
+    def _read_ahead(self, task: Task) -> None:
+        """Have the system read what a task begins with that will follow."""
+        place = self._numbers[task.number] + self._ahead
+        for following in self._tasks[place : place + 1]:
+            for item, start, stop, _ in following.portions:
+                source = self._plan.source.file_range(item.source.name)
+                if source is not None and not item.is_copy:
+                    size, block = item.source.encoding.size, item.source.encoding.block
+                    source.expect(start // block * size, stop // block * size)
+                elif source is not None:
+                    source.expect(start, stop)
+
+    def fill(self, task: Task, *, ranges: bool) -> Iterator[Filled]:
+        """Yield the bytes of a task in their order, each good until the next is asked for.
+
+        With `ranges`, bytes of a file that stay as they are are not read, but named.
+        """
+        for portion in task.portions:
+            item = portion.item
+            source = self._plan.source.file_range(item.source.name) if item.is_copy else None
+            if ranges and source is not None:
+                for start in range(portion.start, portion.stop, _MAX_COPIED):
+                    stop = min(start + _MAX_COPIED, portion.stop)
+                    yield Filled(item.info, portion.offset + start, source.part(start, stop))
+                continue
+            for chunk in cut_chunks(portion, self._room):
+                made = self._memory.room("made", chunk.made)
+                loss = None
+                if item.is_copy:
+                    self._plan.source.read_into(item.source.name, chunk.start, made)
+                else:
+                    loss = self._transcode(chunk, made)
+                yield Filled(item.info, chunk.offset, made, loss)
+
+    def _transcode(self, chunk: Chunk, made: memoryview) -> Loss | None:
+        import numpy as np  # copies need none of it
+
+        from weightctl.codecs import transcode
+
+        item, raw = chunk.item, self._memory.room("read", chunk.stop - chunk.start)
+        self._plan.source.read_into(item.source.name, chunk.start, raw)
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, chunk.row)
+        try:
+            return transcode(
+                rows, item.source.encoding, item.info.encoding, chunk.importance,
+                measure=True, zero_nonfinite=self._plan.zero_nonfinite,
+                out=np.frombuffer(made, np.uint8).reshape(len(rows), -1),
+            ).loss  # fmt: skip
+        except NonFiniteError as error:
+            raise _refusal(chunk, error) from error
+
+    def add_losses(self, records: Iterable[Record]) -> dict[str, Loss]:
+        """Return what rounding cost each tensor, added up in the order of the tasks."""
+        found: dict[str, Loss] = {}
+        for record in sorted(records, key=lambda record: int(record.key)):
+            for name, fields in record.facts.get("losses", {}).items():
+                from weightctl.codecs.loss import Loss  # copies need no numpy
+
+                loss = Loss(*fields)
+                found[name] = found[name] + loss if name in found else loss
+        return found
+
+
+def _count_made(portion: Portion) -> int:
+    """Return the bytes that a portion becomes."""
+    count, encoding = portion.stop - portion.start, portion.item.info.encoding
+    return count if portion.item.is_copy else count // encoding.block * encoding.size
+
+
+def _list_loss(loss: Loss) -> list[float]:
+    return [loss.count, loss.overflows, loss.underflows,
+            loss.squares, loss.squared_error, loss.nonfinite]  # fmt: skip
+
+
+def _are_sound(facts: Mapping[str, Any]) -> bool:
+    losses, crcs = facts.get("losses", {}), facts.get("crc32", {})
+    return (
+        is_object(losses)
+        and is_object(crcs)
+        and all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values())
+        and all(
+            is_list(fields)
+            and len(fields) == _LOSS_FIELDS
+            and all(type(field) in (int, float) for field in fields)
+            for fields in losses.values()
+        )
+    )
+
+
+def _refusal(chunk: Chunk, error: NonFiniteError) -> ConversionError:
+    source, made = chunk.item.source, chunk.item.info
+    index = chunk.start // source.encoding.size * source.encoding.block + error.index
+    what = f"`{source.name}` has {error.value:g} at element {index}, which"
+    # No option that may not stand beside --quant; and the rules are of the output's names.
+    kept = f"--tensor-type {quote(f'^{escape(made.name)}$=bf16')}"
+    if not isfinite(error.value):
+        return ConversionError(
+            f"{what} {made.encoding} cannot hold",
+            hint=f"a checkpoint with such a number is damaged; {kept} keeps it, and --nonfinite "
+            "zero stores 0 instead",
+        )
+    if chunk.importance is None:
+        return ConversionError(f"{what} {made.encoding} cannot hold", hint=f"{kept} holds it")
+    return ConversionError(
+        f"{what} overflows the scale of its block of {made.encoding} with the importance that its "
+        "columns have",
+        hint="are the values of the importance matrix for this tensor sound? Without --imatrix it "
+        f"may fit; {kept} holds it in any case",
+    )

@@ -1,0 +1,178 @@
+"""The outcome of a plan, described and identified; no tensor is read for either."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import ConversionError
+from weightctl.formats import FORMATS, format_module
+from weightctl.formats.base import is_text
+from weightctl.formats.huggingface import companions, file_name, is_licence
+from weightctl.formats.open.index import index_of
+from weightctl.formats.sharded.fingerprint import fingerprint_source
+from weightctl.formats.sharded.manifest import manifest_bytes
+from weightctl.formats.sharded.record import MANIFEST, SourceFingerprint
+from weightctl.plan.plan import Plan
+from weightctl.system.temporary import without_temporary
+from weightctl.weights.readable import refuse_expanded
+from weightctl.write.journal import Purpose
+from weightctl.write.outcome import Outcome
+from weightctl.write.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.plan.plan import Item
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["describe", "describe_shards", "identify_run", "input_files"]
+
+# What a rank's file is, in a directory of its own or, as vLLM wants it, beside those of the others.
+_PATHS = {"ranks": "rank-{rank}/model{suffix}", "vllm": "model-rank-{rank}-part-0{suffix}"}
+# Files that are wrong in one way are many.
+_FEW = 5
+_NO_SOURCE = SourceFingerprint((), "")
+
+
+def describe(plan: Plan, where: Target) -> Outcome:
+    """Return the files that a plan makes, whether or not the target can be written.
+
+    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
+    tensors are far larger than the files of the source.
+    """
+    sources = plan.source.header.files
+    if where.file_name is not None:
+        where = where._replace(file_name=file_name(sources, where.file_name))
+    layouts = plan.layouts()
+    refuse_expanded(plan.source, _list_stored_tensors(plan))
+    parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
+    index_name = where.index_name if len(parts) > 1 else None
+    if index_name is not None and not is_text(index_name):
+        raise ConversionError("an index cannot name files that are not UTF-8", hint="rename OUT")
+    index = None if index_name is None else (index_name, index_of(parts, plan.tied))
+    # What is made anew goes before what stands beside the source.
+    is_model = where.file_name is not None
+    documents: Mapping[str, bytes] = plan.documents if is_model else {}
+    made = {*parts, *documents, index_name}
+    beside: Mapping[str, str] = companions(sources) if is_model else {}
+    carried = {
+        name: path
+        for name, path in beside.items()
+        if name not in made and (not plan.translation or is_licence(name))
+    }
+    inputs = tuple(input_files(plan))
+    return Outcome(where, parts, index, carried, documents, inputs, plan.consulted)
+
+
+def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
+    """Return the files that a plan for ranks makes, whether or not the directory can be written.
+
+    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
+    tensors are far larger than the files of the source.
+    """
+    written = os.fspath(out)
+    if not written.rstrip("/"):
+        raise ConversionError(f"`{written}` is not a name for an output", hint="name a directory")
+    header = plan.source.header
+    suffix = FORMATS[plan.format].suffix
+    paths = [
+        _PATHS[plan.layout].format(rank=rank, suffix=suffix) for rank in range(len(plan.ranks))
+    ]
+    ranks = [tuple(shard.info for shard in shards) for shards in plan.ranks]
+    _refuse_unfit(plan.format, ranks)
+    module = format_module(plan.format)
+    parts = {
+        path: module.layout(infos, plan.metadata) for path, infos in zip(paths, ranks, strict=True)
+    }
+    read = dict.fromkeys(
+        header.tensors[source.source]
+        for shards in plan.ranks
+        for shard in shards
+        for source in shard.pieces
+    )
+    refuse_expanded(plan.source, list(read))
+    beside = companions(header.files)
+    carried = {
+        os.path.join(directory, name): source
+        for directory in dict.fromkeys(map(os.path.dirname, paths))
+        for name, source in beside.items()
+        if name != MANIFEST
+    }
+    listing = [header.listing] if header.listing else []
+    inputs = (*header.files, *listing, *beside.values())
+    where = Target(written.rstrip("/"), plan.format, MANIFEST)
+    return Outcome(where, parts, None, carried, {}, inputs, {}, plan)
+
+
+def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> None:
+    if format_name == "pytorch":
+        raise ConversionError(
+            "the files of ranks are safetensors or GGUF", hint="pass --to and one of them"
+        )
+    infos = {info.name: info for rank in ranks for info in rank}
+    if problems := format_module(format_name).unfit(list(infos.values())):
+        more = [f"... and {len(problems) - _FEW} more"] if len(problems) > _FEW else []
+        raise ConversionError(
+            "\n  ".join([f"{format_name} cannot hold all of this:", *problems[:_FEW], *more]),
+            hint="convert it first, or choose the format of the input",
+        )
+
+
+def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
+    """Return what a run is for: it can be continued by one of the same plan for the same input."""
+    from weightctl import __version__  # a codec may change from version to version
+
+    found = hashlib.sha256(__version__.encode())
+    if isinstance(plan, Plan):
+        for row in _describe_rows(plan):
+            found.update(json.dumps(row, default=repr).encode() + b"\n")
+    else:
+        found.update(manifest_bytes(outcome.manifest(_NO_SOURCE)))
+    for name, layout in outcome.parts.items():
+        found.update(json.dumps([name, layout.nbytes, len(layout.header)]).encode())
+        found.update(layout.header)
+    source = repr(fingerprint_source(plan.source)).encode("utf-8", "surrogatepass")
+    return Purpose(found.hexdigest(), hashlib.sha256(source).hexdigest())
+
+
+def _describe_rows(plan: Plan) -> Iterator[list[Any]]:
+    seen: dict[int, str] = {}
+    for item in plan.items:
+        source, info = item.source, item.info
+        yield [
+            info.name, info.shape, info.encoding.name,
+            source.name, source.shape, source.encoding.name,
+            item.steps, item.part, plan.zero_nonfinite, _digest_importance(item, seen),
+        ]  # fmt: skip
+
+
+def _digest_importance(item: Item, seen: dict[int, str]) -> str:
+    """Return the SHA-256 of the weights of a tensor's columns; tensors may share them."""
+    weights = item.importance
+    if weights is None:
+        return ""
+    if id(weights) not in seen:
+        found = hashlib.sha256()
+        for matrix in range(weights.shape[0]):
+            found.update(weights[matrix].tobytes())
+        seen[id(weights)] = found.hexdigest()
+    return seen[id(weights)]
+
+
+def _list_stored_tensors(plan: Plan) -> list[TensorInfo]:
+    """Return the tensors of the files that a plan reads, each once."""
+    return list(dict.fromkeys(info for item in plan.items for info in item.sources))
+
+
+def input_files(plan: Plan) -> list[str]:
+    """Return the paths of the checkpoint that a plan reads, and of what belongs to it."""
+    header = plan.source.header
+    index = [header.listing] if header.listing else []
+    read = [*header.files, *index]
+    # Files that are to get their names, see `weightctl.write.replacing`, have or will have them.
+    named = [path for path in map(without_temporary, read) if path not in read]
+    return [*read, *named, *companions(header.files).values()]

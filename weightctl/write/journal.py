@@ -1,0 +1,235 @@
+"""The journal of a run: which of its work is complete and on the disk.
+
+The first line says what the run is for, and one line follows for each piece of work. By it the same
+command continues a run that was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from weightctl.storage.base import cannot_write
+from weightctl.storage.pipe import write_all
+from weightctl.system.interrupts import uninterrupted
+from weightctl.text.untyped import is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from weightctl.storage.base import Writer
+
+__all__ = ["Journal", "Purpose", "Record", "Recorder", "read_journal"]
+
+# A run that is stopped before this many seconds leaves nothing: to start over costs as little.
+BEGIN_AFTER = 0.5
+# To wait for a disk takes long, so it is done for much work at a time; but a crash is not to undo
+# more than this.
+_SECONDS = 0.03
+
+
+class Purpose(NamedTuple):
+    """What a run is for: SHA-256 of its plan, and of the fingerprint of its input.
+
+    `input` is empty where the input cannot be recognized again: what is in memory.
+    """
+
+    plan: str
+    input: str
+
+
+class Record(NamedTuple):
+    """Work on an output file, by the file's number, that is complete and on the disk.
+
+    `key` names the work within the plan, and `facts` are what is known only after it.
+    """
+
+    file: int
+    key: str
+    facts: Mapping[str, Any]
+
+
+class Journal:
+    """A journal that is written. A line that a crash has torn, and what follows, is not read."""
+
+    def __init__(self, path: str, purpose: Purpose, records: Iterable[Record]) -> None:
+        """Write the journal in the place of what is there; raises `OutputError`."""
+        self._path = path
+        new = f"{path}.new"
+        try:
+            self._descriptor = os.open(
+                new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
+            )
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        try:
+            self._append([_format_line(purpose._asdict()), *map(_format_record, records)])
+            os.replace(new, path)
+        except OSError as error:
+            self.close()
+            raise cannot_write(path, error) from error
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Append records; they are on the disk when this returns. Raises `OutputError`."""
+        try:
+            self._append(map(_format_record, records))
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+
+    def _append(self, lines: Iterable[str]) -> None:
+        write_all(self._descriptor, "".join(lines).encode("ascii"))
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """End writing."""
+        os.close(self._descriptor)
+
+
+def _format_record(record: Record) -> str:
+    return _format_line({"file": record.file, "key": record.key, **record.facts})
+
+
+def _format_line(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry) + "\n"
+
+
+def read_journal(path: str) -> tuple[Purpose, list[Record]] | None:
+    """Return what a journal says; None where there is none, or it is not sound."""
+    with suppress(OSError):
+        with open(path, "rb") as file:
+            lines = file.read().split(b"\n")[:-1]
+        purpose = _parse_purpose(_parse(lines[0])) if lines else None
+        if purpose is None:
+            return None
+        records: list[Record] = []
+        for line in lines[1:]:
+            record = _parse_record(_parse(line))
+            if record is None:
+                break
+            records.append(record)
+        return purpose, records
+    return None
+
+
+def _parse(line: bytes) -> Mapping[str, Any]:
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if is_object(entry) else {}
+
+
+def _parse_purpose(entry: Mapping[str, Any]) -> Purpose | None:
+    plan, source = entry.get("plan"), entry.get("input")
+    if not isinstance(plan, str) or not isinstance(source, str):
+        return None
+    return Purpose(plan, source)
+
+
+def _parse_record(entry: Mapping[str, Any]) -> Record | None:
+    facts = dict(entry)
+    file, key = facts.pop("file", None), facts.pop("key", None)
+    if type(file) is not int or not isinstance(key, str):
+        return None
+    return Record(file, key, facts)
+
+
+class Recorder:
+    """Collects what is complete, and records it in the journal once it is on the disk.
+
+    A thread does so while more is written. The journal begins when the run has lasted
+    `BEGIN_AFTER` seconds, or at once where it goes on with the records of one. Without `identify`
+    there is none: what is in memory cannot be recognized by another run. `records` are all, by file
+    and key, whether or not they are on the disk yet.
+    """
+
+    def __init__(self, path: str, identify: Callable[[], Purpose] | None) -> None:
+        self.records: dict[tuple[int, str], Record] = {}
+        self._path = path
+        self._identify = identify
+        self._files: Sequence[Writer] = ()
+        self._journal: Journal | None = None
+        self._has_kept = False
+        self._failure: BaseException | None = None
+        self._begins = time.monotonic() + BEGIN_AFTER
+        self._complete: SimpleQueue[Sequence[Record] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="weightctl", daemon=True)
+
+    def keep(self, records: Iterable[Record]) -> Mapping[tuple[int, str], Record]:
+        """Go on with the records of a run that was stopped; return them by file and key."""
+        self.records.update(((record.file, record.key), record) for record in records)
+        self._has_kept = bool(self.records)
+        if self._has_kept:
+            self._begins = 0.0
+        return self.records
+
+    def begin(self, files: Sequence[Writer]) -> Self:
+        """Return the recorder, for a `with` block in which these files are written."""
+        self._files = files
+        return self
+
+    def __enter__(self) -> Self:
+        # Where no thread can start, the work is done all the same, and not recorded.
+        with suppress(RuntimeError, MemoryError), uninterrupted():
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Wait until all is recorded that was added, or cannot be; raise why it cannot be."""
+        with uninterrupted():
+            self._complete.put(None)
+            if self._thread.is_alive():
+                self._thread.join()
+            if self._journal is not None:
+                self._journal.close()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether there is a journal by which the same command can continue."""
+        return self._has_kept or self._journal is not None
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Have what was written recorded when it is on the disk; raises what an earlier one did."""
+        if self._failure is not None:
+            raise self._failure
+        self.records.update(((record.file, record.key), record) for record in records)
+        self._complete.put(records)
+
+    def _run(self) -> None:
+        try:
+            if self._has_kept and self._identify is not None:
+                self._journal = Journal(self._path, self._identify(), self.records.values())
+            while self._record():
+                pass
+        except BaseException as error:  # noqa: BLE001
+            self._failure = error
+
+    def _record(self) -> bool:
+        """Record a batch; whether there may be more."""
+        batch: list[Record] = []
+        wait = max(self._begins - time.monotonic(), _SECONDS)
+        end, goes_on = time.monotonic() + wait, True
+        while goes_on and wait > 0:
+            try:
+                records = self._complete.get(timeout=wait)
+            except Empty:
+                break
+            if records is None:
+                goes_on = False
+            else:
+                batch += records
+            wait = end - time.monotonic()
+        if batch and self._identify is not None and time.monotonic() >= self._begins:
+            for file in sorted({record.file for record in batch}):
+                self._files[file].sync()
+            if self._journal is None:
+                self._journal = Journal(self._path, self._identify(), ())
+            self._journal.add(batch)
+        return goes_on

@@ -1,0 +1,327 @@
+"""Temporary files: an output has other names until it is whole.
+
+What a run that was stopped has left is continued where its journal names the same plan and input,
+and removed otherwise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.switch import switch_path
+from weightctl.storage.base import cannot_write
+from weightctl.storage.local import FileWriter
+from weightctl.system.interrupts import uninterrupted
+from weightctl.system.temporary import (
+    JOURNAL,
+    TEMPORARY,
+    new_token,
+    temporary_name,
+    token_of,
+)
+from weightctl.write.claims import (
+    clear_leftovers,
+    entrance,
+    is_same_directory,
+    lock_path,
+    refuse_other_runs,
+    remove_path,
+)
+from weightctl.write.journal import read_journal
+from weightctl.write.replacing import complete, exchange, name_files, rename, sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping
+
+    from weightctl.write.journal import Purpose, Record
+    from weightctl.write.outcome import Outcome
+
+__all__ = ["Partial", "hold_output", "write_files"]
+
+
+class _Resumable(NamedTuple):
+    """What a run that was stopped has left: the token of its names, and its records.
+
+    Where there is nothing to continue although there was a run, `lost` says why.
+    """
+
+    token: str
+    records: tuple[Record, ...] = ()
+    lost: str = ""
+
+
+class Partial:
+    """The temporary files of a run, which get their names when all of them are whole.
+
+    `kept` are records of a run that was stopped; `lost` says why there are none although one was.
+    After an error nothing stays, unless the run has said that it `is_resumable`.
+    """
+
+    def __init__(self, outcome: Outcome, left: _Resumable) -> None:
+        self._outcome = outcome
+        self._token = left.token
+        self._lock = -1
+        self._is_named = False
+        self.is_resumable = False
+        self.kept: tuple[Record, ...] = left.records
+        self.lost = left.lost
+        self.path = temporary_name(outcome.path, left.token)
+        self.journal = self.path + JOURNAL
+        self.files: list[FileWriter] = []
+
+    def path_of(self, name: str) -> str:
+        """Return the temporary path of a file of the output."""
+        if self._outcome.is_directory:
+            return os.path.join(self.path, name)
+        return temporary_name(self._outcome.path_of(name), self._token)
+
+    def begin(self) -> None:
+        """Create the directory or the first file, and lock it; raises `OutputError`."""
+        with uninterrupted():
+            if self._outcome.is_directory:
+                self._begin_directory()
+            else:
+                self._open(next(iter(self._outcome.parts)))
+
+    def _begin_directory(self) -> None:
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(self.path)
+            try:
+                self._lock = lock_path(self.path)
+            except OSError:
+                os.rmdir(self.path)
+                raise
+            if os.path.isdir(self._outcome.path):
+                os.chmod(self.path, stat.S_IMODE(os.stat(self._outcome.path).st_mode))
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def open_files(self) -> list[FileWriter]:
+        """Open all files with their headers; what is left of others is removed.
+
+        Records of files that are not as long as they were made do not count. Raises `OutputError`.
+        """
+        parts = self._outcome.parts
+        intact = {
+            number
+            for number, (name, layout) in enumerate(parts.items())
+            if _has_size(self.path_of(name), layout.nbytes)
+        }
+        self.kept = tuple(record for record in self.kept if record.file in intact)
+        if self._outcome.is_directory:
+            self._clear({name for number, name in enumerate(parts) if number in intact})
+        for name in list(parts)[len(self.files) :]:
+            with uninterrupted():
+                self._open(name)
+        for file, layout in zip(self.files, parts.values(), strict=True):
+            file.write(0, layout.header)
+        return self.files
+
+    def _open(self, name: str) -> None:
+        path = self.path_of(name)
+        if self._outcome.is_directory:
+            _make_directory(os.path.dirname(path))
+        file = FileWriter(path, self._outcome.parts[name].nbytes)
+        self.files.append(file)
+        if self._outcome.is_directory:
+            return
+        try:
+            fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _copy_mode(self._outcome.path_of(name), file.descriptor)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def _clear(self, stays: Iterable[str]) -> None:
+        """Remove from the directory what a run that was stopped has left beside these files."""
+        wanted = {os.path.join(self.path, name) for name in stays}
+        for directory, _, names in os.walk(self.path):
+            for name in names:
+                path = os.path.join(directory, name)
+                if path not in wanted:
+                    remove_path(path)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file of the output, in the place of what is there; raises `OutputError`."""
+        path = self.path_of(name)
+        try:
+            with open(path, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def publish(self, *, force: bool) -> None:
+        """Give the whole files their names; what they take the place of is removed.
+
+        Raises `OutputError`; then nothing has changed, or the record of a replacement says what
+        the next run has to do.
+        """
+        for file in self.files:
+            file.sync()
+        outcome = self._outcome
+        if outcome.is_directory:
+            for directory in sorted({os.path.dirname(file.path) for file in self.files}):
+                sync_directory(directory)
+            sync_directory(self.path)
+        with uninterrupted():
+            if outcome.is_directory:
+                self._name_directory(force=force)
+            else:
+                named = [(self.path_of(name), outcome.path_of(name)) for name in outcome.names]
+                name_files(named, force=force, old=outcome.list_replaced())
+            self._is_named = True
+            # Up to here a run that is killed can be continued; now there is nothing to continue.
+            with suppress(FileNotFoundError):
+                os.unlink(self.journal)
+        sync_directory(os.path.dirname(outcome.path))
+
+    def _name_directory(self, *, force: bool) -> None:
+        path = self._outcome.path
+        if not os.path.isdir(path) or not os.listdir(path):
+            rename(self.path, path)
+            return
+        self._outcome.refuse_contents(path, force=force)
+        exchange(self.path, path)
+        try:
+            # Somebody may have put a file there at the last moment.
+            self._outcome.refuse_contents(self.path, force=force)
+        except BaseException:
+            exchange(self.path, path)
+            raise
+        with suppress(FileNotFoundError):  # a run that begins now removes it too
+            shutil.rmtree(self.path)
+
+    def discard(self) -> None:
+        """Remove all that was made, but for files that the record of a replacement names."""
+        with uninterrupted():
+            if self._is_named:
+                return
+            if self._outcome.is_directory:
+                if self._lock >= 0 and is_same_directory(self._lock, self.path):
+                    shutil.rmtree(self.path, ignore_errors=True)
+            elif not os.path.lexists(switch_path(self._outcome.path_of(self._outcome.names[0]))):
+                for name in self._outcome.names:
+                    with suppress(OSError):
+                        os.unlink(self.path_of(name))
+            with suppress(OSError):
+                os.unlink(self.journal)
+
+    def close(self) -> None:
+        """Close the files, and end the locks."""
+        with uninterrupted():
+            for file in self.files:
+                file.close()
+            if self._lock >= 0:
+                os.close(self._lock)
+            self.files, self._lock = [], -1
+
+
+@contextmanager
+def hold_output(
+    outcome: Outcome, identify: Callable[[], Purpose] | None, *, force: bool
+) -> Generator[Partial, None, None]:
+    """Hold the place of an output: no other run writes to it until the block ends.
+
+    What runs that were killed have left is undone, brought to its end, or kept to be continued.
+    Raises `OutputError` where another run is writing, or where the output is refused.
+    """
+    path, names = outcome.path, outcome.pattern
+    partial: Partial | None = None
+    try:
+        with entrance(os.path.dirname(path)):
+            refuse_other_runs(path, names)
+            complete(path, force=force)
+            left = _find_resumable(path, identify)
+            clear_leftovers(path, names, left.token if left.records else "")
+            outcome.refuse(force=force)
+            partial = Partial(outcome, left)
+            partial.begin()
+        yield partial
+    except BaseException:
+        if partial is not None and not partial.is_resumable:
+            partial.discard()
+        raise
+    finally:
+        if partial is not None:
+            partial.close()
+
+
+def _find_resumable(path: str, identify: Callable[[], Purpose] | None) -> _Resumable:
+    """Return what a run that was stopped has left for one with this plan and input."""
+    lost = ""
+    directory, base = os.path.split(path)
+    pattern = re.compile(f"{re.escape(base)}{TEMPORARY}")
+    with suppress(OSError):
+        for name in sorted(filter(pattern.fullmatch, os.listdir(directory))):
+            found = read_journal(os.path.join(directory, name)) if name.endswith(JOURNAL) else None
+            if found is None:
+                continue
+            before, records = found
+            now = None if identify is None else identify()
+            if now is None:
+                lost = "what is in memory cannot be recognized"
+            elif before.input != now.input:
+                lost = "the input has changed"
+            elif before.plan != now.plan:
+                lost = "the plan is another"
+            else:
+                return _Resumable(token_of(name), tuple(records))
+    return _Resumable(new_token(), lost=lost)
+
+
+def _has_size(path: str, nbytes: int) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == nbytes
+
+
+def _make_directory(path: str) -> None:
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _copy_mode(path: str, descriptor: int) -> None:
+    if os.path.exists(path):
+        os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
+
+
+def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
+    """Write small files that appear whole, and all of them or none; raises `OutputError`.
+
+    The keys are real paths. Without `force` a file that has appeared there meanwhile stays.
+    """
+    named: list[tuple[str, str]] = []
+    try:
+        for path, content in contents.items():
+            temporary = temporary_name(path)
+            named.append((temporary, path))
+            try:
+                with open(temporary, "xb") as file:
+                    _copy_mode(path, file.fileno())
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise cannot_write(temporary, error) from error
+        with uninterrupted():
+            name_files(named, force=force)
+    finally:
+        with uninterrupted():
+            for temporary, _ in named:
+                with suppress(OSError):
+                    os.unlink(temporary)
+    for directory in {os.path.dirname(path) for path in contents}:
+        sync_directory(directory)

@@ -1,0 +1,275 @@
+"""The work of writing the files of ranks: passes over the source that make what each has."""
+
+from __future__ import annotations
+
+import hashlib
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.split import part_shape
+from weightctl.system.threads import Memory
+from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
+from weightctl.weights.steps.sliced import runs
+from weightctl.write.journal import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from weightctl.formats.base import Layout
+    from weightctl.formats.sharded.record import Manifest, Shard, SourceShard
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.storage.base import Writer
+    from weightctl.weights.boxes import Box
+    from weightctl.weights.info import Header, TensorInfo
+
+__all__ = ["RankWork", "add_digests"]
+
+# Where bytes that follow one another are fewer, ranks that have what is between them read together.
+_LEAST_RUN = 1 << 16
+# What takes so long is begun first, so that no thread is left alone with it in the end.
+_LARGE = 1 << 26
+# So many bytes are still in a cache when they are hashed and written; with fewer the threads wait
+# for each other more often.
+_CHUNK = 1 << 20
+_ZEROS = bytes(1 << 20)
+
+
+class RankOffset(NamedTuple):
+    """Where a tensor of a rank stands in the rank's file."""
+
+    rank: int
+    name: str
+    offset: int
+
+
+class Content(NamedTuple):
+    """Bytes that tensors of ranks have: pieces of the source one after the other, then zeros."""
+
+    pieces: tuple[SourceShard, ...]
+    nbytes: int
+    places: tuple[RankOffset, ...]
+
+
+class Pass(NamedTuple):
+    """Contents that are made while these tensors of the source are read once.
+
+    `by_itself` says that it is a single one, of which long runs of bytes are read one by one.
+    """
+
+    sources: tuple[str, ...]
+    contents: tuple[Content, ...]
+    by_itself: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are made."""
+        return sum(content.nbytes for content in self.contents)
+
+
+def _list_passes(
+    header: Header,
+    ranks: Sequence[Sequence[Shard]],
+    layouts: Sequence[Layout],
+    done: Collection[tuple[int, str]],
+) -> list[Pass]:
+    """Return the passes that make all tensors but those that are done, by rank and name.
+
+    What several ranks have alike is made once.
+    """
+    places: dict[tuple[tuple[SourceShard, ...], int], list[RankOffset]] = {}
+    for rank, (shards, layout) in enumerate(zip(ranks, layouts, strict=True)):
+        offsets = {
+            info.name: offset for info, offset in zip(layout.tensors, layout.offsets, strict=True)
+        }
+        for info, pieces, *_ in shards:
+            if (rank, info.name) not in done:
+                place = RankOffset(rank, info.name, offsets[info.name])
+                places.setdefault((pieces, info.nbytes), []).append(place)
+    found: list[Pass] = []
+    together: dict[tuple[str, ...], list[Content]] = {}
+    for (pieces, nbytes), at in places.items():
+        content = Content(pieces, nbytes, tuple(at))
+        sources = tuple(piece.source for piece in pieces)
+        if all(_is_long(header.tensors, piece) for piece in pieces):
+            found.append(Pass(sources, (content,), by_itself=True))
+        else:
+            together.setdefault(sources, []).append(content)
+    found += [Pass(sources, tuple(of), by_itself=False) for sources, of in together.items()]
+    return sorted(found, key=lambda each: _turn(header, each))
+
+
+def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
+    """Return by what passes are put in order: that of the files, which disks like best."""
+    extents = [header.extents[name] for name in each.sources]
+    first = min(((extent.file, extent.offset) for extent in extents), default=(0, 0))
+    return -(each.nbytes // _LARGE), first, each.contents[0].places[0].rank
+
+
+def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
+    """Whether the bytes of a piece follow one another for long, or are all that there are."""
+    if not piece.part:
+        return True
+    info = tensors[piece.source]
+    shape, part = byte_shape(info), byte_part(info, piece.part)
+    axis, ranges = max(part)
+    inner = prod(shape[axis + 1 :])
+    # Of a tensor without elements there are no ranges.
+    shortest = min((stop - start for start, stop in ranges), default=0)
+    return shortest * inner >= _LEAST_RUN
+
+
+class RankWork:
+    """Makes what each rank has of a source, in passes; several threads may at once.
+
+    The SHA-256 of each tensor is recorded as `sha256`.
+    """
+
+    def __init__(self, plan: ShardPlan, layouts: Sequence[Layout]) -> None:
+        self._plan = plan
+        self._layouts = layouts
+        self._source = plan.source
+        self._tensors = plan.source.header.tensors
+        self._memory = Memory()
+
+    def select(self, records: Iterable[Record]) -> list[Record]:
+        """Return those records that are sound, of tensors of this plan."""
+        wanted = {
+            (rank, shard.info.name)
+            for rank, shards in enumerate(self._plan.ranks)
+            for shard in shards
+        }
+        return [
+            record
+            for record in records
+            if (record.file, record.key) in wanted and _is_sha256(record.facts.get("sha256"))
+        ]
+
+    def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
+        """Return the bytes of the tensors that are recorded."""
+        return sum(
+            shard.info.nbytes
+            for rank, shards in enumerate(self._plan.ranks)
+            for shard in shards
+            if (rank, shard.info.name) in records
+        )
+
+    def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Pass]:
+        """Return the passes that make all tensors but those that are recorded."""
+        return _list_passes(self._source.header, self._plan.ranks, self._layouts, records)
+
+    def do(
+        self, task: Pass, files: Sequence[Writer], report: Callable[[int], object]
+    ) -> list[Record]:
+        """Make a pass; return what it has written, whether or not that is on the disk.
+
+        `report` is called with the bytes of each chunk, times the ranks that have it.
+        """
+        digests = [hashlib.sha256() for _ in task.contents]
+        ends = [0] * len(task.contents)
+        chunks = self._by_runs(task) if task.by_itself else self._by_boxes(task)
+        for number, data in chunks:
+            content = task.contents[number]
+            digests[number].update(data)
+            for rank, _, offset in content.places:
+                files[rank].write(offset + ends[number], data)
+            ends[number] += len(data)
+            report(len(data) * len(content.places))
+        for content, digest, end in zip(task.contents, digests, ends, strict=True):
+            _refuse_other(content, end, self._count_expected(content))
+            # They stand there already: the file has nothing else where nothing was written.
+            for start in range(end, content.nbytes, len(_ZEROS)):
+                digest.update(memoryview(_ZEROS)[: content.nbytes - start])
+            report((content.nbytes - end) * len(content.places))
+        return [
+            Record(place.rank, place.name, {"sha256": digest.hexdigest()})
+            for content, digest in zip(task.contents, digests, strict=True)
+            for place in content.places
+        ]
+
+    def _count_expected(self, content: Content) -> int:
+        found = 0
+        for name, part in content.pieces:
+            info = self._tensors[name]
+            found += prod(part_shape(byte_shape(info), byte_part(info, part)))
+        return found
+
+    def _by_runs(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
+        """Yield the chunks of the one content there is."""
+        for name, part in task.contents[0].pieces:
+            info, step = self._tensors[name], self._step(name)
+            for start, nbytes in runs(info, part):
+                stop = start + nbytes
+                for at in range(start, stop, step):
+                    held = self._memory.room("chunk", min(step, stop - at))
+                    self._source.read_into(name, at, held)
+                    yield 0, held
+
+    def _by_boxes(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
+        """Yield chunks with the number of the content that they continue."""
+        for number, name in enumerate(task.sources):
+            info = self._tensors[name]
+            shape = byte_shape(info)
+            parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
+            for box in boxes(shape, self._step(name)):
+                met = [
+                    (of, found)
+                    for of, part in enumerate(parts)
+                    for found in meetings(shape, part, box)
+                ]
+                if not met:
+                    continue
+                start, nbytes = _range(shape, box)
+                held = self._memory.room("box", nbytes)
+                self._source.read_into(name, start, held)
+                for of, found in met:
+                    if found.is_contiguous:
+                        yield of, held[found.start : found.start + found.nbytes]
+                        continue
+                    own = self._memory.room("chunk", found.nbytes)
+                    scatter(shape, box, held, found, own)
+                    yield of, own
+
+    def _step(self, name: str) -> int:
+        """Return how many bytes of a tensor are read at a time: whole blocks."""
+        encoding = self._tensors[name].encoding
+        # A change of byte order needs them; where blocks are unknown there is none.
+        block = encoding.size if encoding.is_known else 1
+        return max(_CHUNK // block, 1) * block
+
+
+def _range(shape: Sequence[int], box: Box) -> tuple[int, int]:
+    """Return where the bytes of a box start, and how many there are."""
+    index = 0
+    for at, size in zip(box.place, shape, strict=False):
+        index = index * size + at
+    axis = len(box.place)
+    inner = prod(shape[axis + 1 :])
+    return (index * shape[axis] + box.start) * inner, (box.stop - box.start) * inner
+
+
+def _refuse_other(content: Content, end: int, expected: int) -> None:
+    if end != expected or end > content.nbytes:
+        raise ConversionError(
+            f"`{content.places[0].name}` came out as {end} bytes, where {expected} belong",
+            hint="this is a fault of weightctl; please report it",
+        )
+
+
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef")
+
+
+def add_digests(manifest: Manifest, records: Mapping[tuple[int, str], Record]) -> Manifest:
+    """Return a manifest with the digests that were recorded."""
+    return manifest._replace(
+        files=tuple(
+            file._replace(
+                shards=tuple(
+                    shard._replace(sha256=records[rank, shard.info.name].facts["sha256"])
+                    for shard in file.shards
+                )
+            )
+            for rank, file in enumerate(manifest.files)
+        )
+    )

@@ -1,0 +1,112 @@
+"""Shard a checkpoint: everything between the path of a source and the files of ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import ConversionError
+from weightctl.formats.open.opening import open_weights
+from weightctl.sharding.plan_file import read_rules
+from weightctl.sharding.planning import shard_plan
+from weightctl.split import Grid
+from weightctl.weights.from_arrays import loaded_checkpoint
+from weightctl.write.describe import describe_shards
+from weightctl.write.save import save_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.sharding.planning import CutRulesLike
+    from weightctl.weights.protocol import Weights
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.save import Saved
+
+__all__ = ["ShardedOutput", "shard"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardedOutput:
+    """A sharded checkpoint that is planned, or written: `saved` is None before."""
+
+    plan: ShardPlan
+    outcome: Outcome
+    saved: Saved | None = None
+
+    def __repr__(self) -> str:
+        state = "planned" if self.saved is None else "written"
+        return (
+            f"<ShardedOutput at {self.outcome.where.path}: {self.plan.grid.ranks} ranks, {state}>"
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of it."""
+        return [*self.plan.source.header.notes, *self.plan.notes]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the ranks' files."""
+        return self.outcome.files
+
+    def save(
+        self,
+        *,
+        force: bool = False,
+        threads: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> ShardedOutput:
+        """Write the output; the arguments and errors are those of `save_shards`."""
+        out = self.outcome.where.path
+        saved = save_shards(self.plan, out, force=force, threads=threads, progress=progress)
+        return replace(self, saved=saved)
+
+
+def shard(
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    out: str | os.PathLike[str],
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    pp: int = 1,
+    rules: str | os.PathLike[str] | CutRulesLike | None = None,
+    layout: str = "ranks",
+    to: str | None = None,
+    source_format: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> ShardedOutput:
+    """Cut a checkpoint for tp x ep x pp ranks, as `weightctl shard` does.
+
+    `source` is a path, a tree of weights, or arrays by name such as a `state_dict()`. `out` is the
+    directory that gets a file for each rank. Layers are cut for `tp` ranks, experts are divided
+    among `ep` groups, and layers among `pp` stages. `rules` say how tensors are cut, or are the
+    path of a file that does; the model's family says it for the rest. `layout` is "ranks" or
+    "vllm", and `to` the format of the files.
+
+    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
+    returned say what would be, and its `save` carries it out. Raises `ShardingError`,
+    `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint.
+    """
+    if isinstance(source, str | os.PathLike):
+        weights = open_weights(source, source_format)
+    elif source_format is not None:
+        raise ConversionError(
+            "source_format is for a path, and the source is open already",
+            hint="leave source_format out",
+        )
+    else:
+        weights = loaded_checkpoint(source)
+    plan = shard_plan(
+        weights,
+        Grid(tp, ep, pp),
+        rules=read_rules(os.fspath(rules)) if isinstance(rules, str | os.PathLike) else rules,
+        layout=layout,
+        format_name=to,
+    )
+    planned = ShardedOutput(plan, describe_shards(plan, out))
+    return planned if dry_run else planned.save(force=force, threads=threads, progress=progress)

@@ -1,0 +1,200 @@
+"""The work of a conversion, cut into tasks: ranges of output files and what fills them."""
+
+from __future__ import annotations
+
+from math import lcm, prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.codecs.base import F32
+    from weightctl.formats.base import Layout
+    from weightctl.plan.plan import Item, Plan
+
+__all__ = ["Chunk", "Portion", "Task", "cut_chunks", "cut_tasks"]
+
+# Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
+_WORKING = 64
+# So many that the share of the interpreter, a tenth of a millisecond for each chunk, is small.
+_MAX_ELEMENTS = 1 << 20
+_MAX_COPY = 1 << 20
+# However little memory there is to be.
+_MIN_ELEMENTS = 1 << 12
+_MIN_COPY = 1 << 16
+# A task is recorded when all of it is on the disk: small enough that little is done again after a
+# crash and that all threads have work, large enough that records are few.
+_LEAST_TASK = 1 << 20
+_LARGEST_TASK = 64 << 20
+_TASKS = 1024
+
+
+class Portion(NamedTuple):
+    """A part of an output tensor: bytes of a copy, or elements of a conversion.
+
+    `offset` is where the tensor starts in its file.
+    """
+
+    item: Item
+    start: int
+    stop: int
+    offset: int
+
+
+class Task(NamedTuple):
+    """Portions that follow one another in an output file; `number` counts tasks from 0."""
+
+    number: int
+    file: int
+    portions: tuple[Portion, ...]
+
+
+class Chunk(NamedTuple):
+    """Whole blocks of a tensor that are at work in memory.
+
+    `start` and `stop` are bytes of the source. It is laid out as rows of `row` bytes, and becomes
+    `made` bytes at `offset` of the output file. `importance` is one weight per column, or None.
+    """
+
+    item: Item
+    start: int
+    stop: int
+    row: int
+    offset: int
+    made: int
+    importance: F32 | None = None
+
+
+def cut_tasks(
+    plan: Plan, layouts: Sequence[Layout], *, nbytes: int | None = None
+) -> Iterator[Task]:
+    """Yield the tasks of a plan in the order of the output's bytes.
+
+    They depend on the plan alone, not on threads or memory, unless `nbytes` says how large they
+    are. Where a layout needs the CRC-32 of each tensor, no tensor is cut. Raises `ConversionError`
+    where a tensor would not be as long as its layout says.
+    """
+    by_name = {item.info.name: item for item in plan.items}
+    if nbytes is None:
+        total = sum(map(_count_work, plan.items))
+        nbytes = min(max(total // _TASKS, _LEAST_TASK), _LARGEST_TASK)
+    number = 0
+    for file, layout in enumerate(layouts):
+        portions: list[Portion] = []
+        size = 0
+        for info, offset in zip(layout.tensors, layout.offsets, strict=True):
+            item = by_name[info.name]
+            _refuse_other_size(item)
+            whole = _count_units(item)
+            if not whole:
+                continue
+            step = _step(item, nbytes) if layout.between is None else whole
+            for start in range(0, whole, step):
+                stop = min(start + step, whole)
+                portions.append(Portion(item, start, stop, offset))
+                size += _count_work(item) * (stop - start) // whole
+                if size >= nbytes:
+                    yield Task(number, file, tuple(portions))
+                    number, portions, size = number + 1, [], 0
+        if portions:
+            yield Task(number, file, tuple(portions))
+            number += 1
+
+
+def _count_work(item: Item) -> int:
+    """Return the bytes that are read or written for a tensor, whichever are more."""
+    return max(item.source.nbytes, item.info.nbytes)
+
+
+def _count_units(item: Item) -> int:
+    return item.source.nbytes if item.is_copy else item.source.size
+
+
+def _step(item: Item, nbytes: int) -> int:
+    """Return how many bytes or elements of a tensor one task has: whole blocks, or whole rows."""
+    if item.is_copy:
+        unit = _copy_unit(item)
+        return max(nbytes // unit, 1) * unit
+    unit = _unit(item)
+    each = max(_count_work(item) * unit // max(item.source.size, 1), 1)
+    return max(nbytes // each, 1) * unit
+
+
+def _copy_unit(item: Item) -> int:
+    # A change of byte order needs whole blocks; where blocks are unknown there is none.
+    return item.source.encoding.size if item.source.encoding.is_known else 1
+
+
+def _unit(item: Item) -> int:
+    """Return the least number of elements that can be encoded alone.
+
+    Importance is of columns, so with it that is a row; blocks alone know no rows.
+    """
+    source, target = item.source.encoding, item.info.encoding
+    return lcm(source.block, target.block) if item.importance is None else item.info.row
+
+
+def _refuse_other_size(item: Item) -> None:
+    source, target = item.source, item.info
+    made = source.nbytes if item.is_copy else source.size // target.encoding.block
+    made = made if item.is_copy else made * target.encoding.size
+    if made != target.nbytes:
+        raise ConversionError(
+            f"`{target.name}` came out as {made} bytes, where {target.nbytes} belong",
+            hint="this is a fault of weightctl; please report it",
+        )
+
+
+def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
+    """Cut a portion into runs of whole blocks of both encodings, each within `room` bytes.
+
+    They are never so small that the interpreter would do most of the work.
+    """
+    item = portion.item
+    if item.is_copy:
+        unit = _copy_unit(item)
+        step = max(max(min(_MAX_COPY, room), _MIN_COPY) // unit, 1) * unit
+        for start in range(portion.start, portion.stop, step):
+            stop = min(start + step, portion.stop)
+            nbytes = stop - start
+            yield Chunk(item, start, stop, nbytes, portion.offset + start, nbytes)
+        return
+    source, target, unit = item.source.encoding, item.info.encoding, _unit(item)
+    wanted = max(min(_MAX_ELEMENTS, room // _WORKING), _MIN_ELEMENTS)
+    step = max(wanted // unit, 1) * unit
+    for first, last, importance in _list_matrices(portion):
+        for start in range(first, last, step):
+            elements = min(step, last - start)
+            row = elements if importance is None else item.info.row
+            begin = start // source.block * source.size
+            yield Chunk(
+                item,
+                begin,
+                begin + elements // source.block * source.size,
+                row // source.block * source.size,
+                portion.offset + start // target.block * target.size,
+                elements // target.block * target.size,
+                importance,
+            )
+
+
+def _list_matrices(portion: Portion) -> Iterator[tuple[int, int, F32 | None]]:
+    """Yield runs of elements that share their importance: the first, and behind the last."""
+    item, importance = portion.item, portion.item.importance
+    if importance is None:
+        yield portion.start, portion.stop, None
+        return
+    matrices = prod(item.info.shape[:-2])
+    if importance.shape not in {(1, item.info.row), (matrices, item.info.row)}:
+        raise ConversionError(
+            f"`{item.info.name}` has importance of shape {importance.shape}, where "
+            f"{(matrices, item.info.row)} belongs",
+            hint="this is a fault of weightctl; please report it",
+        )
+    size = item.source.size // importance.shape[0]
+    for matrix in range(portion.start // size, -(-portion.stop // size)):
+        first = max(matrix * size, portion.start)
+        last = min((matrix + 1) * size, portion.stop)
+        yield first, last, item.importance_of(matrix)

@@ -1,0 +1,223 @@
+"""The one runner of threads: work that is done side by side, and what is wanted in its order."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import chain, islice
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from weightctl.errors import ConversionError
+from weightctl.system.interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+__all__ = ["FEWER_THREADS", "StoppedError", "run_all", "run_in_order"]
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+FEWER_THREADS = "fewer threads take less memory: -j 2"
+
+
+class StoppedError(Exception):
+    """What is raised in a thread whose work is not wanted any more."""
+
+
+class _Handed(NamedTuple):
+    """What a thread made of the item of a number; the thread waits until `taken` has an answer."""
+
+    number: int
+    made: Any
+    taken: SimpleQueue[bool]
+
+
+class _Done(NamedTuple):
+    """The item of a number is done."""
+
+    number: int
+
+
+def run_all(do: Callable[[_Item, Event], object], items: Sequence[_Item], *, threads: int) -> None:
+    """Do something with each item, begun in their order, and return when all is done.
+
+    Each call gets an event too, which is set after an error or Ctrl-C: it ends as soon as it can,
+    whatever it raises then. A single item needs no thread. Raises what the first call that fails
+    does, and `ConversionError` where no thread can be started or there is no memory.
+    """
+    ended = Event()
+    if len(items) == 1 or threads == 1:
+        with _name_missing_memory(1):
+            for item in items:
+                do(item, ended)
+        return
+    with (
+        _name_missing_memory(threads),
+        _Threads(lambda item, _: do(item, ended), items, threads, ended) as workers,
+    ):
+        workers.wait()
+
+
+def run_in_order(
+    make: Callable[[_Item], Iterable[_Made]], items: Iterable[_Item], *, threads: int
+) -> Generator[_Made, None, None]:
+    """Yield what `make` gives for each item, in their order; threads work ahead of it.
+
+    What is yielded is good until the next is asked for. Raises as `run_all` does.
+    """
+    following = iter(items)
+    first = list(islice(following, 2))
+    with _name_missing_memory(threads):
+        if len(first) < 2:
+            for item in first:
+                yield from make(item)
+            return
+        with _Ordered(make, chain(first, following), threads) as workers:
+            yield from workers
+
+
+class _Threads(Generic[_Item]):
+    """Threads that take items one after the other; the caller hears of them by messages."""
+
+    def __init__(
+        self,
+        do: Callable[[_Item, int], object],
+        items: Iterable[_Item],
+        threads: int,
+        ended: Event | None = None,
+    ) -> None:
+        self._do = do
+        self._items = enumerate(items)
+        self._taking = Lock()
+        self._most = threads
+        self._begun: list[Thread] = []
+        self._ended = ended or Event()
+        # Of the standard library's ways to wait this one needs the fewest others, and Ctrl-C
+        # leaves it as it was.
+        self.messages: SimpleQueue[_Handed | _Done | BaseException | None] = SimpleQueue()
+
+    def __enter__(self) -> _Threads[_Item]:
+        with uninterrupted():
+            self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with uninterrupted():
+            self._ended.set()
+            self._release()
+            for thread in self._begun:
+                thread.join()
+
+    def _start(self) -> None:
+        for _ in range(self._most):
+            # A process does not wait at its end for work that nobody asks for any more.
+            thread = Thread(target=self._run, name="weightctl", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:
+                if not self._begun:
+                    raise ConversionError(
+                        f"no thread can be started: {error}", hint=FEWER_THREADS
+                    ) from error
+                return
+            self._begun.append(thread)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                with self._taking:
+                    following = next(self._items, None)
+                if following is None:
+                    break
+                number, item = following
+                self._do(item, number)
+        except BaseException as error:  # noqa: BLE001
+            self.messages.put(error)
+        else:
+            self.messages.put(None)
+
+    def wait(self) -> None:
+        """Wait until all threads have come to their end; raise what one of them did."""
+        for _ in tuple(self._begun):
+            failure = self.messages.get()
+            if isinstance(failure, BaseException):
+                raise failure
+
+    def _release(self) -> None:
+        """Let threads that wait go on."""
+
+    @property
+    def count(self) -> int:
+        """How many threads were started."""
+        return len(self._begun)
+
+
+class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
+    """Threads whose results are taken in the order of the items."""
+
+    def __init__(
+        self, make: Callable[[_Item], Iterable[_Made]], items: Iterable[_Item], threads: int
+    ) -> None:
+        super().__init__(self._hand_over, items, threads)
+        self._make = make
+        self._waiting: dict[int, _Handed] = {}
+
+    def __enter__(self) -> _Ordered[_Item, _Made]:
+        super().__enter__()
+        return self
+
+    def _hand_over(self, item: _Item, number: int) -> None:
+        """Hand over what is made of an item, and wait each time until it is taken."""
+        taken: SimpleQueue[bool] = SimpleQueue()
+        for made in self._make(item):
+            self.messages.put(_Handed(number, made, taken))
+            if not taken.get():
+                raise StoppedError
+        self.messages.put(_Done(number))
+
+    def __iter__(self) -> Iterator[_Made]:
+        number, running = 0, self.count
+        done: set[int] = set()
+        while running or number in self._waiting or number in done:
+            handed = self._waiting.get(number)
+            if handed is not None:
+                yield handed.made
+                with uninterrupted():
+                    del self._waiting[number]
+                    handed.taken.put(True)
+            elif number in done:
+                done.remove(number)
+                number += 1
+            else:
+                message = self.messages.get()
+                if isinstance(message, BaseException):
+                    raise message
+                if isinstance(message, _Handed):
+                    self._waiting[message.number] = message
+                elif isinstance(message, _Done):
+                    done.add(message.number)
+                else:
+                    running -= 1
+
+    def _release(self) -> None:
+        for handed in self._waiting.values():
+            handed.taken.put(False)
+        # Those that hand something over now are released here; none begins another item.
+        while any(thread.is_alive() for thread in self._begun):
+            try:
+                message = self.messages.get(timeout=0.01)
+            except Empty:
+                continue
+            if isinstance(message, _Handed):
+                message.taken.put(False)
+
+
+@contextmanager
+def _name_missing_memory(threads: int) -> Generator[None, None, None]:
+    """Raise `ConversionError` in the place of `MemoryError`."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ConversionError(f"no memory for {threads} threads", hint=FEWER_THREADS) from error
