@@ -8,7 +8,7 @@ from weightctl.engine.arrays import describe_tensor, tensor_of
 from weightctl.engine.scalars import scalar
 from weightctl.engine.symbols import name_of, size_of
 from weightctl.errors import EngineError, WeightctlError
-from weightctl.graph.ops.torch_types import torch_device, torch_dtype
+from weightctl.graph.ops.lowering import torch_device, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
-from weightctl.graph.ops.torch_types import torch_dtype
+from weightctl.graph.ops.lowering import torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
