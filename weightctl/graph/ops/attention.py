@@ -90,6 +90,7 @@ def infer_attention(
 
 
 def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
+    """Raise `GraphError` for a mask of another dtype, or one that does not broadcast to scores."""
     if mask.dtype not in {DType.bool, dtype}:
         raise GraphError(
             f"a mask of {mask.dtype.value} does not mix with {dtype.value}",

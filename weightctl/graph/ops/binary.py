@@ -256,6 +256,7 @@ def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
 
 
 def _make_choice(choice: ValueLike, condition: Value) -> Value:
+    """Return a choice as a value; arrays and lists become constants beside the condition."""
     if isinstance(choice, Value | Dim | str):
         return to_numbers(choice)
     return constant(choice, device=condition.device)

@@ -52,6 +52,7 @@ def call(
 
 
 def _require_callable(graph: Graph, subgraph: Any) -> None:
+    """Raise `GraphError` unless a graph may call this one."""
     if not hasattr(subgraph, "subgraphs"):
         raise GraphError(
             f"{subgraph!r} is no graph", hint="`Graph.add_subgraph` makes one to be called"
@@ -94,6 +95,7 @@ def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: b
 
 
 def _flatten(args: Sequence[Any]) -> list[ValueLike]:
+    """Return the values in nested lists of them, in order."""
     flat: list[ValueLike] = []
     for arg in args:
         flat += _flatten(arg) if is_sequence(arg) else [arg]

@@ -54,6 +54,7 @@ def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: Device
 
 
 def _make_buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
+    """Return what a constant is made of, in memory of its own unless it is a `Buffer`."""
     from weightctl.weights.buffer import Buffer
 
     if isinstance(value, Buffer) and dtype in {None, value.dtype}:
@@ -67,6 +68,7 @@ def _make_buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
 
 
 def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
+    """Return the error for what has a dtype of NumPy that is not a `DType`."""
     if isinstance(value, int):
         return GraphError(
             f"{reprlib.repr(value)} takes more than 64 bits", hint="a float is larger: `2.0**70`"
@@ -79,6 +81,7 @@ def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
 
 
 def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
+    """Return a value as an array; fractions of Python become float32 where no dtype is given."""
     import numpy as np
 
     from weightctl.weights.buffer import Buffer
@@ -100,6 +103,7 @@ def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
 
 
 def _convert_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return an array in another dtype; `GraphError` where that loses more than rounding."""
     from weightctl.codecs.scalar import convert, numpy_dtype, overflow
 
     if not array.size:  # an empty list is of any dtype
@@ -230,6 +234,7 @@ RANGE = Op("range", infer_range, lower_range)
 
 
 def _read_bound(value: DimLike) -> _Bound:
+    """Return an end of a range as an integer where its size is known, else as a `Dim`."""
     if isinstance(value, Dim | str):
         dim = Dim(value)
         return int(dim) if dim.is_static else dim
@@ -237,6 +242,7 @@ def _read_bound(value: DimLike) -> _Bound:
 
 
 def _read_integer(value: object) -> int:
+    """Return a whole number; `GraphError` for what is not one."""
     if not isinstance(value, SupportsIndex):
         raise GraphError(
             f"{value!r} is not a whole number",
@@ -255,6 +261,7 @@ def _find_unheld(start: int, stop: int, step: int, dtype: DType) -> int | None:
 
 
 def _count_numbers(low: _Bound, high: _Bound, step: int) -> Dim:
+    """Return the number of numbers from one bound up to another."""
     if isinstance(low, int) and isinstance(high, int):
         return Dim(max(0, -((low - high) // step)))
     try:

@@ -119,6 +119,7 @@ EINSUM = Op("einsum", infer_einsum, lower_einsum)
 
 
 def _parse_equation(equation: str) -> tuple[list[str], str]:
+    """Return the letters of each operand, and those of the result."""
     given, arrow, right = equation.partition("->")
     left = given.split(",")
     letters = "".join(left)

@@ -87,6 +87,7 @@ def min(  # noqa: A001  # as Python calls it
 def _reduce(
     function: str, x: ValueLike, axis: int | None, dim: int | None, *, keepdims: bool
 ) -> Value:
+    """Add a reduction by one of the functions, whose axis has two names."""
     with refusing(function, x):
         chosen = choose_axis(axis, dim)
     return apply("reduce", x, function=function, axis=chosen, keepdims=keepdims)

@@ -73,12 +73,14 @@ RESHAPE = Op("reshape", infer_reshape, lower_reshape)
 
 
 def _read_shape(shape: ShapeLike) -> _Wanted:
+    """Return a shape as it is asked for, with dimensions and -1."""
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise TypeError(f"a shape is a sequence of dimensions, not {shape!r}")
     return tuple(-1 if _is_rest(size) else Dim(size) for size in shape)
 
 
 def _is_rest(size: DimLike) -> bool:
+    """Whether a size is -1, which stands for what is left."""
     return not isinstance(size, Dim | str) and index(size) == -1
 
 

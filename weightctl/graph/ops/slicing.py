@@ -84,6 +84,7 @@ CONCAT = Op("concat", infer_concat, lower_concat)
 
 
 def _list_others(value: TensorType, place: int) -> tuple[Dim, ...]:
+    """Return the dimensions but for one."""
     return (*value.shape[:place], *value.shape[place + 1 :])
 
 
@@ -212,6 +213,7 @@ def _record_item(item: Any) -> Any:
 
 
 def _read_integer(item: Any) -> Any:
+    """Return an item as an integer or `Dim` where it is one, else as it is."""
     if isinstance(item, Dim):
         return int(item) if item.is_static else item
     if isinstance(item, bool) or not hasattr(item, "__index__"):
@@ -242,6 +244,7 @@ def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
 
 
 def _is_item(item: Any) -> bool:
+    """Whether an item of an index is one that slices take."""
     if is_tuple(item):
         start, stop, step = item
         bounds = _is_bound(start) and (stop is None or _is_bound(stop))
@@ -250,6 +253,7 @@ def _is_item(item: Any) -> bool:
 
 
 def _is_bound(item: Any) -> bool:
+    """Whether an item is an integer or a `Dim`."""
     return isinstance(item, int | Dim) and not isinstance(item, bool)
 
 
@@ -269,6 +273,7 @@ def _clamp_slices(items: Sequence[_Item], shape: Shape) -> tuple[_Item, ...]:
 
 
 def _count_elements(item: _Slice, size: Dim) -> Dim:
+    """Return how many elements a slice has of a dimension."""
     start, stop, step = item
     try:
         distance = _locate(size if stop is None else stop, size) - _locate(start, size)
@@ -283,6 +288,7 @@ def _locate(bound: _Bound, size: Dim) -> Dim:
 
 
 def _require_index_inside(item: _Bound, size: Dim) -> None:
+    """Raise `GraphError` for an integer that is out of bounds of a known size."""
     if isinstance(item, int) and size.is_static and not -int(size) <= item < int(size):
         raise GraphError(
             f"index {item} is out of bounds for a dimension of {size}",

@@ -193,6 +193,7 @@ def infer_cast(x: TensorType, *, dtype: DType) -> TensorType:
 
 
 def _require_one_number(dtype: DType) -> None:
+    """Raise `GraphError` for a dtype whose elements are not one real number each."""
     if dtype.is_complex or dtype is DType.float4_e2m1fn:
         raise GraphError(
             f"{dtype.value} is neither cast nor cast to",
