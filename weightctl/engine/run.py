@@ -1,4 +1,4 @@
-"""Carrying out a schedule: each value is dropped after its last use, each weight after its own."""
+"""Runs of a schedule, in which each value and each weight is dropped after its last use."""
 
 from __future__ import annotations
 

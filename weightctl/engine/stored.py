@@ -1,4 +1,4 @@
-"""Where a weight's bytes are: in a checkpoint's files, or in memory."""
+"""Stored weights: bytes in the files of a checkpoint, or in memory."""
 
 from __future__ import annotations
 
