@@ -220,8 +220,8 @@ REPLACED = {
     "told", "said", "stranger", "strangers", "weigh", "dialect", "mixtures", "listed", "counted",
     "chosen", "known", "spelled", "planted", "hashed",
 }  # fmt: skip
-# Tables list the modules of these folders; tokenizers and ops are still to be merged.
-LARGE = {"cli", "families", "graph/ops"}
+# Tables list the modules of these folders.
+LARGE = {"cli", "families"}
 
 
 def test_names_are_those_of_the_glossary() -> None:

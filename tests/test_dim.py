@@ -175,9 +175,3 @@ def test_equal_sums_of_quotients_read_alike() -> None:
 
     assert str(made()) == str(made())
     assert hash(made()) == hash(made())
-
-
-def test_a_dimension_is_the_difference_of_what_is_added_and_taken_away() -> None:
-    batch, seq = Dim("batch"), Dim("seq")
-    assert (2 * batch - seq - 3).parts == (2 * batch, seq + 3)
-    assert Dim(4).parts == (4, 0)

@@ -103,13 +103,6 @@ class Dim:
         terms = [factors for dim in dims for factors in dim.terms]
         return frozenset(name for factors in terms for name in factors if isinstance(name, str))
 
-    @property
-    def parts(self) -> tuple[Dim, Dim]:
-        """What is added, and what is taken away: two dimensions, of which it is the difference."""
-        added = {factors: count for factors, count in self.terms.items() if count > 0}
-        taken = {factors: -count for factors, count in self.terms.items() if count < 0}
-        return _of(added), _of(taken)
-
     def substitute(self, dims: Mapping[str, Dim]) -> Dim:
         """Return the dimension with names replaced; names that are not given stay."""
         known = dict[_Factor, Dim](dims.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.graph.ops.op import Op
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
@@ -16,9 +17,12 @@ def lying(x: Value, result: Any) -> Value:
     return apply("lying", x, result=result)
 
 
-def infer(x: TensorType, *, result: Any) -> TensorType:  # noqa: ARG001  # a promise of another
+def infer_lying(x: TensorType, *, result: Any) -> TensorType:  # noqa: ARG001  # a promise of another
     return x
 
 
-def lower(_: Tensor, *, result: Any) -> Any:
+def lower_lying(_: Tensor, *, result: Any) -> Any:
     return result
+
+
+LYING = Op("lying", infer_lying, lower_lying)

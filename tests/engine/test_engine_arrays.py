@@ -14,7 +14,7 @@ from weightctl import Buffer, DeviceRef, DType
 from weightctl.engine import DeviceBuffer
 from weightctl.engine.arrays import buffer_of, tensor_of
 from weightctl.errors import EngineError
-from weightctl.graph.ops.torch_types import dtype_of, torch_device, torch_dtype
+from weightctl.graph.ops.lowering import dtype_of, torch_device, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -68,7 +68,7 @@ print(resident() - before)
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Have the op `watched`: how many of its results are alive before each run of it."""
-    monkeypatch.setitem(OPS, "watched", "watched_op")
+    monkeypatch.setitem(OPS, "watched", watched_op.WATCHED)
     watched_op.results.clear()
     watched_op.seen.clear()
     return watched_op.seen

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from engine_graphs import CPU, F32, loaded, numbers, stack, stack_weights
-from lying_op import lying
+from lying_op import LYING, lying
 
 from weightctl import DeviceRef, DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError
 from weightctl.graph import Dim, Graph, TensorType, Value, ops
 from weightctl.graph.ops import OPS
-from weightctl.graph.ops.torch_types import torch_dtype
+from weightctl.graph.ops.lowering import torch_dtype
 
 TYPES = [TensorType(F32, ("batch", 3)), TensorType(F32, ("batch", 3))]
 
@@ -202,7 +202,7 @@ def test_what_fails_in_a_layer_names_the_layer() -> None:
 def test_a_result_that_is_not_what_was_inferred_is_refused(
     result: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(OPS, "lying", "lying_op")
+    monkeypatch.setitem(OPS, "lying", LYING)
     with Graph("wrong", [TensorType(F32, (2,))]) as graph:
         graph.output(lying(graph.inputs[0], result))
     with pytest.raises(EngineError, match=f"lying of float32\\[2\\]: it {says}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from weightctl.graph.ops.op import Op
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
@@ -21,12 +22,15 @@ def watched(x: Value) -> Value:
     return apply("watched", x)
 
 
-def infer(x: TensorType) -> TensorType:
+def infer_watched(x: TensorType) -> TensorType:
     return x
 
 
-def lower(x: Tensor) -> Tensor:
+def lower_watched(x: Tensor) -> Tensor:
     seen.append((sum(ref() is not None for ref in results), len(results)))
     result = x.clone()
     results.append(weakref.ref(result))
     return result
+
+
+WATCHED = Op("watched", infer_watched, lower_watched)

@@ -227,14 +227,6 @@ REDUCE = [
     _reduce("min", numbers(1, math.nan), None, keepdims=False),
 ]
 
-TIES = np.array([[1, 3, 3], [2, 2, 0]], np.float32)
-ARGMAX = [
-    Example("argmax", (x,), np.argmax(x, axis, keepdims=keep), {"axis": axis, "keepdims": keep})
-    for x in (LEFT, TIES, TIES.astype(ml_dtypes.bfloat16), WHOLE[None])
-    for axis in (None, 0, -1)
-    for keep in (False, True)
-]
-
 
 def _top_k(x: Array, k: int, axis: int) -> Example:
     order = np.flip(np.argsort(x, axis), axis).take(range(k), axis)
@@ -291,7 +283,7 @@ EINSUM = [
 ]
 
 EXAMPLES: list[Example] = [
-    *ARITHMETIC, *COMPARISON, *UNARY, *GELU, *CAST, *WHERE, *MATMUL, *EINSUM, *REDUCE, *ARGMAX,
+    *ARITHMETIC, *COMPARISON, *UNARY, *GELU, *CAST, *WHERE, *MATMUL, *EINSUM, *REDUCE,
     *TOP_K, *SOFTMAX, *CONSTANT, *OTHERS,
 ]  # fmt: skip
 
@@ -315,7 +307,6 @@ INFERRED: list[Inferred] = [
     Inferred("einsum", (f32(2, "n"), f32("n", 3)), f32(2, 3), {"equation": "ij,jk"}),
     Inferred("reduce", (f32("batch", "n"),), f32("batch"), MEAN | {"axis": -1}),
     Inferred("reduce", (f32("batch", "n"),), f32(1, 1), MEAN | {"keepdims": True}),
-    Inferred("argmax", (f32("batch", "n"),), i64("batch"), {"axis": -1, "keepdims": False}),
     Inferred("top_k", (f32("b", "n"),), (f32("b", 5), i64("b", 5)), {"k": Dim(5), "axis": -1}),
     Inferred("top_k", (f32("n", 3),), (f32("k", 3), i64("k", 3)), {"k": Dim("k"), "axis": 0}),
     Inferred("softmax", (f32("batch", "n"),), f32("batch", "n"), {"axis": -1}),
@@ -367,8 +358,6 @@ REFUSED: list[Refused] = [
     Refused("reduce", (bools(2),), "bool is not computed with", MAX),
     Refused("reduce", (f32(2, 3),), "no axis 2", MEAN | {"axis": 2}),
     Refused("reduce", (f32(0, "n"),), "of no elements", MAX),
-    Refused("argmax", (f32(2, 0),), "of no elements", {"axis": -1, "keepdims": False}),
-    Refused("argmax", (f32(),), "no axis -1", {"axis": -1, "keepdims": False}),
     Refused("top_k", (f32(2, 3),), "3 elements, fewer than 4", {"k": Dim(4), "axis": -1}),
     Refused("softmax", (f32(2, 3),), "no axis -3", {"axis": -3}),
     Refused("softmax", (i64(2, 3),), "no floating-point number", {"axis": -1}),

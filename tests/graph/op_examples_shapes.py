@@ -6,7 +6,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import torch
 from op_example import Example, Inferred, Refused
 
 from weightctl.device import DeviceRef
@@ -40,10 +39,8 @@ IDS = np.array([[2, 0], [-1, 1]])
 WHOLE = (0, None, 1)
 
 RANGE = {"start": 0, "stop": 5, "step": 1, "dtype": I64, "device": CPU}
-MASK = {"rows": Dim(3), "columns": Dim(5), "diagonal": 0, "device": CPU}
 HALF_SPLIT = {"interleaved": False}
 PLAIN = {"causal": False, "window": None, "softcap": None, "scale": None}
-CONV = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 # A block of Q8_0 is a scale in float16 and 32 numbers in int8.
 SCALES = floats(3, 2).astype(np.float16)
@@ -83,8 +80,6 @@ WEIGHT, BIAS = floats(4), floats(4)
 QUERY, KEY, VALUE = floats(1, 2, 3, 4), floats(1, 2, 5, 4), floats(1, 2, 5, 4)
 ANGLES = floats(3, 2)
 COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
-KERNEL = floats(2, 3, 2)
-CONVOLVED = torch.conv1d(torch.tensor(X), torch.tensor(KERNEL)).numpy()
 HALVES = tuple(array.astype(ml_dtypes.bfloat16) for array in (floats(3, 64), floats(64)))
 
 EXAMPLES = [
@@ -93,7 +88,6 @@ EXAMPLES = [
     Example("reshape", (X,), X.reshape(6, 4), {"shape": Shape([6, 4])}),
     Example("reshape", (X.T,), X.T.reshape(2, 12), {"shape": Shape([2, 12])}),
     Example("reshape", (X[:1, 0, :1],), X[0, 0, 0], {"shape": Shape()}),
-    Example("squeeze", (X[:, :1],), X[:, 0], {"axis": 1}),
     Example("unsqueeze", (X,), X[..., None], {"axis": -1}),
     Example("unsqueeze", (X,), X[:, None], {"axis": 1}),
     Example("broadcast_to", (X[:, :1],), np.broadcast_to(X[:, :1], (5, 2, 3, 4)),
@@ -103,8 +97,6 @@ EXAMPLES = [
     Example("split", (X,), (X[..., :1], X[..., 1:1], X[..., 1:]),
             {"sizes": Shape([1, 0, 3]), "axis": -1}),
     Example("slice", (X,), X[1, None, ::2], {"index": (1, None, (0, 3, 2), WHOLE)}),
-    Example("gather", (X, IDS), np.take(X, IDS, 1), {"axis": 1}),
-    Example("gather", (X, np.array(1, np.uint8)), X[..., 1], {"axis": -1}),
     Example("embedding", (X[0], IDS % 3), X[0][IDS % 3]),
     Example("embedding", (BLOCKS, IDS % 3), NUMBERS[IDS % 3], BLOCK_ROWS),
     Example("embedding", (BLOCKS, IDS[:0]), np.zeros((0, 2, 64), np.float32), BLOCK_ROWS),
@@ -112,16 +104,12 @@ EXAMPLES = [
     Example("range", (), np.arange(7, -8, -3, np.float32), RANGE
             | {"start": 7, "stop": -8, "step": -3, "dtype": DType.float32}),
     Example("range", (), np.arange(5, 2), RANGE | {"start": 5, "stop": 2}),
-    Example("triangular_mask", (), np.tri(3, 5, 0, bool), MASK),
-    Example("triangular_mask", (), np.tri(3, 5, -2, bool), MASK | {"diagonal": -2}),
-    Example("triangular_mask", (), np.tri(3, 5, 2, bool), MASK | {"diagonal": Dim(2)}),
     Example("rms_norm", (X, WEIGHT), _rms_norm(X, WEIGHT), {"epsilon": 1e-6}, 1e-6),
     Example("rms_norm", HALVES, _rms_norm(*HALVES), {"epsilon": 1e-6}),
     Example("layer_norm", (X, WEIGHT, BIAS), _layer_norm(X, WEIGHT, BIAS), {"epsilon": 1e-5}, 1e-6),
     Example("layer_norm", (*HALVES, HALVES[1]), _layer_norm(*HALVES, HALVES[1]), {"epsilon": 1e-5}),
     Example("rope", (X, COS, SIN), _rotated(X, COS, SIN), {"interleaved": True}, 1e-6),
     Example("attention", (QUERY, KEY, VALUE), _attention(QUERY, KEY, VALUE), PLAIN, 1e-6),
-    Example("conv1d", (X, KERNEL), CONVOLVED, CONV, 1e-6),
 ]  # fmt: skip
 
 INFERRED = [
@@ -130,7 +118,6 @@ INFERRED = [
     Inferred("permute", (f32("batch", "seq", 4),), f32("seq", 4, "batch"), {"axes": (1, 2, 0)}),
     Inferred("reshape", (f32("batch", "seq", 64),), f32(BATCH * "seq", 4, 16),
              {"shape": Shape([BATCH * "seq", 4, 16])}),
-    Inferred("squeeze", (f32("batch", 1),), f32("batch"), {"axis": -1}),
     Inferred("unsqueeze", (f32("batch"),), f32(1, "batch"), {"axis": 0}),
     Inferred("broadcast_to", (f32("seq", 1),), f32("batch", "seq", "keys"),
              {"shape": Shape(["batch", "seq", "keys"])}),
@@ -140,8 +127,6 @@ INFERRED = [
              {"sizes": Shape([3, SEQ]), "axis": 0}),
     Inferred("slice", (f32("batch", "seq", 4),), f32("batch", SEQ - 1, 2),
              {"index": (WHOLE, (1, None, 1), (0, None, 2))}),
-    Inferred("gather", (f32("batch", 9, 4), i64("batch", "seq")), f32("batch", "batch", "seq", 4),
-             {"axis": 1}),
     Inferred("embedding", (f32("rows", 8), i64("batch", "seq")), f32("batch", "seq", 8)),
     Inferred("embedding", (TensorType(DType.uint8, ["rows", 68]), i64("seq")), f32("seq", 64),
              BLOCK_ROWS),
@@ -150,8 +135,6 @@ INFERRED = [
     Inferred("range", (), i64((SEQ + 1) // 2), RANGE | {"start": SEQ, "stop": 2 * SEQ, "step": 2}),
     Inferred("range", (), i64(SEQ + 1), RANGE | {"start": SEQ, "stop": -1, "step": -1}),
     Inferred("range", (), i64(0), RANGE | {"start": SEQ + 1, "stop": SEQ}),
-    Inferred("triangular_mask", (), TensorType(BOOL, ["seq", "keys"]),
-             MASK | {"rows": SEQ, "columns": Dim("keys"), "diagonal": Dim("keys") - SEQ}),
     Inferred("rms_norm", (f32("batch", 4),), f32("batch", 4), {"epsilon": 1e-6}),
     Inferred("layer_norm", (f32("batch", "dim"), f32("dim")), f32("batch", "dim"),
              {"epsilon": 1e-5}),
@@ -160,9 +143,6 @@ INFERRED = [
     Inferred("attention", (f32("batch", 6, "seq", 8), f32("batch", 2, "keys", 8),
                            f32("batch", 2, "keys", 4), TensorType(BOOL, ["seq", "keys"])),
              f32("batch", 6, "seq", 4), PLAIN),
-    Inferred("conv1d", (f32("batch", 4, "length"), f32(6, 2, 3), f32(6)),
-             f32("batch", 6, (Dim("length") - 1) // 2 + 1),
-             {"stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
 ]  # fmt: skip
 
 REFUSED = [
@@ -173,7 +153,6 @@ REFUSED = [
     Refused("reshape", (f32("batch", 4),), "[seq, 4] has 4*seq", {"shape": Shape(["seq", 4])}),
     Refused("reshape", (f32(2, 3),), "no size for -1 in [-1, 4]", {"shape": (-1, Dim(4))}),
     Refused("reshape", (f32(2, 3),), "more than one -1", {"shape": (-1, -1)}),
-    Refused("squeeze", (f32("batch", 2),), "dimension 0 is batch, not 1", {"axis": 0}),
     Refused("unsqueeze", (f32(2),), "no axis 2", {"axis": 2}),
     Refused("broadcast_to", (f32(2, 3),), "broadcast to [3, 3]", {"shape": Shape([3, 3])}),
     Refused("broadcast_to", (f32("seq"),), "broadcast to [4]", {"shape": Shape([4])}),
@@ -189,8 +168,6 @@ REFUSED = [
     Refused("slice", (f32(2),), "2 indices for 1 dimensions", {"index": (0, 0)}),
     Refused("slice", (f32(2),), "at most one", {"index": (..., ...)}),
     Refused("slice", (f32(2),), "(0, None, -1) is no index", {"index": ((0, None, -1),)}),
-    Refused("gather", (f32(2), f32(2)), "no integer to compute with", {"axis": 0}),
-    Refused("gather", (f32(2), i64(2)), "no axis 1", {"axis": 1}),
     Refused("embedding", (f32(2), i64(2)), "1 dimensions, not 2"),
     Refused("embedding", (f32(2, 2), f32(2)), "no integer to compute with"),
     Refused("dequantize", (TensorType(DType.uint8, [3, 68]),), "floats, not int8",
@@ -218,10 +195,4 @@ REFUSED = [
     Refused("attention", (*(f32(1, 2, 5, 4),) * 3, i64(5, 5)), "mask of int64", PLAIN),
     Refused("attention", (*(f32(1, 2, 5, 4),) * 3, f32(2, 1, 5, 5)),
             "does not broadcast to [1, 2, 5, 5]", PLAIN),
-    Refused("conv1d", (f32(2, 3), f32(2, 3, 1)), "three dimensions", CONV),
-    Refused("conv1d", (f32(1, 4, 9), f32(2, 4, 3)), "does not fit 4 channels",
-            CONV | {"groups": 2}),
-    Refused("conv1d", (f32(1, 4, 2), f32(2, 4, 3)), "kernel of 3 does not fit 2", CONV),
-    Refused("conv1d", (f32(1, 4, 9), f32(2, 4, 3), f32(3)), "the bias is not [2]", CONV),
-    Refused("conv1d", (f32(1, 4, 9), f32(2, 4, 3)), "at least 1", CONV | {"stride": 0}),
 ]  # fmt: skip

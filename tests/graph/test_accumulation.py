@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weightctl.graph.ops import OPS
-from weightctl.system.registry import load
+from weightctl.graph.ops.product import lower_matmul
+from weightctl.graph.ops.reduce import lower_reduce, lower_softmax
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 COUNT = 10_000
@@ -45,7 +45,7 @@ def test_a_matrix_product_is_rounded_once(
     right = positive(COUNT, *columns, dtype=dtype)
     if is_transposed and columns:
         right = right.T.contiguous().T
-    product = load(OPS["matmul"]).lower(left, right)
+    product = lower_matmul(left, right)
     assert_rounded_once(product, left.double() @ right.double(), dtype)
 
 
@@ -55,7 +55,7 @@ def test_a_sum_is_rounded_once(
     dtype: torch.dtype, shape: tuple[int, int], axis: int | None
 ) -> None:
     numbers = positive(*shape, dtype=dtype)
-    total = load(OPS["reduce"]).lower(numbers, function="sum", axis=axis, keepdims=False)
+    total = lower_reduce(numbers, function="sum", axis=axis, keepdims=False)
     exact = numbers.double().sum() if axis is None else numbers.double().sum(axis)
     assert_rounded_once(total, exact, dtype)
 
@@ -64,20 +64,20 @@ def test_a_sum_is_rounded_once(
 def test_many_ones_are_counted(dtype: torch.dtype) -> None:
     ones = torch.ones(COUNT, dtype=dtype)
     nearest = torch.tensor(float(COUNT)).to(dtype).item()
-    total = load(OPS["reduce"]).lower(ones, function="sum", axis=None, keepdims=False)
+    total = lower_reduce(ones, function="sum", axis=None, keepdims=False)
     assert total.item() == nearest
-    assert load(OPS["matmul"]).lower(ones, ones).item() == nearest
+    assert lower_matmul(ones, ones).item() == nearest
 
 
 @HALVES
 def test_a_mean_does_not_overflow_where_its_sum_would(dtype: torch.dtype) -> None:
     large = torch.full((COUNT,), 32768.0, dtype=dtype)
-    mean = load(OPS["reduce"]).lower(large, function="mean", axis=None, keepdims=False)
+    mean = lower_reduce(large, function="mean", axis=None, keepdims=False)
     assert mean.item() == 32768
 
 
 @HALVES
 def test_shares_are_rounded_once(dtype: torch.dtype) -> None:
     numbers = positive(4, 1000, dtype=dtype) * 8
-    shares = load(OPS["softmax"]).lower(numbers, axis=-1)
+    shares = lower_softmax(numbers, axis=-1)
     assert_rounded_once(shares, numbers.double().softmax(-1), dtype)

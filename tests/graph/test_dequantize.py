@@ -12,9 +12,8 @@ from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph import Graph, TensorType, Weight, ops
-from weightctl.graph.ops.blocks import decode_blocks
-from weightctl.graph.ops.embedding import lower
-from weightctl.graph.ops.torch_types import torch_dtype
+from weightctl.graph.ops.lowering import decode_blocks, torch_dtype
+from weightctl.graph.ops.quantized import lower_embedding
 
 if TYPE_CHECKING:
     from weightctl.weights import WeightData
@@ -71,7 +70,7 @@ def test_a_lookup_decodes_no_other_rows() -> None:
     # The rows are one row of memory; decoded, all of them would take 64 TiB.
     table = torch.zeros(1, 144, dtype=torch.uint8).expand(1 << 36, 144)
     ids = torch.tensor([0, (1 << 36) - 1])
-    found = lower(table, ids, encoding=Q4_K, dtype=DType.float32, device=DeviceRef.CPU())
+    found = lower_embedding(table, ids, encoding=Q4_K, dtype=DType.float32, device=DeviceRef.CPU())
     assert found.shape == (2, 256)
 
 

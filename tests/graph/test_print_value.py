@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weightctl.graph.ops import OPS
-from weightctl.system.registry import load
+from weightctl.graph.ops.unary import lower_print
 
 if TYPE_CHECKING:
     import pytest
 
 
 def printed(tensor: torch.Tensor, label: str, capsys: pytest.CaptureFixture[str]) -> str:
-    passed = load(OPS["print"]).lower(tensor, label=label)
+    passed = lower_print(tensor, label=label)
     assert passed is tensor
     captured = capsys.readouterr()
     assert not captured.err

@@ -123,10 +123,10 @@ def test_what_is_no_index_is_refused(index: Any) -> None:
         sliced((index,), (1,))
 
 
-def test_numbers_that_are_values_are_for_gather() -> None:
+def test_numbers_that_are_values_are_for_embedding() -> None:
     with Graph("indexed", [TensorType(DType.float32, [4])] * 2) as graph:
         x, _ = graph.inputs
-        with pytest.raises(GraphError, match=r"ops\.gather"):
+        with pytest.raises(GraphError, match=r"ops\.embedding"):
             _ = x[ops.constant(np.array([0, 1]))]
 
 

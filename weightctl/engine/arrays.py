@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
-from weightctl.graph.ops.torch_types import dtype_of, torch_dtype
+from weightctl.graph.ops.lowering import dtype_of, torch_dtype
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.data import WeightData
 from weightctl.weights.dlpack import CPU as DLPACK_CPU

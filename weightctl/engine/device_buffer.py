@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import DeviceRef
-from weightctl.graph.ops.torch_types import dtype_of
+from weightctl.graph.ops.lowering import dtype_of
 from weightctl.weights.buffer import Buffer
 
 if TYPE_CHECKING:

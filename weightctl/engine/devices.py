@@ -1,4 +1,4 @@
-"""Which devices there are, and one clear error for those there are not."""
+"""The devices of this machine, and one clear error for those that it lacks."""
 
 from __future__ import annotations
 

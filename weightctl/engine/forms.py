@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
-from weightctl.graph.ops.blocks import decode_blocks
-from weightctl.graph.ops.torch_types import torch_device, torch_dtype
+from weightctl.graph.ops.lowering import decode_blocks, torch_device, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

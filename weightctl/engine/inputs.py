@@ -1,14 +1,15 @@
-"""What a graph is run on: arrays that must be of its input types, and give sizes to names."""
+"""Inputs of a run: arrays and numbers of the graph's input types, which give sizes to names."""
 
 from __future__ import annotations
 
+from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
+from weightctl.dtype import DType
 from weightctl.engine.arrays import describe_tensor, tensor_of
-from weightctl.engine.scalars import scalar
 from weightctl.engine.symbols import name_of, size_of
 from weightctl.errors import EngineError, WeightctlError
-from weightctl.graph.ops.torch_types import torch_device, torch_dtype
+from weightctl.graph.ops.lowering import torch_device, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
 
 __all__ = ["prepare_inputs"]
+
+# Python does not write out the digits of any integer.
+_LONG = 128
+_ROUNDED = "`float(number)` is rounded where it is not too large"
 
 
 def prepare_inputs(
@@ -30,10 +35,10 @@ def prepare_inputs(
     """
     if len(given) != len(types):
         raise EngineError(
-            f"graph `{graph_name}` has {_count(len(types))}, and {len(given)} were given",
+            f"graph `{graph_name}` has {_count_inputs(len(types))}, and {len(given)} were given",
             hint=f"they are {' and '.join(map(str, types))}" if types else "call `execute()`",
         )
-    tensors = [_tensor(number, kind, given[number]) for number, kind in enumerate(types)]
+    tensors = [_read_input(number, kind, given[number]) for number, kind in enumerate(types)]
     sizes: dict[str, int] = {}
     first: dict[str, int] = {}
     for number, (kind, tensor) in enumerate(zip(types, tensors, strict=True)):
@@ -67,10 +72,11 @@ def prepare_inputs(
     ], sizes
 
 
-def _tensor(number: int, kind: TensorType, given: Any) -> Tensor:
+def _read_input(number: int, kind: TensorType, given: Any) -> Tensor:
+    """Return what is given for an input; `EngineError` where it is not of the input's type."""
     is_scalar = isinstance(given, bool | int | float | complex) and not kind.rank
     try:
-        tensor = scalar(given, kind.dtype) if is_scalar else tensor_of(given)
+        tensor = _read_scalar(given, kind.dtype) if is_scalar else tensor_of(given)
     except WeightctlError as error:
         raise EngineError(f"input {number}: {error.message}", hint=error.hint) from error
     if tensor.dtype is not torch_dtype(kind.dtype) or tensor.ndim != kind.rank:
@@ -81,5 +87,56 @@ def _tensor(number: int, kind: TensorType, given: Any) -> Tensor:
     return tensor
 
 
-def _count(number: int) -> str:
+def _count_inputs(number: int) -> str:
+    """Return a count with its noun."""
     return "1 input" if number == 1 else f"{number} inputs"
+
+
+def _read_scalar(number: complex, dtype: DType) -> Tensor:
+    """Return a number in a dtype; fractions are rounded to the nearest that it has.
+
+    Raises `EngineError` where it has none: for whole numbers that it does not hold exactly, for
+    what is too large, and for fractions in a dtype of whole numbers.
+    """
+    import torch
+
+    if not _is_held(number, dtype):
+        is_long = isinstance(number, int) and number.bit_length() > _LONG
+        raise EngineError(
+            f"{'an integer of many digits' if is_long else number} does not fit {dtype.value}",
+            hint=_ROUNDED if isinstance(number, int) and dtype.is_float else "",
+        )
+    return torch.tensor(number, dtype=torch_dtype(dtype))
+
+
+def _is_held(number: complex, dtype: DType) -> bool:
+    """Whether a dtype holds a number, or a fraction near enough to it."""
+    if isinstance(number, complex):
+        return dtype.is_complex and all(
+            _is_held(part, dtype) for part in (number.real, number.imag)
+        )
+    if dtype is DType.bool:
+        return isinstance(number, bool)
+    if dtype.is_float or dtype.is_complex:
+        return _is_held_by_fractions(number, dtype)
+    import torch
+
+    limits = torch.iinfo(torch_dtype(dtype))
+    return isinstance(number, int) and limits.min <= number <= limits.max
+
+
+def _is_held_by_fractions(number: float, dtype: DType) -> bool:
+    """Whether a dtype of fractions does; integers are held exactly, or not."""
+    import torch
+
+    kind = torch_dtype(dtype)
+    if isinstance(number, int) or not isfinite(number):
+        try:
+            held: complex = torch.tensor(number, dtype=kind).item()
+        except OverflowError:
+            return False
+        return held == number or (isnan(number) and held != held)  # noqa: PLR0124  # of NaN alone
+    limits = torch.finfo(kind)
+    # What is nearer to the largest number than to the next, which is not there, is rounded to it.
+    reach = 1 + limits.eps / 4
+    return limits.min * reach <= number <= limits.max * reach

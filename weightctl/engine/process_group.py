@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.device import CPU, DeviceRef
 from weightctl.engine.devices import require_devices
 from weightctl.errors import EngineError
-from weightctl.graph.ops.across_ranks import explain
+from weightctl.graph.ops.exchange import explain
 
 if TYPE_CHECKING:
     from collections.abc import Generator

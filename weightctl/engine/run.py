@@ -1,4 +1,4 @@
-"""Carrying out a schedule: each value is dropped after its last use, each weight after its own."""
+"""Runs of a schedule, in which each value and each weight is dropped after its last use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.symbols import name_of, resolve_attributes, size_of
 from weightctl.errors import EngineError, WeightctlError
-from weightctl.graph.ops.torch_types import torch_device, torch_dtype
+from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Running:
     def _failure(
         self, operation: Operation, given: Sequence[Tensor], error: Exception
     ) -> EngineError:
-        name = operation.attributes.get("function", operation.op)
+        name = operation.attributes.get("function", operation.op.name)
         operands = " and ".join(map(describe_tensor, given))
         call = self._plan.calls[operation.call]
         places = [f"in {operation.path}"] if operation.path else []

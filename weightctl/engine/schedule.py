@@ -10,12 +10,12 @@ from weightctl.engine.forms import ShardedWhole, WeightForm
 from weightctl.engine.symbols import has_names, name_of, resolve_attributes
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
-from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.graph.graph import CutFrom, Graph, GraphNode
+    from weightctl.graph.ops.op import Op
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value
     from weightctl.shape import Dim, Shape
@@ -43,7 +43,7 @@ class Operation:
     and the weights it `keeps` are wanted again before any other.
     """
 
-    op: str
+    op: Op
     path: str
     call: int
     lower: Callable[..., Any]
@@ -63,7 +63,7 @@ class Operation:
     @property
     def table(self) -> WeightForm | None:
         """The weight that it picks rows of, by the numbers which its second input gives."""
-        first = self.inputs[0] if self.op == "embedding" else None
+        first = self.inputs[0] if self.op.picks_rows else None
         return first if isinstance(first, WeightForm) else None
 
 
@@ -148,11 +148,11 @@ class _Unfolding:
         is_resolved = not has_names(node.attributes)
         attributes = resolve_attributes(node.attributes, {}) if is_resolved else node.attributes
         types = tuple(value.type for value in node.outputs)
-        lower = load(OPS[node.op]).lower
+        op = OPS[node.op]
+        # Those without one, calls and dequantized weights, are not operations of a schedule.
+        lower = cast("Callable[..., Any]", op.lower)
         self.operations.append(
-            Operation(
-                node.op, node.path, number, lower, given, attributes, is_resolved, slots, types
-            )
+            Operation(op, node.path, number, lower, given, attributes, is_resolved, slots, types)
         )
         return slots
 
@@ -225,7 +225,7 @@ def _drop_unused(operations: Sequence[Operation], outputs: Sequence[Place]) -> l
 def _is_seen(operation: Operation) -> bool:
     """Whether people see what an operation does, or processes wait for it."""
     ranks: int | None = operation.attributes.get("ranks")
-    return operation.op == "print" or (ranks or 0) > len(operation.inputs)
+    return operation.op.is_seen or (ranks or 0) > len(operation.inputs)
 
 
 def _end_lives(

@@ -1,11 +1,11 @@
-"""Where a weight's bytes are: in a checkpoint's files, or in memory."""
+"""Stored weights: bytes in the files of a checkpoint, or in memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 from weightctl.engine.arrays import bytes_of, tensor_of
-from weightctl.graph.ops.torch_types import dtype_of
+from weightctl.graph.ops.lowering import dtype_of
 from weightctl.weights.data import WeightData
 from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo

@@ -19,7 +19,6 @@ from weightctl.graph.value import Value
 from weightctl.graph.weight import Weight
 from weightctl.shape import Dim, Shape
 from weightctl.split import part_shape
-from weightctl.system.registry import load
 from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
@@ -210,17 +209,16 @@ class Graph:
         Raises `GraphError`, which names the operation, what it was given, and the layer that is
         being called, where they do not fit.
         """
-        module = load(OPS[op])
-        takes_blocks = getattr(module, "TAKES_BLOCKS", False)
+        record = OPS[op]
         with refusing(attributes.get("function", op), *inputs):
-            values = self._values(inputs, takes_blocks=takes_blocks)
+            values = self._values(inputs, takes_blocks=record.takes_blocks)
         with refusing(attributes.get("function", op), *values, **attributes):
             types = [value.type for value in values]
-            if not getattr(module, "CROSSES_DEVICES", False):
+            if not record.crosses_devices:
                 _refuse_devices(types)
-            found = module.infer(*types, **attributes)
+            found = record.infer(*types, **attributes)
         # One type, or a tuple of them.
-        results = found if is_tuple(found) else (found,)
+        results = found if isinstance(found, tuple) else (found,)
         return self._add(op, tuple(values), attributes, results)
 
     def value_of(self, value: ValueLike | Shape, like: Value | None = None) -> Value:
@@ -236,7 +234,7 @@ class Graph:
             return value
         if isinstance(value, Dim | Shape | str):
             return _sizes(value, like)
-        from weightctl.graph.ops.constant import constant
+        from weightctl.graph.ops.create import constant
 
         if like is None:
             return constant(value)
@@ -283,9 +281,9 @@ class Graph:
         return values if takes_blocks else [self._numbers(value) for value in values]
 
     def _numbers(self, value: Value) -> Value:
-        from weightctl.graph.ops.dequantize import numbers_of
+        from weightctl.graph.ops.quantized import to_numbers
 
-        return value if self.weight_node(value) is None else numbers_of(value)
+        return value if self.weight_node(value) is None else to_numbers(value)
 
     def _add(
         self,
@@ -353,7 +351,7 @@ def _input_types(name: str, given: Any) -> list[TensorType]:
 
 
 def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
-    from weightctl.graph.ops.dims import dims
+    from weightctl.graph.ops.create import dims
 
     if like is None:
         return dims(value)

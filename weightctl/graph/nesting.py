@@ -1,4 +1,4 @@
-"""Graphs inside of graphs: which call which, and what their weights are called in all of them."""
+"""Graphs inside of graphs: their calls of each other, and the names of their weights in all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program is while it builds a graph: in which graph, and in which layer of a model."""
+"""The graph that a program builds, the layer that it is in, and refusals that name the layer."""
 
 from __future__ import annotations
 

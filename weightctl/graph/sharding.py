@@ -1,4 +1,4 @@
-"""How a weight is cut for several devices."""
+"""Strategies by which a weight is cut for several devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a value before it exists."""
+"""Types of values: their dtype, shape and device, known before they exist."""
 
 from __future__ import annotations
 

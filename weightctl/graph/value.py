@@ -1,4 +1,4 @@
-"""A value that a graph computes, and how operations on values are added to it."""
+"""Values that graphs compute, and their operators, which add operations to the graph."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.sharding import ShardingStrategy
 from weightctl.graph.value import Value
+from weightctl.nn.base_layer import SHARED, list_attributes
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.layer_list import LayerList
 from weightctl.nn.module import Module
-from weightctl.nn.notes import SHARED, attributes
 from weightctl.nn.placement import Shards, find_placement
 from weightctl.nn.shards import has_shards, with_weights
 from weightctl.nn.sites import all_weights
@@ -54,7 +54,7 @@ class Parallel(Module):
         tp, ranks = placement.grid.tp, placement.grid.ranks
         views = whole.groups(placement.grid.ep)
         cuts = [_shardings(view, tp) for view in views]
-        vars(self).update(attributes(whole))
+        vars(self).update(list_attributes(whole))
         if SHARED in vars(whole):
             vars(self)[SHARED] = vars(whole)[SHARED]
         self.placement = placement

@@ -13,7 +13,21 @@ from weightctl.nn.hooks import run_hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-__all__ = ["Layer", "Naming", "current_naming", "path_below", "recursive_named_layers", "under"]
+__all__ = [
+    "ROOT",
+    "SHARED",
+    "Layer",
+    "Naming",
+    "current_naming",
+    "list_attributes",
+    "path_below",
+    "recursive_named_layers",
+    "under",
+]
+
+# Attributes of layers that are not the model's own: what named a layer's weights, and the weights
+# that are others'. They stand in its `vars`, since layers need not call an `__init__` of ours.
+ROOT, SHARED = "_model_root", "_shared_weights"
 
 
 class Naming(NamedTuple):
@@ -50,6 +64,11 @@ class Layer:
     def sublayers(self) -> dict[str, Layer]:
         """The layers right below this one by the names of their attributes."""
         return {name: below for name, below in vars(self).items() if isinstance(below, Layer)}
+
+
+def list_attributes(layer: Layer) -> dict[str, object]:
+    """Return the attributes of a layer by name, but for `ROOT` and `SHARED`."""
+    return {name: value for name, value in vars(layer).items() if name not in {ROOT, SHARED}}
 
 
 def recursive_named_layers(parent: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
 from weightctl.graph.weight import Weight
-from weightctl.nn.base_layer import Layer, recursive_named_layers
-from weightctl.nn.notes import attributes
+from weightctl.nn.base_layer import Layer, list_attributes, recursive_named_layers
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def refuse_hidden(root: Layer) -> None:
         if isinstance(found, Weight)
     }
     for path, layer in layers:
-        for name, value in attributes(layer).items():
+        for name, value in list_attributes(layer).items():
             if not is_container(value):
                 continue
             for weight in _weights_in(value):
@@ -65,5 +64,5 @@ def _weights_in(container: Any) -> Iterator[Weight]:
 
 def _list_held(holder: Any) -> Iterable[object]:
     if isinstance(holder, Layer):
-        return (*holder.sublayers.values(), *attributes(holder).values())
+        return (*holder.sublayers.values(), *list_attributes(holder).values())
     return holder.values() if is_object(holder) else holder

@@ -6,7 +6,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArgumentTypeError
-from weightctl.graph.ops.dequantize import dequantize
+from weightctl.graph.ops.quantized import dequantize
 from weightctl.graph.value import Value
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import GraphError
-from weightctl.nn.base_layer import Layer, recursive_named_layers
+from weightctl.nn.base_layer import Layer, list_attributes, recursive_named_layers
 from weightctl.nn.hidden import is_container
-from weightctl.nn.notes import attributes
 from weightctl.nn.sites import all_weights, name_before_call
 from weightctl.text.untyped import is_list
 
@@ -55,7 +54,7 @@ def with_weights(module: LayerT, weights: Mapping[int, Weight]) -> LayerT:
     new |= {id(layer): _copy_empty(layer) for layer in layers if layer is not module}
     for layer in layers:
         made = new[id(layer)]
-        for name, value in attributes(layer).items():
+        for name, value in list_attributes(layer).items():
             vars(made)[name] = _replace_value(value, new)
         if is_list(layer):
             made[:] = [new[id(below)] for below in layer]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.errors import GraphError
 from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import (
+    ROOT,
+    SHARED,
     Layer,
     Naming,
     current_naming,
@@ -15,7 +17,6 @@ from weightctl.nn.base_layer import (
     recursive_named_layers,
 )
 from weightctl.nn.hidden import refuse_hidden
-from weightctl.nn.notes import ROOT, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

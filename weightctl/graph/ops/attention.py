@@ -1,4 +1,4 @@
-"""Scaled dot-product attention."""
+"""Scaled dot-product attention, and rotary position embedding of its queries and keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import require_broadcast, require_float, same_dtype
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import (
+    require_broadcast,
+    require_float,
+    require_rank,
+    require_same_dtype,
+)
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
 
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["attention", "infer", "lower"]
+__all__ = ["ATTENTION", "ROPE", "attention", "rope"]
 
 
 def attention(
@@ -46,7 +52,7 @@ def attention(
     return apply("attention", *given, causal=causal, window=window, softcap=softcap, scale=scale)
 
 
-def infer(
+def infer_attention(
     query: TensorType,
     key: TensorType,
     value: TensorType,
@@ -60,7 +66,7 @@ def infer(
     """Return the type of the result, which has the last dimension of `value`."""
     del causal
     require_float(query)
-    same_dtype(query, key, value)
+    require_same_dtype(query, key, value)
     if not query.rank == key.rank == value.rank == 4:
         raise GraphError("all have four dimensions", hint="[batch, heads, seq, dim]")
     batch, heads, seq, dim = query.shape
@@ -84,6 +90,7 @@ def infer(
 
 
 def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
+    """Raise `GraphError` for a mask of another dtype, or one that does not broadcast to scores."""
     if mask.dtype not in {DType.bool, dtype}:
         raise GraphError(
             f"a mask of {mask.dtype.value} does not mix with {dtype.value}",
@@ -92,7 +99,7 @@ def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
     require_broadcast("the mask", mask.shape, scores)
 
 
-def lower(
+def lower_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -137,6 +144,9 @@ def lower(
     return result.where(some, result.new_zeros(()))
 
 
+ATTENTION = Op("attention", infer_attention, lower_attention)
+
+
 def _make_mask(
     seq: int, keys: int, place: device, *, causal: bool, window: int | None
 ) -> Tensor | None:
@@ -176,3 +186,58 @@ def _attend_with_softcap(  # noqa: PLR0917  # those of `lower`
     shares = scores.softmax(-1).reshape(batch, kv_heads, heads // kv_heads, seq, keys)
     result = shares @ value.to(kind)[:, :, None]
     return result.reshape(batch, heads, seq, value.shape[3]).to(query.dtype)
+
+
+def rope(x: ValueLike, cos: ValueLike, sin: ValueLike, *, interleaved: bool = False) -> Value:
+    """Return [..., seq, dim] with pairs of elements rotated by an angle for each position.
+
+    `cos` and `sin`, of the dtype of `x` or float32, are [seq, rotated / 2], or have more
+    dimensions that broadcast to those of `x`. Element `i` pairs with `i + rotated / 2`, or
+    `2 i` with `2 i + 1` where `interleaved`; what is after the first `rotated` elements stays.
+    Computed in float32 and rounded once. Source: Su et al., "RoFormer" (2021).
+    """
+    return apply("rope", x, cos, sin, interleaved=interleaved)
+
+
+def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool) -> TensorType:
+    """Return the type of `x`."""
+    del interleaved
+    require_rank(x, 2)
+    require_float(x)
+    for table in (cos, sin):
+        if table.dtype not in {x.dtype, DType.float32}:
+            raise GraphError(
+                f"cos and sin of {table.dtype.value} do not mix with {x.dtype.value}",
+                hint="keep them in float32",
+            )
+    if cos.shape != sin.shape or not cos.rank:
+        raise GraphError("cos and sin are not of one shape", hint="[seq, rotated / 2] both")
+    require_broadcast("the shape of positions", cos.shape[:-1], x.shape[:-1])
+    half, dim = cos.shape[-1], x.shape[-1]
+    if 2 * half != dim and not (half.is_static and dim.is_static and 2 * int(half) < int(dim)):
+        raise GraphError(
+            f"{half} angles turn {2 * half} elements, of {dim}",
+            hint="cos and sin have an angle for each pair",
+        )
+    return x
+
+
+def lower_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Return the pairs, rotated in at least float32."""
+    import torch
+
+    half = cos.shape[-1]
+    kind = torch.promote_types(x.dtype, torch.float32)
+    wide, cos, sin = x[..., : 2 * half].to(kind), cos.to(kind), sin.to(kind)
+    if interleaved:
+        left, right = wide[..., ::2], wide[..., 1::2]
+    else:
+        left, right = wide[..., :half], wide[..., half:]
+    pairs = (left * cos - right * sin, right * cos + left * sin)
+    turned = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+    if 2 * half == x.shape[-1]:
+        return turned.to(x.dtype)
+    return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), -1)
+
+
+ROPE = Op("rope", infer_rope, lower_rope)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
 from weightctl.graph.nesting import calls, is_placeholder, refuse_fixed_name, weight_names
+from weightctl.graph.ops.op import Op
 from weightctl.graph.scope import current_graph, graphs, refusing
 from weightctl.graph.value import apply_all
 from weightctl.text.untyped import is_sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import Dim
 
-__all__ = ["call", "infer"]
+__all__ = ["CALL", "call"]
 
 
 def call(
@@ -34,7 +35,7 @@ def call(
     with one for weights that have full names.
     """
     graph = current_graph()
-    given = _flat(args)
+    given = _flatten(args)
     with refusing("call", *given):
         _require_callable(graph, subgraph)
         if not prefix and subgraph.weight_prefix == graph.weight_prefix:
@@ -51,6 +52,7 @@ def call(
 
 
 def _require_callable(graph: Graph, subgraph: Any) -> None:
+    """Raise `GraphError` unless a graph may call this one."""
     if not hasattr(subgraph, "subgraphs"):
         raise GraphError(
             f"{subgraph!r} is no graph", hint="`Graph.add_subgraph` makes one to be called"
@@ -92,14 +94,15 @@ def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: b
             refuse_fixed_name(graph, called.name)
 
 
-def _flat(args: Sequence[Any]) -> list[ValueLike]:
+def _flatten(args: Sequence[Any]) -> list[ValueLike]:
+    """Return the values in nested lists of them, in order."""
     flat: list[ValueLike] = []
     for arg in args:
-        flat += _flat(arg) if is_sequence(arg) else [arg]
+        flat += _flatten(arg) if is_sequence(arg) else [arg]
     return flat
 
 
-def infer(
+def infer_call(
     *types: TensorType,
     subgraph: Graph,
     prefix: str,  # noqa: ARG001  # which weights are meant does not change their types
@@ -118,7 +121,7 @@ def infer(
         )
     dims: dict[str, Dim] = {}
     for given, wanted in zip(types, expected, strict=True):
-        _bind(given, wanted, dims)
+        _bind_names(given, wanted, dims)
     for number, (given, wanted) in enumerate(zip(types, expected, strict=True)):
         if given != wanted.substitute(dims):
             sizes = "".join(f", {name} being {dim}" for name, dim in dims.items())
@@ -128,7 +131,10 @@ def infer(
     return tuple(value.type.substitute(dims) for value in subgraph.outputs)
 
 
-def _bind(given: TensorType, wanted: TensorType, dims: dict[str, Dim]) -> None:
+CALL = Op("call", infer_call)
+
+
+def _bind_names(given: TensorType, wanted: TensorType, dims: dict[str, Dim]) -> None:
     """Note what each name among the wanted dimensions stands for, where it stands alone."""
     for size, dim in zip(given.shape, wanted.shape, strict=False):
         for symbol in dim.symbols:

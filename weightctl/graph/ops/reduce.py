@@ -1,14 +1,16 @@
-"""Sums, means and extremes along an axis, or of all elements."""
+"""Sums, means, extremes and shares along an axis, or of all elements."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import axis_of, choose_axis, require_float, require_number
-from weightctl.graph.scope import refusing
-from weightctl.graph.value import apply
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import choose_axis, require_float, require_number, resolve_axis
+from weightctl.graph.scope import refusing, sizing
+from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape
 
 if TYPE_CHECKING:
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
+    from weightctl.shape import DimLike
 
-__all__ = ["infer", "lower", "max", "mean", "min", "reduce_shape", "require_elements", "sum"]
+__all__ = ["REDUCE", "SOFTMAX", "TOP_K", "max", "mean", "min", "softmax", "sum", "top_k"]
 
 
 def sum(  # noqa: A001  # as Python calls it
@@ -84,37 +87,38 @@ def min(  # noqa: A001  # as Python calls it
 def _reduce(
     function: str, x: ValueLike, axis: int | None, dim: int | None, *, keepdims: bool
 ) -> Value:
+    """Add a reduction by one of the functions, whose axis has two names."""
     with refusing(function, x):
         chosen = choose_axis(axis, dim)
     return apply("reduce", x, function=function, axis=chosen, keepdims=keepdims)
 
 
-def infer(x: TensorType, *, function: str, axis: int | None, keepdims: bool) -> TensorType:
+def infer_reduce(x: TensorType, *, function: str, axis: int | None, keepdims: bool) -> TensorType:
     """Return the operand's dtype; the shape without the axis, or with 1 in its place."""
     if function == "mean":
         require_float(x)
     else:
         require_number(x)
     if function in {"max", "min"}:
-        require_elements(x, axis)
-    return replace(x, shape=reduce_shape(x.shape, axis, keepdims=keepdims))
+        _require_elements(x, axis)
+    return replace(x, shape=_drop_axis(x.shape, axis, keepdims=keepdims))
 
 
-def reduce_shape(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
+def _drop_axis(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
     """Return the shape without the axis, or with 1 in its place; None is all axes."""
-    gone = set(range(len(shape))) if axis is None else {axis_of(len(shape), axis)}
+    gone = set(range(len(shape))) if axis is None else {resolve_axis(len(shape), axis)}
     if keepdims:
         return Shape([Dim(1) if i in gone else dim for i, dim in enumerate(shape)])
     return Shape([dim for i, dim in enumerate(shape) if i not in gone])
 
 
-def require_elements(x: TensorType, axis: int | None) -> None:
+def _require_elements(x: TensorType, axis: int | None) -> None:
     """Raise `GraphError` where there is nothing to choose from."""
-    if (x.shape.size if axis is None else x.shape[axis_of(x.rank, axis)]) == 0:
+    if (x.shape.size if axis is None else x.shape[resolve_axis(x.rank, axis)]) == 0:
         raise GraphError("of no elements none is the largest or the smallest")
 
 
-def lower(x: Tensor, *, function: str, axis: int | None, keepdims: bool) -> Tensor:
+def lower_reduce(x: Tensor, *, function: str, axis: int | None, keepdims: bool) -> Tensor:
     """Return a copy; torch adds up float16 and bfloat16 in float32."""
     axes = tuple(range(x.ndim)) if axis is None else (axis,)
     if function == "sum":
@@ -122,3 +126,70 @@ def lower(x: Tensor, *, function: str, axis: int | None, keepdims: bool) -> Tens
     if function == "mean":
         return x.mean(axes, keepdim=keepdims)
     return x.amax(axes, keepdims) if function == "max" else x.amin(axes, keepdims)
+
+
+REDUCE = Op("reduce", infer_reduce, lower_reduce)
+
+
+def softmax(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
+    """Return the exponentials of the elements divided by their sum along an axis, the last (-1).
+
+    float16 and bfloat16 are computed in float32 and rounded once.
+    """
+    with refusing("softmax", x):
+        chosen = choose_axis(axis, dim)
+    return apply("softmax", x, axis=-1 if chosen is None else chosen)
+
+
+def infer_softmax(x: TensorType, *, axis: int) -> TensorType:
+    """Return the operand's own type."""
+    require_float(x)
+    resolve_axis(x.rank, axis)
+    return x
+
+
+def lower_softmax(x: Tensor, *, axis: int) -> Tensor:
+    """Return the shares, computed in at least float32."""
+    import torch
+
+    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.softmax(axis, computed).to(x.dtype)
+
+
+SOFTMAX = Op("softmax", infer_softmax, lower_softmax)
+
+
+def top_k(
+    x: ValueLike, k: DimLike, axis: int | None = None, *, dim: int | None = None
+) -> tuple[Value, Value]:
+    """Return the `k` largest elements along an axis (-1), largest first, and their int64 indices.
+
+    Which of equal elements comes first is not settled. Raises `GraphError` where the axis is
+    known to have fewer than `k`.
+    """
+    with sizing("top_k", x):
+        count = Dim(k)
+        chosen = choose_axis(axis, dim)
+    place = -1 if chosen is None else chosen
+    values, indices = apply_all("top_k", x, k=count, axis=place)
+    return values, indices
+
+
+def infer_top_k(x: TensorType, *, k: Dim, axis: int) -> tuple[TensorType, TensorType]:
+    """Return the operand's dtype and int64; the shape with `k` in place of the axis."""
+    require_number(x)
+    axis = resolve_axis(x.rank, axis)
+    size = x.shape[axis]
+    if size.is_static and k.is_static and int(k) > int(size):
+        raise GraphError(f"axis {axis} has {size} elements, fewer than {k}")
+    values = replace(x, shape=Shape((*x.shape[:axis], k, *x.shape[axis + 1 :])))
+    return values, replace(values, dtype=DType.int64)
+
+
+def lower_top_k(x: Tensor, *, k: int, axis: int) -> tuple[Tensor, Tensor]:
+    """Return copies, sorted."""
+    values, indices = x.topk(k, axis)
+    return values, indices
+
+
+TOP_K = Op("top_k", infer_top_k, lower_top_k)

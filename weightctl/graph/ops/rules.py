@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOATS",
     "INTEGERS",
-    "axis_of",
     "broadcast",
     "choose_axis",
     "require_bool",
@@ -28,7 +27,8 @@ __all__ = [
     "require_integer",
     "require_number",
     "require_rank",
-    "same_dtype",
+    "require_same_dtype",
+    "resolve_axis",
 ]
 
 # What is computed with; numbers of all other types are stored, moved and cast only.
@@ -69,7 +69,7 @@ def require_broadcast(what: str, shape: Sequence[Dim], wanted: Sequence[Dim]) ->
         )
 
 
-def same_dtype(*types: TensorType) -> DType:
+def require_same_dtype(*types: TensorType) -> DType:
     """Return the one dtype of several operands; `GraphError` where they differ."""
     first = types[0].dtype
     for kind in types[1:]:
@@ -147,7 +147,7 @@ def require_rank(kind: TensorType, at_least: int) -> None:
         raise GraphError(f"it takes a tensor of at least {dimensions}, not of {kind.rank}")
 
 
-def axis_of(rank: int, axis: int) -> int:
+def resolve_axis(rank: int, axis: int) -> int:
     """Return the axis counted from the first; `GraphError` for one that `rank` lacks."""
     given: Any = axis
     if isinstance(given, bool) or not isinstance(given, SupportsIndex):

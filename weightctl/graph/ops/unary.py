@@ -1,41 +1,35 @@
-"""Functions of every element of one tensor."""
+"""Functions of the elements of one tensor, casts and prints."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from weightctl.dtype import DType
+from weightctl.dtype import DType, as_dtype
 from weightctl.errors import GraphError
+from weightctl.graph.ops.lowering import dtype_of, torch_dtype
+from weightctl.graph.ops.op import Op
 from weightctl.graph.ops.rules import require_bool, require_float, require_number
+from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.dtype import DTypeLike
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
 __all__ = [
-    "abs",
-    "cos",
-    "exp",
-    "infer",
-    "log",
-    "logical_not",
-    "lower",
-    "neg",
-    "relu",
-    "rsqrt",
-    "sigmoid",
-    "silu",
-    "sin",
-    "sqrt",
-    "tanh",
-]
+    "CAST", "GELU", "PRINT", "UNARY", "UNARY_FUNCTIONS",
+    "abs", "cast", "cos", "exp", "gelu", "log", "logical_not", "neg", "print_value", "relu",
+    "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh",
+]  # fmt: skip
 
-# What torch calls each.
-_FUNCTIONS = {
+# The name of each function in torch.
+UNARY_FUNCTIONS = {
     "exp": "exp",
     "log": "log",
     "sqrt": "sqrt",
@@ -118,7 +112,7 @@ def logical_not(x: ValueLike) -> Value:
     return apply("unary", x, function="logical_not")
 
 
-def infer(x: TensorType, *, function: str) -> TensorType:
+def infer_unary(x: TensorType, *, function: str) -> TensorType:
     """Return the operand's own type."""
     if function == "logical_not":
         require_bool(x)
@@ -131,10 +125,144 @@ def infer(x: TensorType, *, function: str) -> TensorType:
     return x
 
 
-def lower(x: Tensor, *, function: str) -> Tensor:
+def lower_unary(x: Tensor, *, function: str) -> Tensor:
     """Return a copy."""
     import torch
 
-    compute: Any = attrgetter(_FUNCTIONS[function])(torch)
+    compute: Any = attrgetter(UNARY_FUNCTIONS[function])(torch)
     result: Tensor = compute(x)
     return result
+
+
+UNARY = Op("unary", infer_unary, lower_unary)
+
+
+_APPROXIMATIONS = ("none", "tanh")
+
+
+def gelu(x: ValueLike, *, approximate: Literal["none", "tanh"] = "none") -> Value:
+    """Return the products of the elements and the normal distribution function of them.
+
+    `approximate` is `none` for the function itself, and `tanh` for
+    `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`, which GPT-2 was trained with.
+    Source: D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016.
+    """
+    return apply("gelu", x, approximate=approximate)
+
+
+def infer_gelu(x: TensorType, *, approximate: str) -> TensorType:
+    """Return the operand's own type."""
+    require_float(x)
+    if approximate not in _APPROXIMATIONS:
+        raise GraphError(
+            f"there is no approximation {approximate!r}", hint=f"use one of {_APPROXIMATIONS}"
+        )
+    return x
+
+
+def lower_gelu(x: Tensor, *, approximate: str) -> Tensor:
+    """Return a copy."""
+    from torch.nn.functional import gelu
+
+    return gelu(x, approximate=approximate)
+
+
+GELU = Op("gelu", infer_gelu, lower_gelu)
+
+
+def cast(x: ValueLike, dtype: DTypeLike) -> Value:
+    """Return the numbers rounded to another dtype, once, to nearest even.
+
+    Floating-point numbers that become integers lose their fractions; those that become bool are
+    true where they are not 0. What no integer of the dtype is, NaN too, becomes what torch makes of
+    it; `WeightData.astype` refuses it. What is too large becomes an infinity; of the dtypes without
+    one, which torch rounds to, float8_e4m3fn takes its largest number, 448, and the others NaN.
+    Raises `GraphError` for complex numbers and for float4, which is stored in pairs.
+    """
+    with refusing("cast", x):
+        wanted = as_dtype(dtype)
+    return apply("cast", x, dtype=wanted)
+
+
+def infer_cast(x: TensorType, *, dtype: DType) -> TensorType:
+    """Return the type with the other dtype."""
+    if x.dtype is not dtype:
+        _require_one_number(x.dtype)
+        _require_one_number(dtype)
+    return replace(x, dtype=dtype)
+
+
+def _require_one_number(dtype: DType) -> None:
+    """Raise `GraphError` for a dtype whose elements are not one real number each."""
+    if dtype.is_complex or dtype is DType.float4_e2m1fn:
+        raise GraphError(
+            f"{dtype.value} is neither cast nor cast to",
+            hint="convert the weights beforehand, such as by `WeightData.astype`",
+        )
+
+
+def lower_cast(x: Tensor, *, dtype: DType) -> Tensor:
+    """Return a copy, or the operand itself where it has the dtype."""
+    import torch
+
+    kind = torch_dtype(dtype)
+    is_small = kind.is_floating_point and kind.itemsize < 4
+    if is_small and x.dtype in {torch.float64, torch.int32, torch.int64}:
+        x = _round_to_odd(x)
+    return x.to(kind)
+
+
+CAST = Op("cast", infer_cast, lower_cast)
+
+
+def _round_to_odd(x: Tensor) -> Tensor:
+    """Return float32 numbers that round to smaller types as these do.
+
+    torch itself rounds them to float32 first, to nearest, and what that makes a tie is not the
+    nearest then. Rounded towards 0 with the last bit set for what was lost, none becomes a tie
+    (S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    import torch
+
+    if x.dtype == torch.int64:
+        # Of more than 2**40 the last 16 bits only say on which side of a tie it is; one says so.
+        low = x & 0xFFFF
+        x = torch.where(x.abs() < 2**40, x, x - low + 0x8000 * (low != 0))
+    wide = x.double()
+    near = wide.float()
+    back = near.double()
+    bits = near.view(torch.int32) - (back.abs() > wide.abs()).int()
+    return torch.where(back == wide, near, (bits | 1).view(torch.float32))
+
+
+def print_value(x: ValueLike, label: str = "") -> Value:
+    """Return the operand, printed to stdout whenever the graph runs.
+
+    A line says the label, the dtype and the shape; the numbers follow as NumPy shows them, abridged
+    where there are more than 100.
+    """
+    return apply("print", x, label=label)
+
+
+def infer_print(x: TensorType, *, label: str) -> TensorType:  # noqa: ARG001  # the label says nothing
+    """Return the operand's own type."""
+    return x
+
+
+def lower_print(x: Tensor, *, label: str) -> Tensor:
+    """Return the tensor itself, once it is printed."""
+    import numpy as np
+    import torch
+
+    numbers = x.detach().cpu()
+    # NumPy has neither bfloat16 nor the types of eight bits; float32 holds all of them.
+    if x.is_floating_point() and x.dtype != torch.float64:
+        numbers = numbers.float()
+    title = f"{label}: " if label else ""
+    shape = ", ".join(map(str, x.shape))
+    shown = np.array2string(numbers.numpy(), threshold=100)
+    sys.stdout.write(f"{title}{dtype_of(x.dtype).value}[{shape}]\n{shown}\n")
+    return x
+
+
+PRINT = Op("print", infer_print, lower_print, is_seen=True)

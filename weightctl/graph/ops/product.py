@@ -1,4 +1,4 @@
-"""Sums of products of elements, by Einstein's notation."""
+"""Sums of products of elements: matrix products, and what Einstein's notation describes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import require_float, same_dtype
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import broadcast, require_float, require_rank, require_same_dtype
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
@@ -18,7 +19,43 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import Dim
 
-__all__ = ["einsum", "infer", "lower"]
+__all__ = ["EINSUM", "MATMUL", "einsum", "matmul"]
+
+
+def matmul(left: ValueLike, right: ValueLike) -> Value:
+    """Return the matrix product of the last two dimensions, the ones before them broadcast.
+
+    Shapes are `(..., m, k)` and `(..., k, n)`, giving `(..., m, n)`; a vector on either side is a
+    single row or column, which the result lacks. Raises `GraphError` where the inner dimensions
+    differ, for scalars, and for integers.
+    """
+    return apply("matmul", left, right)
+
+
+def infer_matmul(left: TensorType, right: TensorType) -> TensorType:
+    """Return the dtype of both; the shape is NumPy's."""
+    for kind in (left, right):
+        require_rank(kind, 1)
+    require_same_dtype(left, right)
+    require_float(left)
+    inner = right.shape[-2] if right.rank > 1 else right.shape[0]
+    if left.shape[-1] != inner:
+        raise GraphError(
+            f"the inner dimensions are {left.shape[-1]} and {inner}",
+            hint="`x @ w.T` is the product with a weight of shape (outputs, inputs)",
+        )
+    batch = broadcast(left.shape[:-2], right.shape[:-2])
+    rows = left.shape[-2:-1]
+    columns = right.shape[-1:] if right.rank > 1 else ()
+    return replace(left, shape=Shape((*batch, *rows, *columns)))
+
+
+def lower_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product; on a CPU torch adds up float16 and bfloat16 in float32."""
+    return left @ right
+
+
+MATMUL = Op("matmul", infer_matmul, lower_matmul)
 
 
 def einsum(equation: str, *operands: ValueLike) -> Value:
@@ -39,15 +76,15 @@ def einsum(equation: str, *operands: ValueLike) -> Value:
     return apply("einsum", *operands, equation=equation.replace(" ", ""))
 
 
-def infer(*operands: TensorType, equation: str) -> TensorType:
+def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
     """Return the dtype of all, and the sizes of the letters of the right side."""
-    left, right = _sides(equation)
+    left, right = _parse_equation(equation)
     if len(left) != len(operands):
         raise GraphError(
             f"`{equation}` is for {len(left)} operands, and {len(operands)} were given",
             hint="a comma stands between the letters of two operands",
         )
-    same_dtype(*operands)
+    require_same_dtype(*operands)
     require_float(*operands)
     sizes: dict[str, Dim] = {}
     for letters, operand in zip(left, operands, strict=True):
@@ -71,14 +108,18 @@ def infer(*operands: TensorType, equation: str) -> TensorType:
     return replace(operands[0], shape=Shape([sizes[letter] for letter in right]))
 
 
-def lower(*operands: Tensor, equation: str) -> Tensor:
+def lower_einsum(*operands: Tensor, equation: str) -> Tensor:
     """Return the sums; on a CPU torch adds up float16 and bfloat16 in float32."""
     import torch
 
     return torch.einsum(equation, *operands)
 
 
-def _sides(equation: str) -> tuple[list[str], str]:
+EINSUM = Op("einsum", infer_einsum, lower_einsum)
+
+
+def _parse_equation(equation: str) -> tuple[list[str], str]:
+    """Return the letters of each operand, and those of the result."""
     given, arrow, right = equation.partition("->")
     left = given.split(",")
     letters = "".join(left)

@@ -1,4 +1,4 @@
-"""Norms and convolutions, against torch."""
+"""Norms, against torch and transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from runs import run
 from weightctl.graph import ops
-from weightctl.shape import Dim
 
 SMALL = pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 
@@ -59,46 +58,3 @@ def test_a_layer_norm_may_have_a_bias_alone() -> None:
     found = run(lambda *values: ops.layer_norm(values[0], bias=values[1]), x, bias)
     expected = torch.nn.functional.layer_norm(torch_of(x), (8,), None, torch_of(bias))
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"stride": 2},
-        {"padding": 3},
-        {"dilation": 2, "padding": 1},
-        {"groups": 2},
-        {"stride": 3, "padding": 2, "dilation": 2, "groups": 2},
-    ],
-)
-def test_a_convolution_is_torchs_for_lengths_with_names(
-    options: dict[str, int], has_bias: bool
-) -> None:
-    x, bias = floats(2, 4, 11), floats(6)
-    weight = floats(6, 4 // options.get("groups", 1), 3)
-    arrays = [x, weight, bias] if has_bias else [x, weight]
-    shapes = [("batch", 4, "length"), weight.shape, *([(6,)] if has_bias else [])]
-    found = run(lambda *values: ops.conv1d(*values, **options), *arrays, shapes=shapes)
-    expected = torch.conv1d(*(torch_of(array) for array in arrays), **options)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@SMALL
-def test_a_convolution_of_small_floats_adds_up_in_float32(kind: Any) -> None:
-    # Summed in bfloat16, 3000 ones would stop at 256; in float16 at 2048.
-    x, weight = np.ones((1, 1000, 3), kind), np.ones((1, 1000, 3), kind)
-    assert run(ops.conv1d, x, weight).astype(float) == float(np.array(3000).astype(kind))
-
-
-def test_a_length_keeps_its_name_where_padding_makes_up_for_the_kernel() -> None:
-    lengths: list[Dim] = []
-
-    def convolved(x: Any, weight: Any) -> Any:
-        made = ops.conv1d(x, weight, padding=1)
-        lengths.append(made.shape[-1])
-        return made
-
-    run(convolved, floats(1, 1, 4), floats(1, 1, 3), shapes=[(1, 1, "length"), (1, 1, 3)])
-    assert lengths == [Dim("length")]

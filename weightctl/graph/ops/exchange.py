@@ -1,4 +1,4 @@
-"""What the collectives share: values of all ranks, of which some may be in other processes.
+"""Tensors of all ranks, of which some may be in other processes, for the collectives.
 
 A process has as many ranks as every other; those of the first come first.
 """
@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = ["explain", "first_here", "from_everywhere", "ranks_of", "require_ranks", "sum_in_order"]
+__all__ = [
+    "count_ranks",
+    "explain",
+    "find_first_rank",
+    "gather_tensors",
+    "require_ranks",
+    "sum_in_order",
+]
 
 _RUN_BY = (
     "start the program with torchrun, and run graphs inside `with weightctl.engine.processes()`"
 )
 
 
-def ranks_of(here: Sequence[object], ranks: int | None) -> int:
+def count_ranks(here: Sequence[object], ranks: int | None) -> int:
     """Return how many ranks there are: those here, where nothing else is said."""
     return len(here) if ranks is None else ranks
 
@@ -34,12 +41,12 @@ def ranks_of(here: Sequence[object], ranks: int | None) -> int:
 def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | None = None) -> int:
     """Return how many ranks there are.
 
-    Raises `GraphError` for none, or no whole number of processes, and where none of these begins
+    Raises `GraphError` for none, for a fraction of a process, and where no process begins
     with the rank that is to be the `first` here.
     """
     if not types:
         raise GraphError("no rank has a value", hint="give one for each rank that is here")
-    given: Any = ranks_of(types, ranks)
+    given: Any = count_ranks(types, ranks)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1 or given % len(types):
         raise GraphError(
             f"{given!r} ranks, of which {len(types)} are here, are no whole number of processes",
@@ -50,7 +57,7 @@ def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | N
     return given
 
 
-def first_here(here: int, ranks: int) -> int:
+def find_first_rank(here: int, ranks: int) -> int:
     """Return the number of the first rank in this process.
 
     Raises `EngineError` where there are not just the processes for all ranks.
@@ -59,19 +66,19 @@ def first_here(here: int, ranks: int) -> int:
         return 0
     from torch import distributed
 
-    told = f"of {ranks} ranks {'1 is' if here == 1 else f'{here} are'} here"
+    described = f"of {ranks} ranks {'1 is' if here == 1 else f'{here} are'} here"
     if not distributed.is_available() or not distributed.is_initialized():
-        raise EngineError(f"{told}, and this process has joined no others", hint=_RUN_BY)
+        raise EngineError(f"{described}, and this process has joined no others", hint=_RUN_BY)
     count = distributed.get_world_size()
     if count * here != ranks:
         raise EngineError(
-            f"{told}, and there are {count} processes, which makes {count * here}",
+            f"{described}, and there are {count} processes, which makes {count * here}",
             hint=f"torchrun --nproc-per-node {ranks // here} starts as many as are wanted",
         )
     return distributed.get_rank() * here
 
 
-def from_everywhere(
+def gather_tensors(
     op: str,
     here: Sequence[Tensor],
     ranks: int,
@@ -85,7 +92,7 @@ def from_everywhere(
     that was said. Raises `EngineError` in all processes where they do not have what fits together,
     and where one of them gives no answer.
     """
-    own = first_here(len(here), ranks)
+    own = find_first_rank(len(here), ranks)
     if len(here) == ranks:
         return list(here)
     import torch
@@ -94,16 +101,16 @@ def from_everywhere(
     sizes = [prod(shape) * width for shape in shapes]
     starts = range(0, ranks, len(here))
     most = max(sum(sizes[start : start + len(here)]) for start in starts)
-    refusal = _refusal(here, shapes[own:], own, first)
+    refusal = _find_misfit(here, shapes[own:], own, first)
     sent = torch.zeros(most, dtype=torch.uint8, device=lead.device)
     if refusal is None:
         raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in here]
         joined = torch.cat([each.to(lead.device) for each in raw])
         sent[: len(joined)] = joined
     dtype = str(lead.dtype).removeprefix("torch.")
-    told = f"{op} of {dtype} {[list(shape) for shape in shapes]}"
+    described = f"{op} of {dtype} {[list(shape) for shape in shapes]}"
     found: list[Tensor] = []
-    received = _exchange(sent, len(starts), told, refusal)
+    received = _exchange(sent, len(starts), described, refusal)
     for start, together in zip(starts, received, strict=True):
         position = 0
         for rank in range(start, start + len(here)):
@@ -113,10 +120,10 @@ def from_everywhere(
     return found
 
 
-def _refusal(
+def _find_misfit(
     here: Sequence[Tensor], shapes: Sequence[Sequence[int]], own: int, first: int | None
 ) -> EngineError | None:
-    """Return why this process has not what it was to have, None where it has."""
+    """Return the error of a process that lacks what it was to have, None where it has that."""
     if first not in {None, own}:
         return EngineError(
             f"rank {own} is the first in this process, and the graph was built for {first}",
@@ -144,8 +151,10 @@ def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
     return total.to(first.dtype)
 
 
-def _exchange(sent: Tensor, count: int, told: str, refusal: EngineError | None) -> list[Tensor]:
-    """Return what all processes have sent, in their order; it is `told` what all are to have.
+def _exchange(
+    sent: Tensor, count: int, described: str, refusal: EngineError | None
+) -> list[Tensor]:
+    """Return what all processes have sent, in their order; it is `described` what all are to have.
 
     A `refusal` is raised when the others know of it, so that none of them waits.
     """
@@ -156,7 +165,7 @@ def _exchange(sent: Tensor, count: int, told: str, refusal: EngineError | None) 
     gather = cast("Any", distributed).all_gather
     try:
         # What is received of another size than is waited for would end the program.
-        kind = crc32(told.encode())
+        kind = crc32(described.encode())
         own = torch.tensor([refusal is None, kind], device=sent.device)
         notes = [torch.empty_like(own) for _ in range(count)]
         gather(notes, own)
@@ -170,7 +179,7 @@ def _exchange(sent: Tensor, count: int, told: str, refusal: EngineError | None) 
             if int(note[1]) != kind:
                 raise EngineError(
                     f"process {process} of {count} has other shapes, another dtype or another "
-                    f"step than this one, which is at {told}",
+                    f"step than this one, which is at {described}",
                     hint="give every process the same inputs, and the same graph but for its ranks",
                 )
         received = [torch.empty_like(sent) for _ in range(count)]
@@ -186,6 +195,6 @@ def _exchange(sent: Tensor, count: int, told: str, refusal: EngineError | None) 
 
 
 def explain(error: Exception) -> str:
-    """Return what torch says is wrong, without where in its sources, and what it guesses."""
+    """Return the reason in an error of torch, without the place in its sources and its guesses."""
     text = sub(r"\[/[^ \]]*\] ", "", str(error).strip()) or type(error).__name__
     return text.splitlines()[0].split(". ")[0]

@@ -1,0 +1,280 @@
+"""Arithmetic, comparisons and choices of tensors, element by element, with broadcasting.
+
+A Python number takes the dtype of the tensor beside it. Dtypes are never promoted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.dtype import DType
+from weightctl.errors import EngineError, GraphError
+from weightctl.graph.ops.create import constant
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.quantized import to_numbers
+from weightctl.graph.ops.rules import (
+    FLOATS,
+    INTEGERS,
+    broadcast,
+    require_bool,
+    require_number,
+    require_same_dtype,
+)
+from weightctl.graph.scope import current_graph, refusing
+from weightctl.graph.value import Value, apply
+from weightctl.shape import Dim
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import ValueLike
+
+__all__ = [
+    "ARITHMETIC", "ARITHMETIC_FUNCTIONS", "COMPARISON", "COMPARISON_FUNCTIONS", "WHERE",
+    "add", "clamp", "div", "equal", "floordiv", "greater", "greater_equal", "less", "less_equal",
+    "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "mod", "mul", "not_equal",
+    "pow", "sub", "where",
+]  # fmt: skip
+
+# The name of each function in torch; `remainder` has the sign of the divisor, as `%` has in Python.
+ARITHMETIC_FUNCTIONS = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "pow",
+    "minimum": "minimum",
+    "maximum": "maximum",
+}
+
+
+def add(left: ValueLike, right: ValueLike) -> Value:
+    """Return the sums `left + right`."""
+    return apply("arithmetic", left, right, function="add")
+
+
+def sub(left: ValueLike, right: ValueLike) -> Value:
+    """Return the differences `left - right`."""
+    return apply("arithmetic", left, right, function="sub")
+
+
+def mul(left: ValueLike, right: ValueLike) -> Value:
+    """Return the products `left * right`, element by element."""
+    return apply("arithmetic", left, right, function="mul")
+
+
+def div(left: ValueLike, right: ValueLike) -> Value:
+    """Return the quotients `left / right` of floating-point numbers."""
+    return apply("arithmetic", left, right, function="div")
+
+
+def floordiv(left: ValueLike, right: ValueLike) -> Value:
+    """Return the quotients `left // right`, rounded towards minus infinity."""
+    return apply("arithmetic", left, right, function="floordiv")
+
+
+def mod(left: ValueLike, right: ValueLike) -> Value:
+    """Return the remainders `left % right`, with the sign of `right`."""
+    return apply("arithmetic", left, right, function="mod")
+
+
+def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python calls it
+    """Return the powers `left ** right`; those of integers are whole, and have no negative ones."""
+    if isinstance(left, Value) and isinstance(right, int) and right < 0:
+        with refusing("pow", left):
+            if left.dtype in INTEGERS:
+                raise GraphError(
+                    f"integers to the power of {right} would be fractions",
+                    hint="`.cast(DType.float32)` first",
+                )
+    return apply("arithmetic", left, right, function="pow")
+
+
+def minimum(left: ValueLike, right: ValueLike) -> Value:
+    """Return the smaller of each two numbers; NaN where one of them is."""
+    return apply("arithmetic", left, right, function="minimum")
+
+
+def maximum(left: ValueLike, right: ValueLike) -> Value:
+    """Return the larger of each two numbers; NaN where one of them is."""
+    return apply("arithmetic", left, right, function="maximum")
+
+
+def infer_arithmetic(left: TensorType, right: TensorType, *, function: str) -> TensorType:
+    """Return the dtype of both and the shape that they broadcast to."""
+    dtype = require_same_dtype(left, right)
+    require_number(left)
+    if function == "div" and dtype not in FLOATS:
+        raise GraphError(
+            "`/` of integers would give fractions",
+            hint="use `//`, or `.cast(DType.float32)` both",
+        )
+    return replace(left, shape=broadcast(left.shape, right.shape))
+
+
+def lower_arithmetic(left: Tensor, right: Tensor, *, function: str) -> Tensor:
+    """Return a copy."""
+    import torch
+
+    if function == "pow" and not right.is_floating_point() and bool((right < 0).any()):
+        raise EngineError(
+            "integers to a negative power would be fractions",
+            hint="cast them to a float dtype in the graph",
+        )
+    compute: Any = getattr(torch, ARITHMETIC_FUNCTIONS[function])
+    result: Tensor = compute(left, right)
+    return result
+
+
+ARITHMETIC = Op("arithmetic", infer_arithmetic, lower_arithmetic)
+
+
+# The name of each function in torch.
+COMPARISON_FUNCTIONS = {
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "logical_and": "logical_and",
+    "logical_or": "logical_or",
+    "logical_xor": "logical_xor",
+}
+
+
+def equal(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether `left == right`; a NaN equals nothing."""
+    return apply("comparison", left, right, function="equal")
+
+
+def not_equal(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether `left != right`."""
+    return apply("comparison", left, right, function="not_equal")
+
+
+def less(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether `left < right`."""
+    return apply("comparison", left, right, function="less")
+
+
+def less_equal(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether `left <= right`."""
+    return apply("comparison", left, right, function="less_equal")
+
+
+def greater(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether `left > right`."""
+    return apply("comparison", left, right, function="greater")
+
+
+def greater_equal(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether `left >= right`."""
+    return apply("comparison", left, right, function="greater_equal")
+
+
+def logical_and(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether both are true; operands are of dtype bool."""
+    return apply("comparison", left, right, function="logical_and")
+
+
+def logical_or(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether either is true; operands are of dtype bool."""
+    return apply("comparison", left, right, function="logical_or")
+
+
+def logical_xor(left: ValueLike, right: ValueLike) -> Value:
+    """Return whether just one is true; operands are of dtype bool."""
+    return apply("comparison", left, right, function="logical_xor")
+
+
+def infer_comparison(left: TensorType, right: TensorType, *, function: str) -> TensorType:
+    """Return the type of truth values, of the shape that both broadcast to."""
+    dtype = require_same_dtype(left, right)
+    if function.startswith("logical"):
+        require_bool(left)
+    elif dtype is not DType.bool or function not in {"equal", "not_equal"}:
+        require_number(left)
+    return replace(left, dtype=DType.bool, shape=broadcast(left.shape, right.shape))
+
+
+def lower_comparison(left: Tensor, right: Tensor, *, function: str) -> Tensor:
+    """Return a copy."""
+    import torch
+
+    compute: Any = getattr(torch, COMPARISON_FUNCTIONS[function])
+    result: Tensor = compute(left, right)
+    return result
+
+
+COMPARISON = Op("comparison", infer_comparison, lower_comparison)
+
+
+def clamp(
+    x: ValueLike,
+    min: ValueLike | None = None,  # noqa: A002  # torch's name
+    max: ValueLike | None = None,  # noqa: A002  # torch's name
+) -> Value:
+    """Return the numbers brought between two bounds, of which one may be left out; NaN stays.
+
+    Raises `GraphError` without any bound.
+    """
+    value = current_graph().value_of(x)
+    if min is None and max is None:
+        with refusing("clamp", value):
+            raise GraphError("neither bound is given", hint="`ops.clamp(x, min=0)`")
+    if min is not None:
+        value = maximum(value, min)
+    return value if max is None else minimum(value, max)
+
+
+def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
+    """Return `left` where the condition is true and `right` elsewhere, all three broadcast.
+
+    A number takes the dtype of the other choice. Raises `GraphError` where the condition is not
+    of dtype bool, and where the choices differ in dtype or the shapes do not fit.
+    """
+    graph = current_graph()
+    with refusing("where", condition, left, right):
+        condition = graph.value_of(condition)
+        # Beside a condition alone a number would become a truth value.
+        if not isinstance(left, int | float):
+            left = _make_choice(left, condition)
+            right = graph.value_of(right, left)
+        elif not isinstance(right, int | float):
+            right = _make_choice(right, condition)
+            left = graph.value_of(left, right)
+        else:
+            is_fraction = isinstance(left, float) or isinstance(right, float)
+            dtype = DType.float32 if is_fraction else DType.int64
+            left, right = (constant(number, dtype, condition.device) for number in (left, right))
+    return apply("where", condition, left, right)
+
+
+def _make_choice(choice: ValueLike, condition: Value) -> Value:
+    """Return a choice as a value; arrays and lists become constants beside the condition."""
+    if isinstance(choice, Value | Dim | str):
+        return to_numbers(choice)
+    return constant(choice, device=condition.device)
+
+
+def infer_where(condition: TensorType, left: TensorType, right: TensorType) -> TensorType:
+    """Return the dtype of the choices and the shape that all three broadcast to."""
+    require_bool(condition)
+    require_same_dtype(left, right)
+    shape = broadcast(condition.shape, broadcast(left.shape, right.shape))
+    return replace(left, shape=shape)
+
+
+def lower_where(condition: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return a copy."""
+    import torch
+
+    return torch.where(condition, left, right)
+
+
+WHERE = Op("where", infer_where, lower_where)

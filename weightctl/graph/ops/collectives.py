@@ -1,0 +1,258 @@
+"""Sums and joins of the tensors of ranks, and transfers between devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from weightctl.errors import GraphError
+from weightctl.graph.ops.exchange import (
+    count_ranks,
+    find_first_rank,
+    gather_tensors,
+    require_ranks,
+    sum_in_order,
+)
+from weightctl.graph.ops.lowering import torch_device
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import require_number, require_same_dtype, resolve_axis
+from weightctl.graph.ops.slicing import infer_concat
+from weightctl.graph.scope import refusing, sizing
+from weightctl.graph.value import apply, apply_all
+from weightctl.shape import Dim, Shape
+from weightctl.split import shares
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightctl.device import DeviceRef
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value, ValueLike
+    from weightctl.shape import ShapeLike
+
+__all__ = [
+    "ALLGATHER", "ALLREDUCE", "REDUCE_SCATTER", "TRANSFER_TO",
+    "allgather", "allreduce", "reduce_scatter", "transfer_to",
+]  # fmt: skip
+
+
+def allreduce(
+    values: Sequence[ValueLike], *, ranks: int | None = None, first: int | None = None
+) -> list[Value]:
+    """Return the sum of the ranks' values for each rank that is here, on the device of its own.
+
+    Of more `ranks` than values the others are in other processes, as many in each, and what runs
+    the graph has joined them; a graph that says which is the `first` here is not run in the place
+    of another's. It is summed in the order of ranks, so that it is always the same. Raises
+    `GraphError` unless dtypes and shapes are equal.
+    """
+    with refusing("allreduce", values=values):
+        given = tuple(values)
+    return list(apply_all("allreduce", *given, ranks=ranks, first=first))
+
+
+def infer_allreduce(
+    *values: TensorType, ranks: int | None, first: int | None
+) -> tuple[TensorType, ...]:
+    """Return the types themselves."""
+    require_ranks(values, ranks, first)
+    _require_same_shape(values)
+    return values
+
+
+def lower_allreduce(*values: Tensor, ranks: int | None, first: int | None) -> tuple[Tensor, ...]:
+    """Return the sum on each device."""
+    shape = values[0].shape
+    count = count_ranks(values, ranks)
+    total = sum_in_order(gather_tensors("allreduce", values, count, [shape] * count, first=first))
+    return tuple(total.to(value.device) for value in values)
+
+
+ALLREDUCE = Op("allreduce", infer_allreduce, lower_allreduce, crosses_devices=True)
+
+
+def allgather(
+    values: Sequence[ValueLike],
+    axis: int = -1,
+    *,
+    sizes: ShapeLike | None = None,
+    ranks: int | None = None,
+    first: int | None = None,
+) -> list[Value]:
+    """Return the ranks' values one after another for each rank here, on the device of its own.
+
+    Of more `ranks` than values the others are in other processes, as `allreduce` has them, and
+    `sizes` are those of all ranks along `axis`. Raises `GraphError` unless dtypes, and all other
+    dimensions, are equal.
+    """
+    with refusing("allgather", values=values):
+        given = tuple(values)
+    with sizing("allgather", *given):
+        parts = None if sizes is None else Shape(sizes)
+    return list(apply_all("allgather", *given, axis=axis, sizes=parts, ranks=ranks, first=first))
+
+
+def infer_allgather(
+    *values: TensorType, axis: int, sizes: Shape | None, ranks: int | None, first: int | None
+) -> tuple[TensorType, ...]:
+    """Return the type of all together on each device."""
+    count = require_ranks(values, ranks, first)
+    joined = infer_concat(*values, axis=axis)
+    place = resolve_axis(joined.rank, axis)
+    if sizes is None:
+        if count > len(values):
+            raise GraphError(
+                f"nothing says the sizes of {count - len(values)} ranks that are elsewhere",
+                hint="`sizes` are those of all ranks along the axis",
+            )
+        sizes = Shape([value.shape[place] for value in values])
+    own = [value.shape[place] for value in values]
+    starts = range(0, count, len(values)) if first is None else [first]
+    if len(sizes) != count or own not in [[*sizes[at : at + len(own)]] for at in starts]:
+        raise GraphError(
+            f"sizes {sizes.text} are not those of {count} ranks with {Shape(own).text} here",
+            hint="one for each rank, in their order",
+        )
+    total = sum(sizes, start=Dim(0))
+    shape = Shape([*joined.shape[:place], total, *joined.shape[place + 1 :]])
+    return tuple(replace(value, shape=shape) for value in values)
+
+
+def lower_allgather(
+    *values: Tensor,
+    axis: int,
+    sizes: tuple[int, ...] | None,
+    ranks: int | None,
+    first: int | None,
+) -> tuple[Tensor, ...]:
+    """Return a copy of all on each device."""
+    import torch
+
+    own = list(values[0].shape)
+    axis %= len(own)
+    along = sizes or [value.shape[axis] for value in values]
+    shapes = [(*own[:axis], size, *own[axis + 1 :]) for size in along]
+    found = gather_tensors("allgather", values, count_ranks(values, ranks), shapes, first=first)
+    whole = torch.cat([each.to(values[0].device) for each in found], dim=axis)
+    return tuple(whole.to(value.device) for value in values)
+
+
+ALLGATHER = Op("allgather", infer_allgather, lower_allgather, crosses_devices=True)
+
+
+def reduce_scatter(
+    values: Sequence[ValueLike],
+    axis: int = -1,
+    *,
+    sizes: ShapeLike | None = None,
+    ranks: int | None = None,
+    first: int | None = None,
+) -> list[Value]:
+    """Return for each rank that is here its part of the sum along `axis`, on its value's device.
+
+    Of more `ranks` than values the others are in other processes, as `allreduce` has them, and
+    `first` is the number of the first one here, which may be left out where all parts are of one
+    size. `sizes` are those of all ranks' parts; without them the first ranks get one more. Raises
+    `GraphError` unless dtypes and shapes are equal, and the sizes add up to the dimension.
+    """
+    with refusing("reduce_scatter", values=values):
+        given = tuple(values)
+    with sizing("reduce_scatter", *given):
+        parts = None if sizes is None else Shape(sizes)
+    return list(
+        apply_all("reduce_scatter", *given, axis=axis, sizes=parts, ranks=ranks, first=first)
+    )
+
+
+def infer_reduce_scatter(
+    *values: TensorType, axis: int, sizes: Shape | None, ranks: int | None, first: int | None
+) -> tuple[TensorType, ...]:
+    """Return the type of each part."""
+    count = require_ranks(values, ranks, first)
+    _require_same_shape(values)
+    shape = values[0].shape
+    place = resolve_axis(len(shape), axis)
+    if sizes is None:
+        sizes = _divide_evenly(shape[place], count)
+    if len(sizes) != count or sum(sizes, start=Dim(0)) != shape[place]:
+        raise GraphError(
+            f"sizes {sizes.text} are not those of {count} parts of {shape[place]}",
+            hint="one for each rank, in their order",
+        )
+    if first is None:
+        if count > len(values) and any(size != sizes[0] for size in sizes):
+            raise GraphError(
+                f"the parts {sizes.text} are not of one size, and nothing says which are here",
+                hint="`first` is the number of the first rank in this process",
+            )
+        first = 0
+    return tuple(
+        replace(value, shape=Shape([*shape[:place], size, *shape[place + 1 :]]))
+        for value, size in zip(values, sizes[first:], strict=False)
+    )
+
+
+def lower_reduce_scatter(
+    *values: Tensor,
+    axis: int,
+    sizes: tuple[int, ...] | None,
+    ranks: int | None,
+    first: int | None,
+) -> tuple[Tensor, ...]:
+    """Return views of the sum, on each device."""
+    import torch
+
+    count = count_ranks(values, ranks)
+    own = find_first_rank(len(values), count)
+    shape = values[0].shape
+    total = sum_in_order(
+        gather_tensors("reduce_scatter", values, count, [shape] * count, first=first)
+    )
+    along = sizes or [stop - start for start, stop in shares(shape[axis], count)]
+    parts = torch.split(total, list(along), dim=axis)
+    return tuple(part.to(value.device) for part, value in zip(parts[own:], values, strict=False))
+
+
+REDUCE_SCATTER = Op(
+    "reduce_scatter", infer_reduce_scatter, lower_reduce_scatter, crosses_devices=True
+)
+
+
+def transfer_to(x: ValueLike, device: DeviceRef) -> Value:
+    """Return the operand on a device; not copied where it is there already."""
+    return apply("transfer_to", x, device=device)
+
+
+def infer_transfer_to(x: TensorType, *, device: DeviceRef) -> TensorType:
+    """Return the type with the other device."""
+    return replace(x, device=device)
+
+
+def lower_transfer_to(x: Tensor, *, device: DeviceRef) -> Tensor:
+    """Return a copy there, or the operand itself where it is there already."""
+    return x.to(torch_device(device))
+
+
+TRANSFER_TO = Op("transfer_to", infer_transfer_to, lower_transfer_to)
+
+
+def _require_same_shape(values: Sequence[TensorType]) -> None:
+    """Raise `GraphError` unless values are numbers of one dtype and shape."""
+    require_same_dtype(*values)
+    require_number(*values)
+    if any(value.shape != values[0].shape for value in values):
+        raise GraphError(
+            "their shapes are not equal", hint="each rank has a summand of every element"
+        )
+
+
+def _divide_evenly(size: Dim, count: int) -> Shape:
+    """Return the sizes of parts, of which the first ones get one more."""
+    if not size.is_static:
+        raise GraphError(
+            f"{size} cannot be shared out among {count} ranks before it is known",
+            hint="`sizes` may be arithmetic of names that adds up to it",
+        )
+    return Shape([stop - start for start, stop in shares(int(size), count)])

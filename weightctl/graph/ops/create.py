@@ -1,0 +1,297 @@
+"""Tensors made of no other tensor: constants, ranges, and dimensions as numbers."""
+
+from __future__ import annotations
+
+import builtins
+import reprlib
+import sys
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
+
+from weightctl.device import CPU
+from weightctl.dtype import DType, as_dtype
+from weightctl.errors import EncodingError, EngineError, GraphError
+from weightctl.graph.ops.lowering import torch_device, torch_dtype
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import require_number
+from weightctl.graph.scope import refusing, sizing
+from weightctl.graph.types import TensorType
+from weightctl.graph.value import apply
+from weightctl.shape import Dim, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike
+    from weightctl.graph.value import Value
+    from weightctl.shape import DimLike, ShapeLike
+    from weightctl.weights.buffer import Buffer
+    from weightctl.weights.dlpack import DLPackArray
+
+    ConstantLike: TypeAlias = (
+        float | SupportsIndex | Sequence[Any] | NDArray[Any] | Buffer | DLPackArray
+    )
+
+__all__ = ["CONSTANT", "DIMS", "RANGE", "arange", "constant", "dims", "range"]
+
+
+def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceRef = CPU) -> Value:
+    """Return the numbers of an array, a buffer, a nested list or a scalar, on a device.
+
+    Arrays are copied; a `Buffer` is kept as it is. Arrays keep their dtype unless another is
+    given; Python's numbers are bool, int64 or float32.
+    The numbers move to the device when the graph runs. Raises `GraphError` where a number does
+    not fit the dtype: one with a fraction in integers, one that is too large, any in bool.
+    """
+    with refusing("constant"):
+        data = _make_buffer(value, None if dtype is None else as_dtype(dtype))
+    return apply("constant", data=data, device=device)
+
+
+def _make_buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
+    """Return what a constant is made of, in memory of its own unless it is a `Buffer`."""
+    from weightctl.weights.buffer import Buffer
+
+    if isinstance(value, Buffer) and dtype in {None, value.dtype}:
+        return value
+    array = _make_array(value, dtype)
+    if array.dtype.name not in DType.__members__:
+        raise _explain_no_numbers(value, array.dtype)
+    if dtype is not None and array.dtype.name != dtype.value:
+        array = _convert_array(array, dtype)
+    return Buffer.from_numpy(array.copy())
+
+
+def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
+    """Return the error for what has a dtype of NumPy that is not a `DType`."""
+    if isinstance(value, int):
+        return GraphError(
+            f"{reprlib.repr(value)} takes more than 64 bits", hint="a float is larger: `2.0**70`"
+        )
+    what = f"NumPy's {kind}" if kind.kind != "O" else "Python's objects"
+    return GraphError(
+        f"{type(value).__name__} is no number, nor an array of numbers, but of {what}",
+        hint="numbers, nested lists of them, and arrays whose dtype is a DType are",
+    )
+
+
+def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
+    """Return a value as an array; fractions of Python become float32 where no dtype is given."""
+    import numpy as np
+
+    from weightctl.weights.buffer import Buffer
+
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            return np.asarray(cast("NDArray[Any]", value))
+        if hasattr(value, "__dlpack__"):
+            return Buffer.from_dlpack(cast("DLPackArray", value)).to_numpy()
+        array: NDArray[Any] = np.array(
+            index(value)
+            if isinstance(value, SupportsIndex) and not isinstance(value, bool)
+            else value
+        )
+    except (BufferError, EncodingError, ValueError) as error:
+        raise GraphError(str(error), hint="rows of a nested list are of one length") from error
+    is_python_float = dtype is None and array.dtype == np.float64
+    return _convert_array(array, DType.float32) if is_python_float else array
+
+
+def _convert_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return an array in another dtype; `GraphError` where that loses more than rounding."""
+    from weightctl.codecs.scalar import convert, numpy_dtype, overflow
+
+    if not array.size:  # an empty list is of any dtype
+        return array.astype(numpy_dtype(dtype))
+    given = f"{array.item()}" if array.size == 1 else "numbers"
+    given = f"{given} of {array.dtype} cannot become {dtype.value}"
+    if dtype is DType.bool:
+        raise GraphError(given, hint="compare the tensor, such as `x != 0`")
+    if dtype.is_integer and array.dtype.kind not in "iub":
+        raise GraphError(
+            f"{given}: it may have a fraction",
+            hint="cast the tensor beside it to a float dtype, or give an integer",
+        )
+    try:
+        converted = convert(array, dtype)
+    except EncodingError as error:
+        raise GraphError(f"{given}: {error.message}") from error
+    if overflow(array, converted):
+        raise GraphError(
+            f"{given}: it is too large", hint="infinity is `math.inf`; or use a wider dtype"
+        )
+    return converted
+
+
+def infer_constant(*, data: Buffer, device: DeviceRef) -> TensorType:
+    """Return the type of the data."""
+    return TensorType(data.dtype, data.shape, device)
+
+
+def lower_constant(*, data: Buffer, device: DeviceRef) -> Tensor:
+    """Return the data as a tensor on its device; on the CPU it is not copied."""
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(data).to(torch_device(device))
+
+
+CONSTANT = Op("constant", infer_constant, lower_constant)
+
+
+# Numbers may be negative, which no dimension is.
+_Bound: TypeAlias = "int | Dim"
+
+# The least and the largest number of each dtype that is computed with.
+_HOLDS: dict[DType, tuple[float, float]] = {
+    DType.int8: (-(2**7), 2**7 - 1),
+    DType.int16: (-(2**15), 2**15 - 1),
+    DType.int32: (-(2**31), 2**31 - 1),
+    DType.int64: (-(2**63), 2**63 - 1),
+    DType.uint8: (0, 2**8 - 1),
+    DType.float16: (-65504, 65504),
+    DType.bfloat16: (-(2.0**128 - 2.0**120), 2.0**128 - 2.0**120),
+    DType.float32: (-(2.0**128 - 2.0**104), 2.0**128 - 2.0**104),
+    DType.float64: (-sys.float_info.max, sys.float_info.max),
+}
+
+
+def range(  # noqa: A001  # as Python calls it
+    start: DimLike,
+    stop: DimLike | None = None,
+    step: int = 1,
+    *,
+    dtype: DTypeLike = DType.int64,
+    device: DeviceRef = CPU,
+) -> Value:
+    """Return `start`, `start + step`, ... before `stop`, as Python's `range` does: [length].
+
+    Of names of dimensions, `start` is taken to be no more than `stop`. Raises `GraphError` for a
+    step of 0, a dtype that is not computed with, and numbers that it does not hold; where they are
+    not known yet, running it raises `EngineError`.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    with sizing("range"):
+        begin, end, distance = _read_bound(first), _read_bound(last), _read_integer(step)
+        kind = as_dtype(dtype)
+    return apply("range", start=begin, stop=end, step=distance, dtype=kind, device=device)
+
+
+def arange(
+    start: DimLike,
+    stop: DimLike | None = None,
+    step: int = 1,
+    *,
+    end: DimLike | None = None,
+    dtype: DTypeLike = DType.int64,
+    device: DeviceRef = CPU,
+) -> Value:
+    """Return what `range` does, by the name that NumPy and torch have for it.
+
+    `end` is torch's word for `stop`.
+    """
+    if end is not None and stop is not None:
+        raise GraphError("`stop` and `end` are the same, and both are given", hint="give one")
+    return range(start, end if stop is None else stop, step, dtype=dtype, device=device)
+
+
+def infer_range(
+    *, start: _Bound, stop: _Bound, step: int, dtype: DType, device: DeviceRef
+) -> TensorType:
+    """Return the type of the numbers."""
+    if step == 0:
+        raise GraphError("a step of 0 never arrives", hint="1 is the step from one to the next")
+    low, high = (start, stop) if step > 0 else (stop, start)
+    made = TensorType(dtype, [_count_numbers(low, high, abs(step))], device)
+    require_number(made)
+    if isinstance(start, int) and isinstance(stop, int):
+        beyond = _find_unheld(start, stop, step, dtype)
+        if beyond is not None:
+            raise GraphError(f"{dtype.value} does not hold {beyond}", hint="give a wider dtype")
+    return made
+
+
+def lower_range(*, start: int, stop: int, step: int, dtype: DType, device: DeviceRef) -> Tensor:
+    """Return the numbers, made on the device."""
+    import torch
+
+    beyond = _find_unheld(start, stop, step, dtype)
+    if beyond is not None:
+        raise EngineError(
+            f"{dtype.value} does not hold {beyond}", hint="give the range a wider dtype"
+        )
+    # torch refuses to go the wrong way; Python gives no numbers.
+    end = max(start, stop) if step > 0 else min(start, stop)
+    place, kind = torch_device(device), torch_dtype(dtype)
+    return torch.arange(start, end, step, dtype=kind, device=place)
+
+
+RANGE = Op("range", infer_range, lower_range)
+
+
+def _read_bound(value: DimLike) -> _Bound:
+    """Return an end of a range as an integer where its size is known, else as a `Dim`."""
+    if isinstance(value, Dim | str):
+        dim = Dim(value)
+        return int(dim) if dim.is_static else dim
+    return _read_integer(value)
+
+
+def _read_integer(value: object) -> int:
+    """Return a whole number; `GraphError` for what is not one."""
+    if not isinstance(value, SupportsIndex):
+        raise GraphError(
+            f"{value!r} is not a whole number",
+            hint="whole steps become fractions by arithmetic: "
+            "`ops.arange(4).cast(DType.float32) * 0.25`",
+        )
+    return index(value)
+
+
+def _find_unheld(start: int, stop: int, step: int, dtype: DType) -> int | None:
+    """Return a number of the range that a dtype cannot hold, None where it holds all."""
+    numbers = builtins.range(start, stop, step)
+    low, high = _HOLDS[dtype]
+    ends = (numbers[0], numbers[-1]) if numbers else ()
+    return next((number for number in ends if not low <= number <= high), None)
+
+
+def _count_numbers(low: _Bound, high: _Bound, step: int) -> Dim:
+    """Return the number of numbers from one bound up to another."""
+    if isinstance(low, int) and isinstance(high, int):
+        return Dim(max(0, -((low - high) // step)))
+    try:
+        # One of the two is a Dim, and so is the difference.
+        distance = cast("Dim", high - low)
+    except ValueError:  # less than 0, whatever the names stand for
+        return Dim(0)
+    return (distance + (step - 1)) // step
+
+
+def dims(value: DimLike | ShapeLike, *, device: DeviceRef = CPU) -> Value:
+    """Return a dimension as an int64 scalar, or a shape as an int64 vector.
+
+    Names become sizes when the graph runs.
+    """
+    with sizing("dims"):
+        known = Dim(value) if isinstance(value, Dim | str | SupportsIndex) else Shape(value)
+    return apply("dims", dims=known, device=device)
+
+
+def infer_dims(*, dims: Dim | Shape, device: DeviceRef) -> TensorType:
+    """Return the type of an int64 scalar or vector."""
+    return TensorType(DType.int64, (len(dims),) if isinstance(dims, Shape) else (), device)
+
+
+def lower_dims(*, dims: int | tuple[int, ...], device: DeviceRef) -> Tensor:
+    """Return the sizes as a tensor."""
+    import torch
+
+    return torch.tensor(dims, dtype=torch.int64, device=torch_device(device))
+
+
+DIMS = Op("dims", infer_dims, lower_dims)

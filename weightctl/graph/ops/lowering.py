@@ -1,0 +1,98 @@
+"""Torch's dtypes and devices, decoded blocks, checks of indices: for lowerings and the engine."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import DType, Encoding
+from weightctl.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import QuantizationEncoding
+
+__all__ = ["decode_blocks", "dtype_of", "require_inside", "torch_device", "torch_dtype"]
+
+
+@cache
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Return the torch dtype of single numbers of a `DType`.
+
+    Raises `EngineError` where torch has none: float4, and what a torch of this age lacks.
+    """
+    import torch
+
+    found = getattr(torch, dtype.value, None)
+    if not isinstance(found, torch.dtype):
+        raise EngineError(
+            f"torch has no tensors of {dtype.value}",
+            hint="cast to bfloat16 or float32, or install a newer torch",
+        )
+    return found
+
+
+@cache
+def torch_device(device: DeviceRef) -> torch.device:
+    """Return the torch device of a `DeviceRef`; of the CPUs that a graph may name it has one."""
+    import torch
+
+    return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.id)
+
+
+@cache
+def dtype_of(dtype: torch.dtype) -> DType:
+    """Return the `DType` of a torch dtype.
+
+    Raises `EngineError` for those that have none (`complex32`, `qint8`, two float4 in a byte).
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in DType.__members__:
+        raise EngineError(
+            f"tensors of {dtype} have no DType", hint="convert the tensor with `.to(torch.float32)`"
+        )
+    return DType(name)
+
+
+def decode_blocks(
+    blocks: Tensor,
+    encoding: QuantizationEncoding | Encoding,
+    dtype: DType,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the numbers [..., elements per row] of uint8[..., bytes per row], on the CPU.
+
+    `out` is memory for them: a contiguous tensor on the CPU of just as many bytes, whatever its
+    shape and dtype. Raises `EncodingError` for a row that is not a whole number of blocks, and
+    `EngineError` where torch has no tensors of the dtype.
+    """
+    import torch
+
+    from weightctl.codecs import transcode
+
+    source = encoding if isinstance(encoding, Encoding) else encoding.encoding
+    *leading, width = blocks.shape
+    shape = (*leading, source.elements_of(width))
+    made = torch.empty(shape, dtype=torch_dtype(dtype)) if out is None else out
+    memory = made.reshape(-1).view(torch.uint8)
+    numbers = memory.view(torch_dtype(dtype)).reshape(shape)
+    if numbers.numel():
+        rows = blocks.cpu().contiguous().reshape(-1, width).numpy()
+        transcode(rows, source, dtype.encoding, out=memory.reshape(len(rows), -1).numpy())
+    return numbers
+
+
+def require_inside(indices: Tensor, count: int) -> None:
+    """Raise `EngineError` for an index of what has `count` rows, from 0, that is none of them."""
+    if not indices.numel():
+        return
+    lowest, highest = (int(bound) for bound in indices.aminmax())
+    if lowest < 0 or highest >= count:
+        outside = highest if highest >= count else lowest
+        raise EngineError(
+            f"there is no row {outside}",
+            hint=f"there are {count}, counted from 0" if count else "there are none",
+        )

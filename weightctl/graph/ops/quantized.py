@@ -1,0 +1,152 @@
+"""Operations on the blocks of quantized weights: the numbers in them, and rows by their indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import as_dtype
+from weightctl.errors import GraphError
+from weightctl.graph.ops.lowering import decode_blocks, require_inside, torch_device
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import require_integer
+from weightctl.graph.scope import current_graph, refusing
+from weightctl.graph.types import TensorType
+from weightctl.graph.value import apply
+from weightctl.shape import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType, DTypeLike, QuantizationEncoding
+    from weightctl.graph.graph import GraphNode
+    from weightctl.graph.value import Value, ValueLike
+
+__all__ = ["DEQUANTIZE", "EMBEDDING", "dequantize", "embedding", "lower_embedding", "to_numbers"]
+
+
+def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
+    """Return the numbers of a quantized weight, on its device, in `dtype` or its original one.
+
+    Other operations do this by themselves. What runs a graph decodes the blocks where the numbers
+    are used. Raises `GraphError` for a value that is not a quantized weight, and for a dtype that
+    is not a float.
+    """
+    graph = current_graph()
+    value = graph.value_of(weight)
+    declared = find_blocks(value)
+    if declared is None:
+        with refusing("dequantize", value):
+            raise GraphError(
+                "it is no quantized weight", hint="`cast` changes the dtype of other values"
+            )
+    original: TensorType = declared.attributes["original"]
+    wanted = original.dtype if dtype is None else as_dtype(dtype)
+    found = graph.dequantized.get((value.number, wanted))
+    if found is None:
+        found = graph.dequantized[value.number, wanted] = apply(
+            "dequantize",
+            value,
+            encoding=declared.attributes["encoding"],
+            dtype=wanted,
+            shape=original.shape,
+            device=original.device,
+        )
+    return found
+
+
+def find_blocks(value: Value) -> GraphNode | None:
+    """Return the node of the quantized weight that a value is, None for any other value."""
+    node = current_graph().weight_node(value)
+    return None if node is None or node.attributes["encoding"] is None else node
+
+
+def to_numbers(x: ValueLike) -> Value:
+    """Return what is given as a value of the current graph, dequantized where it is blocks."""
+    value = current_graph().value_of(x)
+    return value if find_blocks(value) is None else dequantize(value)
+
+
+def infer_dequantize(
+    blocks: TensorType,
+    *,
+    encoding: QuantizationEncoding,
+    dtype: DType,
+    shape: Shape,
+    device: DeviceRef,
+) -> TensorType:
+    """Return the type of the numbers."""
+    if not dtype.is_float:
+        raise GraphError(
+            f"the numbers of {blocks} in {encoding.name} are floats, not {dtype.value}",
+            hint="dequantize to float32 and cast that",
+        )
+    return TensorType(dtype, shape, device)
+
+
+DEQUANTIZE = Op("dequantize", infer_dequantize, takes_blocks=True)
+
+
+def embedding(weight: ValueLike, ids: ValueLike) -> Value:
+    """Return row `ids[...]` of a table [rows, dim] for each of the ids: [..., dim].
+
+    Of a quantized weight only these rows are dequantized, to its original dtype. Raises
+    `GraphError` for ids that are not integers and for a table without two dimensions.
+    """
+    graph = current_graph()
+    table, rows = graph.value_of(weight), graph.value_of(ids)
+    declared = find_blocks(table)
+    if declared is None or declared.attributes["original"].rank != 2:
+        return apply("embedding", to_numbers(table), rows)
+    original = declared.attributes["original"]
+    return apply(
+        "embedding",
+        table,
+        rows,
+        encoding=declared.attributes["encoding"],
+        dtype=original.dtype,
+        device=original.device,
+    )
+
+
+def infer_embedding(
+    weight: TensorType,
+    ids: TensorType,
+    *,
+    encoding: QuantizationEncoding | None = None,
+    dtype: DType | None = None,
+    device: DeviceRef | None = None,
+) -> TensorType:
+    """Return the type of the rows."""
+    if weight.rank != 2:
+        raise GraphError(
+            f"the table has {weight.rank} dimensions, not 2: [rows, dim]", hint="reshape it"
+        )
+    require_integer(ids)
+    width = weight.shape[-1]
+    if encoding is not None:
+        width = encoding.encoding.elements_of(width)
+    return TensorType(dtype or weight.dtype, Shape([*ids.shape, width]), device or weight.device)
+
+
+def lower_embedding(
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    encoding: QuantizationEncoding | None = None,
+    dtype: DType | None = None,
+    device: DeviceRef | None = None,
+) -> Tensor:
+    """Return a copy of the rows; `EngineError` for an id that the table has no row for."""
+    from torch.nn import functional
+
+    # Blocks stay on the CPU, whatever the device of their numbers.
+    ids = ids.to(weight.device)
+    require_inside(ids, weight.shape[0])
+    rows = functional.embedding(ids.long(), weight)
+    if encoding is None or dtype is None or device is None:
+        return rows
+    return decode_blocks(rows, encoding, dtype).to(torch_device(device))
+
+
+EMBEDDING = Op("embedding", infer_embedding, lower_embedding, takes_blocks=True, picks_rows=True)

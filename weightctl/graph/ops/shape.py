@@ -1,0 +1,196 @@
+"""The same elements in another shape, or their dimensions in another order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import index
+from typing import TYPE_CHECKING, TypeAlias
+
+from weightctl.errors import GraphError
+from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.quantized import to_numbers
+from weightctl.graph.ops.rules import choose_axis, require_broadcast, resolve_axis
+from weightctl.graph.scope import refusing, sizing
+from weightctl.graph.value import apply
+from weightctl.shape import Dim, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value, ValueLike
+    from weightctl.shape import DimLike, ShapeLike
+
+__all__ = [
+    "BROADCAST_TO", "PERMUTE", "RESHAPE", "TRANSPOSE", "UNSQUEEZE",
+    "broadcast_to", "permute", "reshape", "transpose", "unsqueeze",
+]  # fmt: skip
+
+# Sizes, and -1 for one that could not be worked out.
+_Wanted: TypeAlias = "tuple[Dim | int, ...]"
+
+
+def reshape(x: ValueLike, shape: ShapeLike) -> Value:
+    """Return the elements in the same order in another shape; one size may be -1: what is left.
+
+    Raises `GraphError` unless the numbers of elements are equal whatever size the names of
+    dimensions stand for: [batch, seq, 64] becomes [batch, seq, 4, 16] or ["batch*seq", 64], written
+    `Dim("batch") * "seq"`, but not [batch, 64].
+    """
+    value = to_numbers(x)
+    with sizing("reshape", value):
+        wanted = _read_shape(shape)
+    return apply("reshape", value, shape=_fill_rest(value.shape, wanted))
+
+
+def infer_reshape(x: TensorType, *, shape: _Wanted) -> TensorType:
+    """Return the type in the new shape."""
+    if -1 in shape:
+        wanted = ", ".join(map(str, shape))
+        if shape.count(-1) > 1:
+            raise GraphError(f"[{wanted}] has more than one -1", hint="give all sizes but one")
+        raise GraphError(
+            f"there is no size for -1 in [{wanted}] that gives {x.shape.size} elements",
+            hint="the other sizes should divide the number of elements, also as names",
+        )
+    result = Shape(shape)
+    if result.size != x.shape.size:
+        raise GraphError(
+            f"{result.text} has {result.size} elements, not {x.shape.size}",
+            hint="dimensions are equal where their names are; one size may be -1",
+        )
+    return replace(x, shape=result)
+
+
+def lower_reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
+    """Return a view where the strides allow one, else a copy."""
+    return x.reshape(shape)
+
+
+RESHAPE = Op("reshape", infer_reshape, lower_reshape)
+
+
+def _read_shape(shape: ShapeLike) -> _Wanted:
+    """Return a shape as it is asked for, with dimensions and -1."""
+    if isinstance(shape, str) or not hasattr(shape, "__iter__"):
+        raise TypeError(f"a shape is a sequence of dimensions, not {shape!r}")
+    return tuple(-1 if _is_rest(size) else Dim(size) for size in shape)
+
+
+def _is_rest(size: DimLike) -> bool:
+    """Whether a size is -1, which stands for what is left."""
+    return not isinstance(size, Dim | str) and index(size) == -1
+
+
+def _fill_rest(before: Shape, wanted: _Wanted) -> _Wanted:
+    """Put the size that is left in the place of -1, where there is one such size."""
+    if wanted.count(-1) != 1:
+        return wanted
+    left, others = list(before), list[Dim]()
+    for size in wanted:
+        if not isinstance(size, Dim):
+            continue
+        if size in left:
+            left.remove(size)
+        else:
+            others.append(size)
+    total, known = Shape(left).size, Shape(others).size
+    if known == 0 or total // known * known != total:
+        return wanted
+    return tuple(total // known if size == -1 else size for size in wanted)
+
+
+def broadcast_to(x: ValueLike, shape: ShapeLike) -> Value:
+    """Return the value in a larger shape, its dimensions of size 1 repeated, as NumPy does.
+
+    Raises `GraphError` where a dimension, counted from the last, is neither 1 nor the one wanted.
+    """
+    with sizing("broadcast_to", x):
+        wanted = Shape(shape)
+    return apply("broadcast_to", x, shape=wanted)
+
+
+def infer_broadcast_to(x: TensorType, *, shape: Shape) -> TensorType:
+    """Return the type in the larger shape."""
+    require_broadcast("the shape", x.shape, shape)
+    return replace(x, shape=shape)
+
+
+def lower_broadcast_to(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
+    """Return a view, in which the repeated elements are the same memory."""
+    return x.expand(shape)
+
+
+BROADCAST_TO = Op("broadcast_to", infer_broadcast_to, lower_broadcast_to)
+
+
+def permute(x: ValueLike, axes: Sequence[int]) -> Value:
+    """Return the value whose dimension `i` is dimension `axes[i]` of `x`."""
+    with refusing("permute", x, axes=axes):
+        order = tuple(axes)
+    return apply("permute", x, axes=order)
+
+
+def infer_permute(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+    """Return the type with its dimensions in the new order."""
+    order = [resolve_axis(x.rank, axis) for axis in axes]
+    if sorted(order) != list(range(x.rank)):
+        raise GraphError(
+            f"axes {axes} do not name each of {x.rank} dimensions once",
+            hint=f"an order of 0 to {x.rank - 1}",
+        )
+    return replace(x, shape=Shape([x.shape[axis] for axis in order]))
+
+
+def lower_permute(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    """Return a view; nothing is copied."""
+    return x.permute(axes)
+
+
+PERMUTE = Op("permute", infer_permute, lower_permute)
+
+
+def transpose(x: ValueLike, axis_1: int, axis_2: int) -> Value:
+    """Return the value with two of its dimensions exchanged; negative axes count from the last."""
+    return apply("transpose", x, axis_1=axis_1, axis_2=axis_2)
+
+
+def infer_transpose(x: TensorType, *, axis_1: int, axis_2: int) -> TensorType:
+    """Return the type with the two dimensions exchanged."""
+    first, second = resolve_axis(x.rank, axis_1), resolve_axis(x.rank, axis_2)
+    dims = list(x.shape)
+    dims[first], dims[second] = dims[second], dims[first]
+    return replace(x, shape=Shape(dims))
+
+
+def lower_transpose(x: Tensor, *, axis_1: int, axis_2: int) -> Tensor:
+    """Return a view; nothing is copied."""
+    return x.transpose(axis_1, axis_2)
+
+
+TRANSPOSE = Op("transpose", infer_transpose, lower_transpose)
+
+
+def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
+    """Return the value with a dimension of size 1 that is dimension `axis` of the result."""
+    with refusing("unsqueeze", x):
+        chosen = choose_axis(axis, dim)
+        if chosen is None:
+            raise GraphError("the axis is not given", hint="`axis=-1` is the last")
+    return apply("unsqueeze", x, axis=chosen)
+
+
+def infer_unsqueeze(x: TensorType, *, axis: int) -> TensorType:
+    """Return the type with the dimension."""
+    place = resolve_axis(x.rank + 1, axis)
+    return replace(x, shape=Shape([*x.shape[:place], 1, *x.shape[place:]]))
+
+
+def lower_unsqueeze(x: Tensor, *, axis: int) -> Tensor:
+    """Return a view; nothing is copied."""
+    return x.unsqueeze(axis)
+
+
+UNSQUEEZE = Op("unsqueeze", infer_unsqueeze, lower_unsqueeze)
