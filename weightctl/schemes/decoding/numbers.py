@@ -9,15 +9,15 @@ import numpy as np
 
 from weightctl.codecs.scalar import convert, unpack
 from weightctl.dtype import DType
-from weightctl.schemes.dequantize.packing import unpack_table
+from weightctl.schemes.decoding.packing import unpack_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.schemes.dequantize.packing import PackingLayout
-    from weightctl.schemes.dequantize.tables import Region, Table
+    from weightctl.schemes.decoding.packing import PackingLayout
+    from weightctl.schemes.decoding.tables import Region, Table
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["NumberTable", "PackedNumbers", "PlainNumbers", "Powers", "Ternary"]
@@ -108,10 +108,10 @@ class Ternary:
         made = np.empty(region.shape, np.int8)
         top = region.top
         while top < region.bottom:
-            part, row = divmod(top, self.quarter)
+            quarter, row = divmod(top, self.quarter)
             count = min(region.bottom - top, self.quarter - row)
             stored = self.table.read(inputs, region._replace(top=row, bottom=row + count))
-            levels = stored >> np.uint8(2 * part) & np.uint8(3)
+            levels = stored >> np.uint8(2 * quarter) & np.uint8(3)
             made[top - region.top : top - region.top + count] = levels.astype(np.int8) - np.int8(1)
             top += count
         return made

@@ -13,7 +13,7 @@ from weightctl.codecs.q8_0 import Q8_0
 from weightctl.codecs.symmetric import Q4_0
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.tables import Region
+from weightctl.schemes.decoding.tables import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.dequantize.grid import PerBlock
-    from weightctl.schemes.dequantize.numbers import NumberTable
-    from weightctl.schemes.dequantize.values import Scaled
+    from weightctl.schemes.decoding.grid import PerBlock
+    from weightctl.schemes.decoding.numbers import NumberTable
+    from weightctl.schemes.decoding.values import Scaled
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Blocks", "Integers", "Microscaled", "block_encoding"]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.dtype import ENCODINGS
-from weightctl.schemes.dequantize.tables import Region
+from weightctl.schemes.decoding.tables import Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.dequantize.blocks import Blocks
-    from weightctl.schemes.dequantize.values import WeightValues
+    from weightctl.schemes.decoding.blocks import Blocks
+    from weightctl.schemes.decoding.values import WeightValues
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -30,13 +30,13 @@ _SQUARE = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dequantized:
-    """The values of a weight that is stored in parts, float32.
+    """The values of a weight that is stored in several tensors, float32.
 
     `shape` is that of the weight. With `turned` the tables of `values` have the columns of its
-    matrices as rows. `scheme` is what people call the packing.
+    matrices as rows. `label` is what people call the packing.
     """
 
-    scheme: str
+    label: str
     shape: tuple[int, ...]
     values: WeightValues
     turned: bool = False
@@ -55,21 +55,21 @@ class Dequantized:
         for strip in _strips(self.shape, first, first + made.size, turned=self.turned):
             values = self.values.read(inputs, strip.region)
             rows = (_transpose(values) if self.turned else values).reshape(-1)
-            part = rows[strip.skip : strip.skip + strip.stop - strip.start]
-            made[strip.start - first : strip.stop - first] = part
+            own = rows[strip.skip : strip.skip + strip.stop - strip.start]
+            made[strip.start - first : strip.stop - first] = own
 
     def __str__(self) -> str:
-        return f"dequantized {self.scheme}"
+        return f"dequantized {self.label}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repacked:
-    """The same numbers in blocks of ggml, bit for bit; `turned` and `scheme` as in `Dequantized`.
+    """The same numbers in blocks of ggml, bit for bit; `turned` and `label` as in `Dequantized`.
 
     The shape has rows of whole blocks.
     """
 
-    scheme: str
+    label: str
     shape: tuple[int, ...]
     blocks: Blocks
     turned: bool = False
@@ -94,7 +94,7 @@ class Repacked:
             made[begin:end] = packed[skip : skip + end - begin]
 
     def __str__(self) -> str:
-        return f"{self.scheme} repacked as {self.blocks.encoding.name}"
+        return f"{self.label} repacked as {self.blocks.encoding.name}"
 
 
 def _transpose(values: F32) -> F32:
@@ -118,7 +118,7 @@ class _Strip(NamedTuple):
 
 
 def _strips(shape: tuple[int, ...], start: int, stop: int, *, turned: bool) -> Iterator[_Strip]:
-    """Cut a run of elements: into whole rows, or, where rows are very long, into parts of one."""
+    """Cut a run of elements: into whole rows, or, where rows are very long, into pieces of one."""
     columns = shape[-1] if shape else 1
     # Of a turned matrix no strip has rows of two.
     height = shape[-2] if turned and len(shape) > 1 else prod(shape[:-1])
