@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, tiles, times
+from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly, tiles
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
 from weightctl.schemes.names import QWEIGHT, NameEndings
 from weightctl.schemes.scheme import Scheme
@@ -39,7 +39,7 @@ def _infer_matrix(candidate: Candidate) -> LogicalWeight | None:
     groups, outputs = candidate.scales.shape
     if candidate.shape(".qzeros") not in {None, (groups, columns)} or not tiles(groups, inputs):
         return None
-    return _make_weight((outputs, inputs), times(32 * columns, outputs))
+    return _make_weight((outputs, inputs), divide_exactly(32 * columns, outputs))
 
 
 def _infer_vector(candidate: Candidate) -> LogicalWeight | None:
@@ -48,8 +48,8 @@ def _infer_vector(candidate: Candidate) -> LogicalWeight | None:
     zeros = candidate.shape(".qzeros")
     if not zeros or len(zeros) != 2 or not zeros[0] == rows == outputs:
         return None
-    bits = times(32 * zeros[1], groups)
-    return _make_weight((outputs, times(32 * columns, bits)), bits)
+    bits = divide_exactly(32 * zeros[1], groups)
+    return _make_weight((outputs, divide_exactly(32 * columns, bits)), bits)
 
 
 def _infer_fast(candidate: Candidate) -> LogicalWeight | None:
@@ -78,7 +78,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
         scales=stored.per_block(1, grid),
         zeros=decoding.PerBlock(stored.packed(place, layout, 1, grid.table), grid),
     )
-    return decoding.Decoding(stored.shape, values, turned=True, bits=4, middle=8)
+    return decoding.Decoding(stored.shape, values, transposed=True, bits=4, middle=8)
 
 
 def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:

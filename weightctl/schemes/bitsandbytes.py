@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight, ceiling, read_shape
+from weightctl.schemes.candidate import LogicalWeight, divide_up, read_shape
 from weightctl.schemes.names import NameEndings
 from weightctl.schemes.scheme import Scheme
 from weightctl.text.untyped import is_object
@@ -37,7 +37,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
         except (ValueError, RecursionError):
             return None
         shape = read_shape(document.get("shape")) if is_object(document) else None
-        if shape and ceiling(prod(shape), 2) == candidate.numbers.nbytes:
+        if shape and divide_up(prod(shape), 2) == candidate.numbers.nbytes:
             return LogicalWeight(shape, element=kind.upper())
     return None
 

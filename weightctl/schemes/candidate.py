@@ -19,11 +19,11 @@ __all__ = [
     "Candidate",
     "LogicalWeight",
     "align_counts",
-    "ceiling",
     "covers",
+    "divide_exactly",
+    "divide_up",
     "read_shape",
     "tiles",
-    "times",
 ]
 
 # The usual ones first: a few small shapes fit several.
@@ -105,12 +105,12 @@ def read_shape(shape: object) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-def times(whole: int, part: int) -> int:
+def divide_exactly(whole: int, part: int) -> int:
     """Return how often a part goes into a whole; 0 where it leaves a rest."""
     return whole // part if part > 0 and whole % part == 0 else 0
 
 
-def ceiling(whole: int, part: int) -> int:
+def divide_up(whole: int, part: int) -> int:
     """Return how many parts hold a whole."""
     return -(-whole // part)
 
@@ -118,7 +118,7 @@ def ceiling(whole: int, part: int) -> int:
 @lru_cache(maxsize=256)  # a model has few shapes, each in many layers
 def tiles(count: int, length: int) -> bool:
     """Whether so many blocks of one size, the last perhaps cut off, are as long as that."""
-    return 0 < count <= length and ceiling(length, ceiling(length, count)) == count
+    return 0 < count <= length and divide_up(length, divide_up(length, count)) == count
 
 
 @lru_cache(maxsize=256)

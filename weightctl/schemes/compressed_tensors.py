@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, align_counts, ceiling, covers
+from weightctl.schemes.candidate import BITS, LogicalWeight, align_counts, covers, divide_up
 from weightctl.schemes.cutting import (
     Along,
     cut_beside,
@@ -40,7 +40,10 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
         return None
     for bits in BITS:
         # Earlier versions split no number between two words.
-        fitting = {ceiling(shape[-1] * bits, _WORD_BITS), ceiling(shape[-1], _WORD_BITS // bits)}
+        fitting = {
+            divide_up(shape[-1] * bits, _WORD_BITS),
+            divide_up(shape[-1], _WORD_BITS // bits),
+        }
         if numbers[-1] in fitting:
             return LogicalWeight(shape, bits) if covers(candidate.scales.shape, shape) else None
     return None
@@ -126,10 +129,10 @@ def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
     """Return what words have of an axis; the last may be filled in part."""
     bits = stored.bits
     length, words = stored.shape[axis], info.shape[axis] if info.shape else 0
-    if words == ceiling(length * bits, _WORD_BITS):
+    if words == divide_up(length * bits, _WORD_BITS):
         return cut_in_ratio(axis, _WORD_BITS, bits)
     # Its first versions split no number between two words, which no shard would tell either.
-    if words == ceiling(length, _WORD_BITS // bits):
+    if words == divide_up(length, _WORD_BITS // bits):
         return Along(axis, length, words)
     raise stored.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
 

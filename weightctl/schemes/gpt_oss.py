@@ -41,7 +41,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     if not stored.numbers.name.endswith("_blocks") or len(found.shape) != 3:
         return found
     experts, outputs, inputs = found.shape
-    return found._replace(shape=(experts, inputs, outputs), turned=True)
+    return found._replace(shape=(experts, inputs, outputs), transposed=True)
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:

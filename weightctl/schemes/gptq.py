@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, tiles, times
+from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly, tiles
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
 from weightctl.schemes.names import QWEIGHT
 from weightctl.schemes.scheme import Scheme
@@ -31,13 +31,13 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     zeros, order = candidate.shape(".qzeros"), candidate.shape(".g_idx")
     # Symmetric quantization may leave the zeros out.
     if zeros:
-        bits = times(32 * zeros[-1], outputs)
+        bits = divide_exactly(32 * zeros[-1], outputs)
     elif order and order != (0,):
-        bits = times(32 * rows, order[0])
+        bits = divide_exactly(32 * rows, order[0])
     else:
         bits = candidate.number("bits")
-    inputs = times(32 * rows, bits)
-    if zeros not in {None, (groups, times(bits * outputs, 32))}:
+    inputs = divide_exactly(32 * rows, bits)
+    if zeros not in {None, (groups, divide_exactly(bits * outputs, 32))}:
         return None
     # An order may be of groups that are no runs.
     if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
@@ -71,7 +71,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
         zeros=zeros,
         zero=0 if zeros else middle,
     )
-    return decoding.Decoding(stored.shape, values, turned=True, bits=bits, middle=middle)
+    return decoding.Decoding(stored.shape, values, transposed=True, bits=bits, middle=middle)
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight, times
+from weightctl.schemes.candidate import LogicalWeight, divide_exactly
 from weightctl.schemes.cutting import Along, cut_companion, cut_packed
 from weightctl.schemes.names import COMPRESSED, MLX, SCALED
 
@@ -69,7 +69,7 @@ def _infer_blocks(
         return None
     for axis in range(len(numbers) - 1, max(len(numbers) - 3, -1), -1):
         length = block * scales[axis]
-        if times(8 * packed.size * numbers[axis], packed.block * length) == bits:
+        if divide_exactly(8 * packed.size * numbers[axis], packed.block * length) == bits:
             shape = (*numbers[:axis], length, *numbers[axis + 1 :])
             if shape == (*scales[:axis], length, *scales[axis + 1 :]):
                 return LogicalWeight(shape)

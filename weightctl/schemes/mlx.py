@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, times
+from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly
 from weightctl.schemes.cutting import cut_upright
 from weightctl.schemes.names import MLX
 from weightctl.schemes.scheme import Scheme
@@ -25,7 +25,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     if not numbers or not scales or numbers[:-1] != scales[:-1] or biases != scales:
         return None
     columns = scales[-1] * candidate.number("group_size")
-    bits = times(32 * numbers[-1], columns)
+    bits = divide_exactly(32 * numbers[-1], columns)
     return LogicalWeight((*numbers[:-1], columns), bits) if bits in BITS else None
 
 

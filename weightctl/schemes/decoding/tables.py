@@ -35,7 +35,7 @@ class Region(NamedTuple):
         return self.bottom - self.top, self.right - self.left
 
     @property
-    def turned(self) -> Region:
+    def transposed(self) -> Region:
         """The same with rows for columns."""
         return Region(self.left, self.right, self.top, self.bottom)
 

@@ -43,7 +43,7 @@ _MOST_READ = 16 << 20
 class Decoding(NamedTuple):
     """How a weight is made of its tensors.
 
-    `values` give it as a matrix, or several; with `turned` the columns of those are its rows.
+    `values` give it as a matrix, or several; with `transposed` the columns of those are its rows.
     `shape` is that of the weight. Integers have `bits` bits, with `middle` in their middle, and 0
     bits where they fit no blocks of ggml. `microscaled` has the weight as MXFP4, where it is
     that, with rows as they are stored.
@@ -51,7 +51,7 @@ class Decoding(NamedTuple):
 
     shape: tuple[int, ...]
     values: WeightValues
-    turned: bool = False
+    transposed: bool = False
     bits: int = 0
     middle: int = 0
     microscaled: Microscaled | None = None
@@ -223,10 +223,10 @@ class SchemeTensors:
             raise self.cannot_dequantize(
                 f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
             )
-        said = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
-        if bool((said == -1).all()):
+        order = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
+        if bool((order == -1).all()):
             return self.grid(shape, counts, axis)
-        if said.min() < 0 or said.max() >= groups:
+        if order.min() < 0 or order.max() >= groups:
             raise self.cannot_dequantize(
                 f"`{info.name}` names groups beyond the {groups} that there are"
             )
@@ -234,10 +234,10 @@ class SchemeTensors:
         one[axis] = 1
         others = self.grid(shape, one, axis)
         # By place, the first group has the size of all but the last.
-        size = max(1, int((said == 0).sum()))
+        size = max(1, int((order == 0).sum()))
         blocks = [*others.blocks]
         blocks[axis] = size
-        if np.array_equal(said, np.arange(said.size) // size):
+        if np.array_equal(order, np.arange(order.size) // size):
             return BlockGrid(shape, counts, tuple(blocks))
         return BlockGrid(shape, counts, others.blocks, Order(place, axis + 2, groups))
 

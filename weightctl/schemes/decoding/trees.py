@@ -98,7 +98,7 @@ def _merge(
     if in_blocks:
         step = _make_repacking_step(stored, decoded, may_read=may_read)
     if step is None:
-        step = Dequantized(stored.weight.label, decoded.shape, decoded.values, decoded.turned)
+        step = Dequantized(stored.weight.label, decoded.shape, decoded.values, decoded.transposed)
     return DerivedTensor(stored.weight.name, step, stored.tensors)
 
 
@@ -112,7 +112,7 @@ def _make_repacking_step(
     if not decoded.bits or not isinstance(values, Scaled) or decoded.shape[-1] % 32:
         return None
     grid = values.scales.grid
-    axis = -2 if decoded.turned else -1
+    axis = -2 if decoded.transposed else -1
     if grid.order is not None or (grid.blocks[axis] % 32 and grid.counts[axis] != 1):
         return None
     are_half = values.zeros is None and all(
@@ -127,7 +127,9 @@ def _make_repacking_step(
     )
     if encoding is None:
         return None
-    return Repacked(stored.weight.label, decoded.shape, Integers(values, encoding), decoded.turned)
+    return Repacked(
+        stored.weight.label, decoded.shape, Integers(values, encoding), decoded.transposed
+    )
 
 
 def _aliases(
