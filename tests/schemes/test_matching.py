@@ -255,5 +255,8 @@ def test_no_header_makes_it_fail(
 
 
 def test_neither_numpy_nor_torch_is_loaded() -> None:
-    program = "import sys, weightctl.schemes.matching; sys.exit('numpy' in sys.modules)"
+    program = (
+        "import sys; from weightctl.schemes.matching import load_schemes; load_schemes(); "
+        "sys.exit('numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
