@@ -221,7 +221,7 @@ REPLACED = {
     "chosen", "known", "spelled", "planted", "hashed",
 }  # fmt: skip
 # Tables list the modules of these folders.
-LARGE = {"cli", "families"}
+LARGE = {"cli", "families", "schemes"}
 
 
 def test_names_are_those_of_the_glossary() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
-from weightctl.schemes.logical.adapters import Adapter, adapter
+from weightctl.schemes.adapters import Adapter, adapter
 from weightctl.weights import Header, TensorInfo
 from weightctl.weights.metadata import MetadataValue
 

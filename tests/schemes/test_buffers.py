@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weightctl.dtype import ENCODINGS
-from weightctl.schemes.logical import is_buffer
+from weightctl.schemes.buffers import is_buffer
 from weightctl.weights import TensorInfo
 
 

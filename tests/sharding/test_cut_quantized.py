@@ -287,6 +287,18 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any]]]
         lambda: {"l.weight": levels_of(1, (4, 64), 8).byte(), "l.weight_scale": torch.ones(1)},
         {"quant_method": "bitnet"},
     ),
+    "F8_E4M3 scaled": (
+        lambda: {
+            "l.weight": levels_of(1, (8, 64), 7).to(torch.float8_e4m3fn),
+            "l.weight_scale": torch.ones(8, 1),
+            "l.weight_zero_point": torch.zeros(1, 1, dtype=torch.int32),
+        },
+        {},
+    ),
+    "INT4 scaled": (
+        lambda: of_compressed(4) | {"l.weight_zero_point": torch.zeros(2, 2, 2)},
+        {},
+    ),
 }
 
 

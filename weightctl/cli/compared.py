@@ -100,4 +100,4 @@ def _differs(one: Side | None, other: Side | None) -> tuple[str, ...]:
 
 
 def _list_stored_names(entry: Entry) -> tuple[str, ...]:
-    return (entry.name,) if isinstance(entry, TensorInfo) else entry.parts
+    return (entry.name,) if isinstance(entry, TensorInfo) else entry.tensors

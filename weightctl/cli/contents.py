@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.cli.splits import grid_text
 from weightctl.formats.huggingface import config
 from weightctl.formats.sharded.gathered import GatheredSource
-from weightctl.schemes.logical import adapter, find_quantized, is_buffer, is_optimizer_state
+from weightctl.schemes.adapters import adapter
+from weightctl.schemes.buffers import is_buffer, is_optimizer_state
+from weightctl.schemes.matching import find_quantized
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of, root_of, source_of
@@ -18,7 +20,8 @@ from weightctl.weights.tree import header_of, root_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.schemes.logical import Adapter, Quantized
+    from weightctl.schemes.adapters import Adapter
+    from weightctl.schemes.matching import Quantized
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import TreeNode
@@ -60,7 +63,7 @@ class Contents:
         self.config = config(header.files)
         self.quantized: Mapping[str, Quantized] = find_quantized(header, self.config, self._read)
         self.part_of = {
-            part: name for name, weight in self.quantized.items() for part in weight.parts
+            tensor: name for name, weight in self.quantized.items() for tensor in weight.tensors
         }
         self.tensors: Mapping[str, TensorInfo] = header.tensors
         self.entries: Mapping[str, Entry] = header.tensors
@@ -100,7 +103,7 @@ class Contents:
             )
 
         def is_meant(name: str, entry: Entry) -> bool:
-            parts: Iterable[str] = () if isinstance(entry, TensorInfo) else entry.parts
+            parts: Iterable[str] = () if isinstance(entry, TensorInfo) else entry.tensors
             return is_shown(name) or any(map(is_shown, parts))
 
         self.tensors = {name: info for name, info in self.tensors.items() if is_shown(name)}
@@ -164,7 +167,7 @@ class Contents:
             if isinstance(entry, TensorInfo):
                 label, nbytes = entry.encoding.name, extents[name].nbytes
             else:
-                label, nbytes = entry.scheme, entry.nbytes
+                label, nbytes = entry.label, entry.nbytes
             by_kind[label] = by_kind.get(label, 0) + nbytes
             if name not in buffers:
                 # Few shapes are many tensors'.
@@ -181,7 +184,7 @@ def kind(entry: Entry) -> tuple[str, float | None]:
     """Return how an entry is stored: an encoding, or a scheme and the bits of each weight."""
     if isinstance(entry, TensorInfo):
         return entry.encoding.name, None
-    return entry.scheme, entry.bits
+    return entry.label, entry.bits
 
 
 def label(stored: tuple[str, float | None]) -> str:

@@ -65,9 +65,9 @@ def document(
             {
                 "name": weight.name,
                 "shape": list(weight.shape),
-                "scheme": weight.scheme,
+                "scheme": weight.label,
                 "bits_per_weight": weight.bits,
-                "parts": list(weight.parts),
+                "parts": list(weight.tensors),
             }
             for weight in contents.quantized.values()
         ],

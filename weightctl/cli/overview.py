@@ -84,7 +84,7 @@ def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int
             return (shape, encoding.name, shardings.get(name)), 1, extents[name].nbytes
         if isinstance(entry, Leaf):
             return entry, 0, 0
-        cut = tuple(map(shardings.get, entry.parts))
+        cut = tuple(map(shardings.get, entry.tensors))
         return (entry.shape, kind(entry), cut), 1, entry.nbytes
 
     return look
@@ -107,7 +107,7 @@ def _row(line: OutlineLine[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
         stored = kind(entry)
         cells = make_shape_cells(entry.shape, label(stored), stored[0], line.times)
         # What scales packed numbers is cut as they are.
-        packed = entry.name if isinstance(entry, TensorInfo) else entry.parts[0]
+        packed = entry.name if isinstance(entry, TensorInfo) else entry.tensors[0]
         return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
-from weightctl.schemes.logical import is_buffer
+from weightctl.schemes.buffers import is_buffer
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.rows import RowRange, StackedEntry
 from weightctl.weights.tree import info_of, source_of

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.families import ARCHS
-from weightctl.schemes.logical import is_buffer
+from weightctl.schemes.buffers import is_buffer
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:

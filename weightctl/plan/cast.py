@@ -15,7 +15,8 @@ from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipes import Recipe, choose, goes_by_role, list_unmatched
 from weightctl.plan.types import encoding_of, type_or_recipe
-from weightctl.schemes.logical import is_buffer, parts
+from weightctl.schemes.buffers import is_buffer
+from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.patterns import regular_expression
 from weightctl.weights.metadata import MetadataValue
 
@@ -285,7 +286,7 @@ def _refuse_second_loss(changed: list[Item]) -> None:
 
 
 def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
-    together = parts(plan.source.header) if changed else set[str]()
+    together = list_scheme_tensors(plan.source.header) if changed else set[str]()
     scaled = [item.source for item in changed if item.source.name in together]
     if scaled:
         first = scaled[0]

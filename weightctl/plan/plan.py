@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
 from weightctl.formats.base import Part
-from weightctl.schemes.logical import parts
+from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.sizes import format_size
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.metadata import text
@@ -251,7 +251,7 @@ class Plan:
         }
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
             return "another format holds it, or another --dtype or --quant"
-        together = parts(self.source.header) if unheld else set[str]()
+        together = list_scheme_tensors(self.source.header) if unheld else set[str]()
         if any(i.info.encoding in unheld and i.source.name in together for i in self.items):
             return "weights with scales beside them cannot be taken apart yet: start from others"
         if any(encoding.quantization for encoding in unheld):

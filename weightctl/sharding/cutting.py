@@ -13,7 +13,8 @@ from weightctl.split import Sharding, part_along, shares
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.sharding.footprints import Along, WeightFootprint
+    from weightctl.schemes.cutting import Along
+    from weightctl.sharding.footprints import WeightFootprint
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.sharing import HeadCounts, Shared
     from weightctl.split import Grid, Part, Range

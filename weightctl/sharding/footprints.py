@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import gcd, lcm
+from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.schemes.cutting import Along
 from weightctl.split import Cut
 
 if TYPE_CHECKING:
@@ -14,25 +15,11 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 __all__ = [
-    "Along",
     "Footprint",
     "WeightFootprint",
-    "find_packed_axes",
     "own_part",
     "plain",
-    "ratio",
 ]
-
-
-class Along(NamedTuple):
-    """The axis of a stored tensor along which there are `elements` for each `block` of a weight's.
-
-    It is cut where the weight is cut at a multiple of `block`.
-    """
-
-    axis: int
-    block: int = 1
-    elements: int = 1
 
 
 class Footprint(NamedTuple):
@@ -88,22 +75,3 @@ def plain(info: TensorInfo) -> WeightFootprint:
     crosses = bool(info.shape) and info.shape[-1] % block != 0
     refusal = "its blocks go on from one row into the next" if crosses else ""
     return WeightFootprint(info.name, info.shape, (Footprint(info, tuple(along)),), refusal=refusal)
-
-
-def ratio(axis: int, length: int, count: int) -> Along:
-    """Return what an axis of `count` elements has of one that is of `length`, packed in order."""
-    divisor = gcd(length, count)
-    return Along(axis, length // divisor, count // divisor)
-
-
-def find_packed_axes(info: TensorInfo, shape: Sequence[int]) -> tuple[Along | None, ...]:
-    """Return what numbers of a tensor, packed in order along its axes, have of a weight's axes."""
-    made: list[Along | None] = []
-    for axis, (length, count) in enumerate(zip(shape, info.shape, strict=True)):
-        own = ratio(axis, length, count)
-        if axis == len(shape) - 1 and info.encoding.block > 1:
-            # Several of them are one element of the file.
-            block = lcm(own.elements, info.encoding.block)
-            own = Along(axis, own.block * block // own.elements, block)
-        made.append(own)
-    return tuple(made)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
-from weightctl.formats.huggingface import config as config_beside
-from weightctl.schemes.logical import find_quantized
-from weightctl.schemes.logical import parts as parts_in
-from weightctl.sharding.footprints import plain
+from weightctl.errors import ConversionError
+from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.sharding.footprints import Footprint, WeightFootprint, plain
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.sharding.footprints import WeightFootprint
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding.tensors import SchemeTensors
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["as_meant", "stored_weights"]
 
 _ALONE = "it looks like a part of a quantized weight whose shape nothing says"
+_SHAPE = ".weight_shape"
 
 
 def stored_weights(source: Source) -> dict[str, WeightFootprint]:
@@ -32,36 +34,43 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
     Small tensors that say the shapes of others are read, and nothing else.
     """
     header = source.header
-    together = parts_in(header)
+    together = list_scheme_tensors(header)
     if not together:
         return {name: plain(info) for name, info in header.tensors.items()}
     # NumPy, which nothing else here needs.
-    from weightctl.schemes.dequantize.parts import SchemeTensors
-    from weightctl.schemes.dequantize.settings import Settings
-    from weightctl.sharding.scales import make_footprint
+    from weightctl.schemes.decoding.tensors import find_scheme_tensors
 
-    config = config_beside(header.files)
-    settings = Settings(config)
-
-    def read(name: str) -> bytes:
-        made = bytearray(header.tensors[name].nbytes)
-        source.read_into(name, 0, memoryview(made))
-        return bytes(made)
-
-    found = find_quantized(header, config, read)
-    owner = {part: each for each in found.values() for part in each.parts}
+    found = find_scheme_tensors(source)
+    owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}
     weights: dict[str, WeightFootprint] = {}
     for name, info in header.tensors.items():
-        each = owner.get(name)
-        if each is None:
+        own = owner.get(name)
+        if own is None:
             weight = plain(info)
             weights[name] = weight._replace(refusal=_ALONE) if name in together else weight
-        elif each.name not in weights:
-            tensors = tuple(StoredTensor(source, part) for part in each.parts)
-            layer = settings.of(each.name.removesuffix(".weight"))
-            parts = SchemeTensors(each.name, each.shape, each.scheme, tensors, layer)
-            weights[each.name] = make_footprint(parts)
+        elif own not in weights:
+            weights[own] = _make_footprint(found[own])
     return weights
+
+
+def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
+    """Return a quantized weight; where its tensors cannot be cut alike it says why."""
+    name, shape, scheme = stored.weight.name, stored.shape, stored.weight.scheme
+    axes: Sequence[Axes] | None = None
+    if scheme.cut is not None:
+        with suppress(ConversionError):
+            axes = scheme.cut(stored)
+    if axes is None:
+        whole = tuple(Footprint(each.info, (None,) * len(shape)) for each in stored.tensors)
+        refusal = f"it is stored as {stored.weight.label}, in tensors that cannot be cut alike"
+        return WeightFootprint(name, shape, whole, refusal)
+    footprints = (
+        Footprint(tensor.info, tuple(own)) for tensor, own in zip(stored.tensors, axes, strict=True)
+    )
+    note = ""
+    if stored.find(_SHAPE) is not None:
+        note = f"`{_SHAPE}` beside packed numbers says the shape of the whole on every rank"
+    return WeightFootprint(name, shape, tuple(footprints), note=note)
 
 
 def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Checkpoint:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.matching import OF_TOKENS
-from weightctl.schemes.logical import parts
+from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.sharding.vllm_names import FAMILIES, RELEASE
 from weightctl.text.untyped import is_list
 from weightctl.weights.tree import header_of
@@ -62,7 +62,7 @@ def _refuse_grid(plan: ShardPlan) -> None:
 
 def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
     header = plan.source.header
-    packed = parts(header)
+    packed = list_scheme_tensors(header)
     if packed:
         told = f"`{next(iter(packed))}` is a part of a quantized weight"
         raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)

@@ -16,7 +16,7 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.select import select
-from weightctl.schemes.logical import parts
+from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.patterns import select_names
 from weightctl.weights.tree import header_of
 
@@ -88,7 +88,8 @@ def plan_of(
         if apart and is_model:
             plan = replace(plan, documents=_make_unquantized_config(stored))
     if not is_cast:
-        plan = _in_one_dtype(plan, parts(header_of(stored)) if apart else set(), stored)
+        together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
+        plan = _in_one_dtype(plan, together, stored)
     return select(plan, include, exclude)
 
 

@@ -10,7 +10,7 @@ from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.arch import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
-from weightctl.schemes.logical import is_buffer
+from weightctl.schemes.buffers import is_buffer
 from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
 from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized

@@ -15,7 +15,7 @@ from weightctl.graph.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.graph.weight import Weight
 from weightctl.nn.precision import weight_as
-from weightctl.schemes.logical import is_buffer
+from weightctl.schemes.buffers import is_buffer
 from weightctl.text.wording import join_names
 from weightctl.verify.figures import ForwardFigures, MatrixGain
 from weightctl.verify.results import Problem, Result

@@ -17,7 +17,7 @@ _KEYS = ("quantization_config", "quantization", "compression_config")
 class Settings:
     """The quantization settings of a config.json, which may be anybody's; empty where it has none.
 
-    Models of text and images may have them with the text part.
+    Models of text and images may have them with those of the text.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.tables import Region
+from weightctl.schemes.decoding.tables import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.schemes.dequantize.numbers import NumberTable
+    from weightctl.schemes.decoding.numbers import NumberTable
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["BlockGrid", "Order", "PerBlock"]
@@ -26,13 +26,13 @@ __all__ = ["BlockGrid", "Order", "PerBlock"]
 class Order:
     """A stored tensor that says of each index of an axis (0 or 1) in which of `groups` it is."""
 
-    part: int
+    place: int
     axis: int
     groups: int
 
     def read(self, inputs: Sequence[ReadableTensor], first: int, last: int) -> NDArray[np.int64]:
         """Return the groups of a run of indices; `ConversionError` for any that does not exist."""
-        tensor = inputs[self.part]
+        tensor = inputs[self.place]
         size = tensor.info.encoding.size
         raw = np.empty((last - first) * size, np.uint8)
         tensor.read_into(first * size, raw.data)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Region", "Table"]
 
-# Bytes that are read at a time where rows are read whole for a part of them.
+# Bytes that are read at a time where rows are read whole for some of their columns.
 _BAND = 4 << 20
 # A request takes as long as copying this many bytes.
 _REQUEST = 8 << 10
@@ -35,21 +35,21 @@ class Region(NamedTuple):
         return self.bottom - self.top, self.right - self.left
 
     @property
-    def turned(self) -> Region:
+    def transposed(self) -> Region:
         """The same with rows for columns."""
         return Region(self.left, self.right, self.top, self.bottom)
 
 
 class Table(NamedTuple):
-    """A stored tensor as rows of `columns` words of a NumPy type; `part` is its place in inputs."""
+    """A stored tensor as rows of `columns` words of a NumPy type; `place` is its index."""
 
-    part: int
+    place: int
     columns: int
     word: str
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region) -> NDArray[Any]:
         """Return a rectangle, of the shape of `region`."""
-        tensor, kind = inputs[self.part], np.dtype(self.word)
+        tensor, kind = inputs[self.place], np.dtype(self.word)
         rows, width = region.shape
         stride, piece = self.columns * kind.itemsize, width * kind.itemsize
         begin = region.top * stride + region.left * kind.itemsize

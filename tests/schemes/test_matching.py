@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
-from weightctl.schemes.logical import MARKS, find_quantized, parts
-from weightctl.schemes.logical.schemes import SCHEMES
+from weightctl.schemes import SCHEMES
+from weightctl.schemes.matching import MARKS, find_quantized, list_scheme_tensors, load_schemes
 from weightctl.weights import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+SCHEME_OF = dict(zip(SCHEMES, load_schemes(), strict=True))
+NAMES = {names for scheme in SCHEME_OF.values() for names in scheme.names}
 
 
 def nothing(name: str) -> NoReturn:
@@ -36,33 +39,53 @@ def test_a_weight_stored_in_parts_is_one_weight(weight: str, scheme: str, tensor
     name, shape = weight.split()
     assert list(find_quantized(header, examples.CONFIG, examples.read)) == [name]
     found = find_quantized(header, examples.CONFIG, examples.read)[name]
-    assert (found.shape, found.scheme) == (examples.numbers(shape), scheme)
-    assert found.parts[0] == next(iter(header.tensors))
-    assert set(found.parts) == set(header.tensors) == parts(header)
+    assert (found.shape, found.label) == (examples.numbers(shape), scheme)
+    assert found.tensors[0] == next(iter(header.tensors))
+    assert set(found.tensors) == set(header.tensors) == list_scheme_tensors(header)
     assert found.nbytes == sum(info.nbytes for info in header.tensors.values())
 
 
-def test_every_line_of_the_table_has_an_example() -> None:
+def test_all_names_have_an_example() -> None:
     tensors = [examples.header_of(row[3]).tensors for row in examples.TABLE]
     tensors.append(examples.header_of(examples.QUANTO_4_BIT).tensors)
-    for scheme in SCHEMES:
+    for names in NAMES:
         assert any(
-            scheme.gather(info, example, {}, lambda *_: None)
+            names.gather(info, example, {}, lambda *_: None)
             for example in tensors
             for info in example.values()
-        ), scheme
+        ), names
 
 
-def test_the_scales_of_every_line_are_looked_for_and_nothing_else() -> None:
-    assert all(scheme.scales.endswith(MARKS) for scheme in SCHEMES)
-    assert set(MARKS) <= {scheme.scales for scheme in SCHEMES}
+def test_every_scheme_but_one_without_shapes_has_an_example() -> None:
+    found = {
+        weight.scheme
+        for row in examples.TABLE
+        for weight in find_quantized(
+            examples.header_of(row[3]), examples.CONFIG, examples.read
+        ).values()
+    }
+    others = {name for name, scheme in SCHEME_OF.items() if scheme not in found}
+    # Only the config tells BitNet, and nothing quanto's integers.
+    assert others == {"bitnet", "quanto"}
+
+
+def test_the_scales_of_every_scheme_are_looked_for_and_nothing_else() -> None:
+    for name, scheme in SCHEME_OF.items():
+        endings = SCHEMES[name].scales
+        assert all(names.scales.endswith(endings) for names in scheme.names)
+        assert all(any(names.scales.endswith(end) for names in scheme.names) for end in endings)
+    assert set(MARKS) <= {names.scales for names in NAMES}
 
 
 def test_parts_are_known_where_the_shape_of_the_weight_is_not() -> None:
     header = examples.header_of(examples.QUANTO_4_BIT)
     assert find_quantized(header, {}, nothing) == {}
-    assert parts(header) == set(header.tensors)
-    assert parts(examples.header_of(examples.MLX)) == {"l.weight", "l.scales", "l.biases"}
+    assert list_scheme_tensors(header) == set(header.tensors)
+    assert list_scheme_tensors(examples.header_of(examples.MLX)) == {
+        "l.weight",
+        "l.scales",
+        "l.biases",
+    }
 
 
 def test_bits_count_the_scales() -> None:
@@ -78,7 +101,7 @@ def test_bits_count_the_scales() -> None:
 def test_what_shapes_leave_open_the_config_says(settings: object, schemes: list[str]) -> None:
     header = examples.header_of("l.qweight I32 1792x4096, l.scales F16 112x4096")
     found = find_quantized(header, {"quantization_config": settings}, nothing)
-    assert [weight.scheme for weight in found.values()] == schemes
+    assert [weight.label for weight in found.values()] == schemes
 
 
 def test_bitnet_is_known_by_its_config() -> None:
@@ -86,7 +109,7 @@ def test_bitnet_is_known_by_its_config() -> None:
     assert find_quantized(header, {}, nothing) == {}
     config = {"quantization_config": {"quant_method": "bitnet"}}
     weight = find_quantized(header, config, nothing)["l.weight"]
-    assert (weight.shape, weight.scheme) == ((2560, 2560), "BitNet 1.58-bit")
+    assert (weight.shape, weight.label) == ((2560, 2560), "BitNet 1.58-bit")
 
 
 def test_weights_are_in_the_order_of_their_first_parts() -> None:
@@ -100,12 +123,12 @@ def test_weights_are_in_the_order_of_their_first_parts() -> None:
 def test_what_only_stands_beside_a_weight_is_no_part_of_it() -> None:
     beside = ", l.bias F16 4096, l.norm.weight F16 4096, l.norm.scale F16 4096, l.k_scale F32 1"
     header = examples.header_of(examples.AWQ + beside)
-    assert find_quantized(header, {}, nothing)["l.weight"].parts == (
+    assert find_quantized(header, {}, nothing)["l.weight"].tensors == (
         "l.qweight",
         "l.scales",
         "l.qzeros",
     )
-    assert parts(header) == {"l.qweight", "l.scales", "l.qzeros"}
+    assert list_scheme_tensors(header) == {"l.qweight", "l.scales", "l.qzeros"}
 
 
 @pytest.mark.parametrize(
@@ -194,11 +217,11 @@ def test_a_model_that_is_not_quantized_has_no_weights_in_parts() -> None:
         "l.weight BF16 8x8, l.bias BF16 8, l.norm.scale BF16 8, l.embed.weight I8 9"
     )
     assert find_quantized(header, {}, nothing) == {}
-    assert parts(header) == set()
+    assert list_scheme_tensors(header) == set()
 
 
 ENDINGS = sorted(
-    {"l" + ending for line in SCHEMES for ending in (line.scales, line.numbers, *line.others)}
+    {"l" + ending for names in NAMES for ending in (names.scales, names.numbers, *names.others)}
 )
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 40, 64, 128, 256, 4096, 2**40, 2**63])
 SHAPES = st.lists(SIZES, max_size=4).map(tuple)
@@ -223,14 +246,17 @@ def test_no_header_makes_it_fail(
     extents = {name: Extent(0, 0, 2**62) for name in tensors}
     header = Header("safetensors", ("a",), tensors, extents)
     found = find_quantized(header, config, lambda _: content)
-    named = [part for weight in found.values() for part in weight.parts]
+    named = [part for weight in found.values() for part in weight.tensors]
     assert len(named) == len(set(named))
-    assert set(named) <= parts(header) <= set(tensors)
+    assert set(named) <= list_scheme_tensors(header) <= set(tensors)
     for weight in found.values():
         assert weight.size > 0
         assert math.isfinite(weight.bits)
 
 
 def test_neither_numpy_nor_torch_is_loaded() -> None:
-    program = "import sys, weightctl.schemes.logical; sys.exit('numpy' in sys.modules)"
+    program = (
+        "import sys; from weightctl.schemes.matching import load_schemes; load_schemes(); "
+        "sys.exit('numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

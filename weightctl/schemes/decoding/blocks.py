@@ -13,7 +13,7 @@ from weightctl.codecs.q8_0 import Q8_0
 from weightctl.codecs.symmetric import Q4_0
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.tables import Region
+from weightctl.schemes.decoding.tables import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.dequantize.grid import PerBlock
-    from weightctl.schemes.dequantize.numbers import NumberTable
-    from weightctl.schemes.dequantize.values import Scaled
+    from weightctl.schemes.decoding.grid import PerBlock
+    from weightctl.schemes.decoding.numbers import NumberTable
+    from weightctl.schemes.decoding.values import Scaled
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["Blocks", "Integers", "Microscaled", "block_encoding"]
@@ -45,8 +45,8 @@ class Blocks(Protocol):
         """What they are."""
         ...
 
-    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
-        """Return a rectangle as rows of bytes; with `turned` its columns become the rows."""
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
+        """Return a rectangle as rows of bytes; with `transposed` its columns become the rows."""
         ...
 
 
@@ -57,9 +57,9 @@ class Integers:
     values: Scaled
     encoding: Encoding
 
-    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
         """Return a rectangle as rows of bytes."""
-        levels = _group_rows(self.values.numbers.read(inputs, region), turned=turned)
+        levels = _group_rows(self.values.numbers.read(inputs, region), transposed=transposed)
         if levels.dtype == np.int8 and self.encoding.name != "Q8_0":
             levels = levels.view(np.uint8) + np.uint8(8)
         elif levels.dtype == np.uint8 and self.encoding.name == "Q8_0":
@@ -67,16 +67,16 @@ class Integers:
             levels = levels.view(np.int8)
         made = np.empty(levels.shape[:2], _BLOCKS[self.encoding.name])
         # Of each 32 columns one tells the scale.
-        first = _firsts(region, turned=turned)
+        first = _firsts(region, transposed=transposed)
         with np.errstate(all="ignore"):
             scales = self.values.scales_of(inputs, region)
-            made["scale"] = _sample_scales(scales, region, first, turned=turned)
+            made["scale"] = _sample_scales(scales, region, first, transposed=transposed)
             if self.encoding.name == "Q8_0":
                 made["q"] = levels
                 return made.view(np.uint8)
             if self.encoding.name == "Q4_1":
                 mins = self._mins(inputs, region, scales)
-                made["min"] = _sample_scales(mins, region, first, turned=turned)
+                made["min"] = _sample_scales(mins, region, first, transposed=transposed)
         made["low"] = levels[..., :16] | levels[..., 16:] << np.uint8(4)
         return made.view(np.uint8)
 
@@ -101,9 +101,9 @@ class Microscaled:
         """MXFP4."""
         return ENCODINGS["MXFP4"]
 
-    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, turned: bool) -> U8:
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
         """Return a rectangle; `ConversionError` for a NaN, which blocks of MXFP4 have none of."""
-        codes = _group_rows(self.codes.read(inputs, region), turned=turned)
+        codes = _group_rows(self.codes.read(inputs, region), transposed=transposed)
         made = np.empty(codes.shape[:2], MXFP4.block_dtype)
         exponents = self.exponents.read(inputs, region)
         if self.has_nan and bool((exponents == 255).any()):
@@ -111,29 +111,29 @@ class Microscaled:
                 f"a scale of `{inputs[0].info.name}` is a NaN, which MXFP4 cannot hold",
                 hint="the checkpoint is damaged",
             )
-        first = _firsts(region, turned=turned)
-        made["exponent"] = _sample_scales(exponents, region, first, turned=turned)
+        first = _firsts(region, transposed=transposed)
+        made["exponent"] = _sample_scales(exponents, region, first, transposed=transposed)
         made["q"] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
         return made.view(np.uint8)
 
 
-def _group_rows(levels: NDArray[Any], *, turned: bool) -> NDArray[Any]:
+def _group_rows(levels: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
     """Return numbers as (rows of the weight, blocks, 32)."""
-    rows = np.ascontiguousarray(levels.T if turned else levels)
+    rows = np.ascontiguousarray(levels.T if transposed else levels)
     return rows.reshape(len(rows), -1, _GROUP)
 
 
-def _firsts(region: Region, *, turned: bool) -> slice:
+def _firsts(region: Region, *, transposed: bool) -> slice:
     """Return which columns of the weight are the first ones of blocks."""
-    return slice(0, region.shape[0 if turned else 1], _GROUP)
+    return slice(0, region.shape[0 if transposed else 1], _GROUP)
 
 
 def _sample_scales(
-    scales: NDArray[Any], region: Region, first: slice, *, turned: bool
+    scales: NDArray[Any], region: Region, first: slice, *, transposed: bool
 ) -> NDArray[Any]:
     """Return one scale for each block, from those for all numbers of a region."""
     each = np.broadcast_to(scales, region.shape)
-    return (each.T if turned else each)[:, first]
+    return (each.T if transposed else each)[:, first]
 
 
 def block_encoding(

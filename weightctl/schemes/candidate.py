@@ -1,4 +1,4 @@
-"""The tensors that a quantized weight is stored as, and the arithmetic of fitting them together."""
+"""Tensors that may be one quantized weight, and the arithmetic of fitting them together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BITS", "Logical", "StoredScheme", "ceiling", "covers", "sound", "tiles", "times"]
+__all__ = [
+    "BITS",
+    "Candidate",
+    "LogicalWeight",
+    "align_counts",
+    "covers",
+    "divide_exactly",
+    "divide_up",
+    "read_shape",
+    "tiles",
+]
 
 # The usual ones first: a few small shapes fit several.
 BITS = (4, 8, 2, 3, 6, 5, 7, 1)
@@ -23,15 +33,20 @@ _INTEGERS = {"I32": "i", "I64": "q"}
 _MLX_GROUP = {"group_size": 64}
 
 
-class Logical(NamedTuple):
-    """The shape of a weight, outermost dimension first, and what people call its packing."""
+class LogicalWeight(NamedTuple):
+    """The weight that tensors stand for: its shape, outermost dimension first.
+
+    A number has `bits` bits, where these differ from weight to weight; `element` is what people
+    call the numbers, where a scheme has several kinds.
+    """
 
     shape: tuple[int, ...]
-    scheme: str
+    bits: int = 0
+    element: str = ""
 
 
-class StoredScheme(NamedTuple):
-    """The tensors of one weight; `others` are known by the endings of their names.
+class Candidate(NamedTuple):
+    """Tensors that may be one weight; `others` are known by the endings of their names.
 
     `config` is config.json's content. `content` gives the bytes of a small tensor that stands
     beside numbers, None where they cannot be had.
@@ -70,7 +85,7 @@ class StoredScheme(NamedTuple):
         return found if min(found) > 0 else None
 
     def setting(self, key: str) -> object:
-        """What the config says of the quantization of this layer, None where it says nothing."""
+        """Return a setting of this layer's quantization in the config, None where it has none."""
         settings = self.config.get("quantization") or self.config.get("quantization_config")
         if not is_object(settings):
             return None
@@ -78,32 +93,32 @@ class StoredScheme(NamedTuple):
         return {**_MLX_GROUP, **own}.get(key) if is_object(own) else settings.get(key)
 
     def number(self, key: str) -> int:
-        """What the config says of this layer as a positive integer; 0 where it says none."""
+        """Return a setting of this layer that is a positive integer; 0 where there is none."""
         found = self.setting(key)
         return found if type(found) is int and found > 0 else 0
 
 
-def sound(shape: object) -> tuple[int, ...] | None:
-    """Return a shape as a file gives it; None where it is none, or has no elements."""
+def read_shape(shape: object) -> tuple[int, ...] | None:
+    """Return a shape as a file gives it; None where it is not one, or has no elements."""
     if not is_list(shape) or not all(type(length) is int and length > 0 for length in shape):
         return None
     return tuple(shape)
 
 
-def times(whole: int, part: int) -> int:
-    """How often a part goes into a whole; 0 where that is no whole number."""
+def divide_exactly(whole: int, part: int) -> int:
+    """Return how often a part goes into a whole; 0 where it leaves a rest."""
     return whole // part if part > 0 and whole % part == 0 else 0
 
 
-def ceiling(whole: int, part: int) -> int:
-    """How many parts hold a whole."""
+def divide_up(whole: int, part: int) -> int:
+    """Return how many parts hold a whole."""
     return -(-whole // part)
 
 
 @lru_cache(maxsize=256)  # a model has few shapes, each in many layers
 def tiles(count: int, length: int) -> bool:
     """Whether so many blocks of one size, the last perhaps cut off, are as long as that."""
-    return 0 < count <= length and ceiling(length, ceiling(length, count)) == count
+    return 0 < count <= length and divide_up(length, divide_up(length, count)) == count
 
 
 @lru_cache(maxsize=256)
@@ -115,3 +130,12 @@ def covers(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         scales = tuple(count for count in scales if count != 1)
     scales += (1,) * (len(shape) - len(scales))
     return len(scales) == len(shape) and all(map(tiles, scales, shape))
+
+
+def align_counts(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of scales with as many dimensions as what they are for."""
+    if all(count == 1 for count in counts):
+        return (1,) * len(shape)
+    if len(counts) > len(shape):
+        counts = [count for count in counts if count != 1]
+    return (*counts, *(1,) * (len(shape) - len(counts)))

@@ -1,50 +1,79 @@
-"""The stored tensors of one quantized weight, as tables."""
+"""The stored tensors of one quantized weight, as tables, and how it is made of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weightctl.dtype import DType
 from weightctl.errors import ConversionError
-from weightctl.schemes.dequantize.grid import BlockGrid, Order, PerBlock
-from weightctl.schemes.dequantize.numbers import PackedNumbers, PlainNumbers, Powers
-from weightctl.schemes.dequantize.tables import Table
+from weightctl.formats.huggingface import config as config_beside
+from weightctl.schemes.decoding.grid import BlockGrid, Order, PerBlock
+from weightctl.schemes.decoding.numbers import PackedNumbers, PlainNumbers, Powers
+from weightctl.schemes.decoding.settings import Settings
+from weightctl.schemes.decoding.tables import Table
+from weightctl.schemes.matching import find_quantized
+from weightctl.schemes.names import ACTIVATIONS
+from weightctl.weights.derived import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
-    from weightctl.schemes.dequantize.numbers import NumberTable
-    from weightctl.schemes.dequantize.packing import PackingLayout
-    from weightctl.schemes.dequantize.settings import Settings
+    from weightctl.schemes.decoding.blocks import Microscaled
+    from weightctl.schemes.decoding.numbers import NumberTable
+    from weightctl.schemes.decoding.packing import PackingLayout
+    from weightctl.schemes.decoding.values import WeightValues
+    from weightctl.schemes.matching import Quantized
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.source import Source
 
-__all__ = ["SchemeTensors", "align_counts"]
+__all__ = ["Decoding", "SchemeTensors", "find_scheme_tensors", "is_half"]
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
-# No part that is read at once is larger: what says an order has some bytes for each input.
+# No tensor that is read at once is larger: what says an order has some bytes for each input.
 _MOST_READ = 16 << 20
-# They are for activations: the weight is the same without them.
-_ACTIVATIONS = (
-    "input_scale", "input_zero_point", "input_global_scale", "activation_scale", ".scale_input",
-    ".input_scale_ub", ".output_scale",
-)  # fmt: skip
+
+
+class Decoding(NamedTuple):
+    """How a weight is made of its tensors.
+
+    `values` give it as a matrix, or several; with `transposed` the columns of those are its rows.
+    `shape` is that of the weight. Integers have `bits` bits, with `middle` in their middle, and 0
+    bits where they fit no blocks of ggml. `microscaled` has the weight as MXFP4, where it is
+    that, with rows as they are stored.
+    """
+
+    shape: tuple[int, ...]
+    values: WeightValues
+    transposed: bool = False
+    bits: int = 0
+    middle: int = 0
+    microscaled: Microscaled | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SchemeTensors:
     """The tensors that a weight is stored as, the numbers first and their scales next."""
 
-    name: str
-    shape: tuple[int, ...]
-    scheme: str
+    weight: Quantized
     tensors: tuple[ReadableTensor, ...]
     settings: Settings
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return self.weight.shape
+
+    @property
+    def bits(self) -> int:
+        """The bits of a number, where the scheme does not say it."""
+        return self.weight.number_bits
 
     @property
     def numbers(self) -> TensorInfo:
@@ -57,27 +86,28 @@ class SchemeTensors:
         return self.tensors[1].info
 
     def find(self, *endings: str) -> int | None:
-        """Return the place of the part whose name ends so, None where there is none."""
+        """Return the place of the tensor whose name ends so, None where there is none."""
         for place, tensor in enumerate(self.tensors[2:], start=2):
             if tensor.info.name.endswith(endings):
                 return place
         return None
 
     def refuse_others(self, *endings: str) -> None:
-        """Raise `ConversionError` where there are parts but those that end so."""
+        """Raise `ConversionError` where there are tensors but those that end so."""
         for tensor in self.tensors[2:]:
-            if not tensor.info.name.endswith((*endings, *_ACTIVATIONS)):
+            if not tensor.info.name.endswith((*endings, *ACTIVATIONS)):
                 raise self.cannot_dequantize(f"`{tensor.info.name}` stands beside it")
 
     def cannot_dequantize(self, why: str) -> ConversionError:
         """Return the error for a weight that cannot be dequantized."""
         return ConversionError(
-            f"`{self.name}` is stored as {self.scheme} and cannot be dequantized: {why}",
+            f"`{self.weight.name}` is stored as {self.weight.label} and cannot be dequantized: "
+            f"{why}",
             hint="start from the unquantized model",
         )
 
     def raw(self, place: int) -> bytes:
-        """Return what a part holds, which is small."""
+        """Return what a tensor holds, which is small."""
         tensor = self.tensors[place]
         if tensor.info.nbytes > _MOST_READ:
             raise self.cannot_dequantize(f"`{tensor.info.name}` is of {tensor.info.nbytes} bytes")
@@ -85,8 +115,17 @@ class SchemeTensors:
         tensor.read_into(0, memoryview(made))
         return bytes(made)
 
+    def floats(self, place: int, count: int) -> F32:
+        """Return what a small tensor of so many F32 holds."""
+        info = self.tensors[place].info
+        if info.encoding.name != "F32" or info.size != count:
+            raise self.cannot_dequantize(
+                f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+            )
+        return np.frombuffer(self.raw(place), np.float32).copy()
+
     def table(self, place: int, columns: int | None = None) -> Table:
-        """Return a part as a table of unsigned words; its rows are its last dimension."""
+        """Return a tensor as a table of unsigned words; its rows are its last dimension."""
         info = self.tensors[place].info
         word = _WORDS.get(info.encoding.size)
         if word is None:
@@ -96,7 +135,7 @@ class SchemeTensors:
         return Table(place, columns, word)
 
     def plain(self, place: int, columns: int | None = None, *, powers: bool = False) -> NumberTable:
-        """Return the numbers of a part; with `powers` bytes are exponents of two, plus 127."""
+        """Return the numbers of a tensor; with `powers` bytes are exponents of two, plus 127."""
         info = self.tensors[place].info
         dtype = info.encoding.dtype
         is_readable = dtype is not None and (dtype.is_float or dtype in {DType.int8, DType.uint8})
@@ -108,7 +147,7 @@ class SchemeTensors:
     def packed(
         self, place: int, layout: PackingLayout, axis: int, shape: tuple[int, int], *, plus: int = 0
     ) -> PackedNumbers:
-        """Return a part as a table of packed numbers of a shape, packed along an axis of it."""
+        """Return a tensor as a table of packed numbers of a shape, packed along an axis of it."""
         info, (rows, columns) = self.tensors[place].info, shape
         words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
         if info.size != prod(words) or 8 * info.encoding.size != layout.word:
@@ -123,6 +162,8 @@ class SchemeTensors:
         The sizes of blocks are those that the settings name where these fit, then powers of two,
         then what divides the length. `axis` is where the settings' groups are.
         """
+        if len(shape) != len(counts):
+            raise self.cannot_dequantize(f"scales of shape {[*counts]} are for other axes")
         blocks: list[int] = []
         for place, (length, count) in enumerate(zip(shape, counts, strict=True)):
             distance = place - len(shape)
@@ -144,18 +185,34 @@ class SchemeTensors:
         )
 
     def per_block(self, place: int, grid: BlockGrid, *, powers: bool = False) -> PerBlock:
-        """Return a part as the numbers of a grid's blocks."""
+        """Return a tensor as the numbers of a grid's blocks."""
         info = self.tensors[place].info
         if info.size != prod(grid.counts):
             raise self.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
         return PerBlock(self.plain(place, grid.counts[-1], powers=powers), grid)
+
+    def input_factors(self) -> PerBlock | None:
+        """Return what the inputs are multiplied with before the weight is, as ModelOpt's AWQ does.
+
+        None where there is nothing.
+        """
+        place = self.find(".pre_quant_scale")
+        if place is None:
+            return None
+        columns = self.shape[-1]
+        if self.tensors[place].info.size != columns:
+            raise self.cannot_dequantize(
+                f"`{self.tensors[place].info.name}` is not of {columns} inputs"
+            )
+        counts = (*(1 for _ in self.shape[:-1]), columns)
+        return self.per_block(place, self.grid(self.shape, counts))
 
     def ordered_grid(
         self, place: int | None, shape: tuple[int, ...], counts: tuple[int, ...], axis: int
     ) -> BlockGrid:
         """Return a grid of groups along an axis, -1 or -2 of two.
 
-        A part may say in which group each index of the axis is. Where there is none, or it is
+        A tensor may say in which group each index of the axis is. Where there is none, or it is
         empty, or has -1 alone, and where it says the same, groups are by place.
         """
         if place is None or self.tensors[place].info.size == 0:
@@ -166,10 +223,10 @@ class SchemeTensors:
             raise self.cannot_dequantize(
                 f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
             )
-        said = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
-        if bool((said == -1).all()):
+        order = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
+        if bool((order == -1).all()):
             return self.grid(shape, counts, axis)
-        if said.min() < 0 or said.max() >= groups:
+        if order.min() < 0 or order.max() >= groups:
             raise self.cannot_dequantize(
                 f"`{info.name}` names groups beyond the {groups} that there are"
             )
@@ -177,21 +234,36 @@ class SchemeTensors:
         one[axis] = 1
         others = self.grid(shape, one, axis)
         # By place, the first group has the size of all but the last.
-        size = max(1, int((said == 0).sum()))
+        size = max(1, int((order == 0).sum()))
         blocks = [*others.blocks]
         blocks[axis] = size
-        if np.array_equal(said, np.arange(said.size) // size):
+        if np.array_equal(order, np.arange(order.size) // size):
             return BlockGrid(shape, counts, tuple(blocks))
         return BlockGrid(shape, counts, others.blocks, Order(place, axis + 2, groups))
 
 
-def align_counts(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of scales with as many dimensions as what they are for."""
-    if all(count == 1 for count in counts):
-        return (1,) * len(shape)
-    if len(counts) > len(shape):
-        counts = [count for count in counts if count != 1]
-    return (*counts, *(1,) * (len(shape) - len(counts)))
+def find_scheme_tensors(source: Source) -> dict[str, SchemeTensors]:
+    """Return the tensors of each quantized weight, in the order of their first.
+
+    Small tensors that say the shapes of others are read, and nothing else.
+    """
+    header = source.header
+    config = config_beside(header.files)
+    settings = Settings(config)
+
+    def read(name: str) -> bytes:
+        made = bytearray(header.tensors[name].nbytes)
+        source.read_into(name, 0, memoryview(made))
+        return bytes(made)
+
+    return {
+        name: SchemeTensors(
+            weight,
+            tuple(StoredTensor(source, tensor) for tensor in weight.tensors),
+            settings.of(name.removesuffix(".weight")),
+        )
+        for name, weight in find_quantized(header, config, read).items()
+    }
 
 
 def is_half(encoding: Encoding) -> bool:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32
-    from weightctl.schemes.dequantize.grid import PerBlock
-    from weightctl.schemes.dequantize.numbers import NumberTable
-    from weightctl.schemes.dequantize.tables import Region
+    from weightctl.schemes.decoding.grid import PerBlock
+    from weightctl.schemes.decoding.numbers import NumberTable
+    from weightctl.schemes.decoding.tables import Region
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["E2M1", "Scaled", "WeightValues"]

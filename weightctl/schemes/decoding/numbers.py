@@ -9,15 +9,15 @@ import numpy as np
 
 from weightctl.codecs.scalar import convert, unpack
 from weightctl.dtype import DType
-from weightctl.schemes.dequantize.packing import unpack_table
+from weightctl.schemes.decoding.packing import unpack_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.schemes.dequantize.packing import PackingLayout
-    from weightctl.schemes.dequantize.tables import Region, Table
+    from weightctl.schemes.decoding.packing import PackingLayout
+    from weightctl.schemes.decoding.tables import Region, Table
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["NumberTable", "PackedNumbers", "PlainNumbers", "Powers", "Ternary"]
@@ -55,7 +55,7 @@ class Powers:
     bias: int = 127
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return the powers; the greatest byte is no NaN here."""
+        """Return the powers; the greatest byte is not a NaN here."""
         exponents = self.table.read(inputs, region).astype(np.int32) - self.bias
         with np.errstate(over="ignore"):
             return np.ldexp(np.float32(1), exponents)
@@ -77,13 +77,13 @@ class PackedNumbers:
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return them, as uint8, or int8 where they are signed."""
-        along = region if self.axis else region.turned
+        along = region if self.axis else region.transposed
         numbers, words = self.layout.numbers, self.layout.words
         first = along.left // numbers
         # Of the last repetition there may be fewer words than it would fill.
         beyond = first * words + self.layout.words_of(along.right - first * numbers)
         cut = along._replace(left=first * words, right=beyond)
-        stored = self.table.read(inputs, cut if self.axis else cut.turned)
+        stored = self.table.read(inputs, cut if self.axis else cut.transposed)
         levels = unpack_table(stored.view(f"u{stored.itemsize}"), self.layout, self.axis)
         skip, count = along.left - first * numbers, along.right - along.left
         levels = levels[:, skip : skip + count] if self.axis else levels[skip : skip + count]
@@ -108,10 +108,10 @@ class Ternary:
         made = np.empty(region.shape, np.int8)
         top = region.top
         while top < region.bottom:
-            part, row = divmod(top, self.quarter)
+            quarter, row = divmod(top, self.quarter)
             count = min(region.bottom - top, self.quarter - row)
             stored = self.table.read(inputs, region._replace(top=row, bottom=row + count))
-            levels = stored >> np.uint8(2 * part) & np.uint8(3)
+            levels = stored >> np.uint8(2 * quarter) & np.uint8(3)
             made[top - region.top : top - region.top + count] = levels.astype(np.int8) - np.int8(1)
             top += count
         return made

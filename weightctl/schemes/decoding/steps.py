@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.dtype import ENCODINGS
-from weightctl.schemes.dequantize.tables import Region
+from weightctl.schemes.decoding.tables import Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.dequantize.blocks import Blocks
-    from weightctl.schemes.dequantize.values import WeightValues
+    from weightctl.schemes.decoding.blocks import Blocks
+    from weightctl.schemes.decoding.values import WeightValues
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -30,16 +30,16 @@ _SQUARE = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dequantized:
-    """The values of a weight that is stored in parts, float32.
+    """The values of a weight that is stored in several tensors, float32.
 
-    `shape` is that of the weight. With `turned` the tables of `values` have the columns of its
-    matrices as rows. `scheme` is what people call the packing.
+    `shape` is that of the weight. With `transposed` the tables of `values` have the columns of its
+    matrices as rows. `label` is what people call the packing.
     """
 
-    scheme: str
+    label: str
     shape: tuple[int, ...]
     values: WeightValues
-    turned: bool = False
+    transposed: bool = False
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape, and F32."""
@@ -52,27 +52,27 @@ class Dequantized:
         """Compute a run."""
         made = np.frombuffer(buffer, np.float32)
         first = start // 4
-        for strip in _strips(self.shape, first, first + made.size, turned=self.turned):
+        for strip in _strips(self.shape, first, first + made.size, transposed=self.transposed):
             values = self.values.read(inputs, strip.region)
-            rows = (_transpose(values) if self.turned else values).reshape(-1)
-            part = rows[strip.skip : strip.skip + strip.stop - strip.start]
-            made[strip.start - first : strip.stop - first] = part
+            rows = (_transpose(values) if self.transposed else values).reshape(-1)
+            own = rows[strip.skip : strip.skip + strip.stop - strip.start]
+            made[strip.start - first : strip.stop - first] = own
 
     def __str__(self) -> str:
-        return f"dequantized {self.scheme}"
+        return f"dequantized {self.label}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repacked:
-    """The same numbers in blocks of ggml, bit for bit; `turned` and `scheme` as in `Dequantized`.
+    """The same numbers in blocks of ggml, bit for bit; fields are those of `Dequantized`.
 
     The shape has rows of whole blocks.
     """
 
-    scheme: str
+    label: str
     shape: tuple[int, ...]
     blocks: Blocks
-    turned: bool = False
+    transposed: bool = False
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape, and the encoding of the blocks."""
@@ -87,14 +87,14 @@ class Repacked:
         made: U8 = np.frombuffer(buffer, np.uint8)
         first = start // size * block
         last = first + made.size // size * block
-        for strip in _strips(self.shape, first, last, turned=self.turned):
-            packed = self.blocks.read(inputs, strip.region, turned=self.turned).reshape(-1)
+        for strip in _strips(self.shape, first, last, transposed=self.transposed):
+            packed = self.blocks.read(inputs, strip.region, transposed=self.transposed).reshape(-1)
             begin, end = ((at - first) // block * size for at in (strip.start, strip.stop))
             skip = strip.skip // block * size
             made[begin:end] = packed[skip : skip + end - begin]
 
     def __str__(self) -> str:
-        return f"{self.scheme} repacked as {self.blocks.encoding.name}"
+        return f"{self.label} repacked as {self.blocks.encoding.name}"
 
 
 def _transpose(values: F32) -> F32:
@@ -117,11 +117,11 @@ class _Strip(NamedTuple):
     skip: int
 
 
-def _strips(shape: tuple[int, ...], start: int, stop: int, *, turned: bool) -> Iterator[_Strip]:
-    """Cut a run of elements: into whole rows, or, where rows are very long, into parts of one."""
+def _strips(shape: tuple[int, ...], start: int, stop: int, *, transposed: bool) -> Iterator[_Strip]:
+    """Cut a run of elements: into whole rows, or, where rows are very long, into pieces of one."""
     columns = shape[-1] if shape else 1
-    # Of a turned matrix no strip has rows of two.
-    height = shape[-2] if turned and len(shape) > 1 else prod(shape[:-1])
+    # Of a transposed matrix no strip has rows of two.
+    height = shape[-2] if transposed and len(shape) > 1 else prod(shape[:-1])
     most = max(1, _AREA // columns)
     width = min(columns, _AREA)
     while start < stop:
@@ -135,7 +135,7 @@ def _strips(shape: tuple[int, ...], start: int, stop: int, *, turned: bool) -> I
             right = min(left + width, columns)
         end = min(stop, (row + count - 1) * columns + right)
         region = Region(row, row + count, left, right)
-        if turned:
+        if transposed:
             before = matrix * columns
             region = Region(before + left, before + right, top, top + count)
         yield _Strip(region, start, end, start - row * columns - left)

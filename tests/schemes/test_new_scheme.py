@@ -1,0 +1,71 @@
+"""A scheme takes a module and a line in the table: then it is listed, dequantized and cut."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODULE = """
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import LogicalWeight
+from weightctl.schemes.cutting import cut_upright
+from weightctl.schemes.names import NameEndings
+from weightctl.schemes.scheme import Scheme
+
+
+def infer(candidate):
+    return LogicalWeight(candidate.numbers.shape, bits=8)
+
+
+def decode(stored):
+    grid = stored.grid(stored.shape, stored.scales.shape)
+    values = decoding.Scaled(numbers=stored.plain(0), scales=stored.per_block(1, grid))
+    return decoding.Decoding(stored.shape, values)
+
+
+SCHEME = Scheme(
+    label="Tiny {bits}-bit",
+    names=(NameEndings(".tiny_steps", ".tiny", ".weight", ("I8",)),),
+    infer=infer, decode=decode, cut=cut_upright,
+)
+"""
+PROGRAM = """
+import sys
+import numpy as np
+from weightctl.schemes import SCHEMES, SchemeLine
+
+SCHEMES["tiny"] = SchemeLine("tiny_scheme:SCHEME", (".tiny_steps",))
+
+from weightctl import open_weights
+from weightctl.schemes.dequantize import dequantize_weights
+from weightctl.sharding.stored import stored_weights
+from weightctl.cli.contents import Contents
+
+weights = open_weights(sys.argv[1])
+entry = Contents(weights).entries["l.weight"]
+assert (entry.label, entry.shape) == ("Tiny 8-bit", (4, 8))
+values = dequantize_weights(weights, in_blocks=False)["l.weight"].data()
+assert np.array_equal(np.from_dlpack(values), np.full((4, 8), 6, np.float32))
+footprint = stored_weights(weights.source)["l.weight"]
+assert (footprint.blocks, footprint.refusal) == ((1, 4), "")
+"""
+
+
+def test_a_scheme_is_a_module_and_a_line(tmp_path: Path) -> None:
+    (tmp_path / "tiny_scheme.py").write_text(MODULE)
+    tensors = {
+        "l.tiny": torch.full((4, 8), 3, dtype=torch.int8),
+        "l.tiny_steps": torch.full((4, 2), 2.0),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    program = f"import sys; sys.path.append({str(tmp_path)!r})\n{PROGRAM}"
+    arguments = [sys.executable, "-c", program, str(tmp_path / "m.safetensors")]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

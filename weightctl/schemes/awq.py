@@ -1,0 +1,114 @@
+"""AWQ: `[in, out]`, packed along the outputs, as AutoAWQ writes it; for vectors `[out, in]`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly, tiles
+from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
+from weightctl.schemes.names import QWEIGHT, NameEndings
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding import Decoding, SchemeTensors
+
+__all__ = ["SCHEME"]
+
+_FAST = NameEndings(".scales", ".qweight", ".weight", ("I16",), (".scaled_zeros",))
+# The columns whose numbers are in a word, as AutoAWQ's kernels have them.
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight of one of AutoAWQ's three layouts: GEMM, GEMV, GEMV-fast."""
+    if not len(candidate.numbers.shape) == len(candidate.scales.shape) == 2:
+        return None
+    if candidate.numbers.encoding.name == "I16":
+        return _infer_fast(candidate)
+    columns, outputs = candidate.numbers.shape[1], candidate.scales.shape[1]
+    if columns == outputs:
+        return None
+    return _infer_matrix(candidate) if columns < outputs else _infer_vector(candidate)
+
+
+def _infer_matrix(candidate: Candidate) -> LogicalWeight | None:
+    inputs, columns = candidate.numbers.shape
+    groups, outputs = candidate.scales.shape
+    if candidate.shape(".qzeros") not in {None, (groups, columns)} or not tiles(groups, inputs):
+        return None
+    return _make_weight((outputs, inputs), divide_exactly(32 * columns, outputs))
+
+
+def _infer_vector(candidate: Candidate) -> LogicalWeight | None:
+    outputs, columns = candidate.numbers.shape
+    rows, groups = candidate.scales.shape
+    zeros = candidate.shape(".qzeros")
+    if not zeros or len(zeros) != 2 or not zeros[0] == rows == outputs:
+        return None
+    bits = divide_exactly(32 * zeros[1], groups)
+    return _make_weight((outputs, divide_exactly(32 * columns, bits)), bits)
+
+
+def _infer_fast(candidate: Candidate) -> LogicalWeight | None:
+    """Four rows of 4-bit numbers are interleaved in a row of I16."""
+    rows, columns = candidate.numbers.shape
+    return LogicalWeight((4 * rows, columns), 4) if candidate.scales.shape[1] == 4 * rows else None
+
+
+def _make_weight(shape: tuple[int, ...], bits: int) -> LogicalWeight | None:
+    return LogicalWeight(shape, bits) if bits in BITS else None
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode a weight whose outputs are packed in an order of their own."""
+    stored.refuse_others(".qzeros")
+    place = stored.find(".qzeros")
+    if stored.bits != 4 or place is None:
+        raise stored.cannot_dequantize("weightctl knows it with 4 bits and zeros")
+    (outputs, inputs), counts = stored.shape, stored.scales.shape
+    if stored.numbers.shape[0] != inputs or stored.numbers.shape[1] >= counts[1]:
+        return _decode_vector(stored, place)
+    layout = decoding.PackingLayout(4, 32, order=_ORDER)
+    grid = stored.grid((inputs, outputs), counts, -2)
+    values = decoding.Scaled(
+        numbers=stored.packed(0, layout, 1, (inputs, outputs)),
+        scales=stored.per_block(1, grid),
+        zeros=decoding.PerBlock(stored.packed(place, layout, 1, grid.table), grid),
+    )
+    return decoding.Decoding(stored.shape, values, transposed=True, bits=4, middle=8)
+
+
+def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
+    layout, inputs = decoding.PackingLayout(4, 32), stored.shape[1]
+    rows, columns = stored.scales.shape
+    # Its tables of scales and zeros are padded: only the settings tell the groups.
+    size = next((size for size in stored.settings.sizes(-1) if -(-inputs // size) <= columns), None)
+    if size is None:
+        raise stored.cannot_dequantize("nothing says how large its groups are")
+    grid = stored.grid(stored.shape, (rows, -(-inputs // size)))
+    values = decoding.Scaled(
+        numbers=stored.packed(0, layout, 1, (rows, inputs)),
+        scales=decoding.PerBlock(stored.plain(1), grid),
+        zeros=decoding.PerBlock(stored.packed(place, layout, 1, (rows, columns)), grid),
+    )
+    return decoding.Decoding(stored.shape, values, bits=4, middle=8)
+
+
+def _cut(stored: SchemeTensors) -> list[Axes]:
+    """Cut rows of inputs, with outputs packed; a group has a row of scales, and one of zeros."""
+    outputs, inputs = stored.shape
+    rows, columns = stored.numbers.shape
+    # Otherwise it is of the kind for vectors, whose scales are padded.
+    is_for_matrices = rows == inputs and columns < stored.scales.shape[1]
+    if stored.numbers.encoding.name != "I32" or not is_for_matrices:
+        raise stored.cannot_dequantize("it is of another kind")
+    numbers = [cut_in_ratio(1, outputs, columns), Along(0)]
+    return cut_transposed(stored, numbers, cut_groups(stored))
+
+
+SCHEME = Scheme(
+    label="AWQ {bits}-bit", names=(QWEIGHT, _FAST), infer=_infer, decode=_decode, cut=_cut
+)

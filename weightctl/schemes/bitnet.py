@@ -1,0 +1,45 @@
+"""BitNet: -1, 0 and 1, four rows in one of bytes, with a scale for all of them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import LogicalWeight
+from weightctl.schemes.names import SCALED
+from weightctl.schemes.scaled import is_plain
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.decoding import Decoding, SchemeTensors
+
+__all__ = ["SCHEME"]
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight that only the config says is of this kind."""
+    if is_plain(candidate) or len(candidate.numbers.shape) < 2:
+        return None
+    if candidate.setting("quant_method") != "bitnet" or prod(candidate.scales.shape) != 1:
+        return None
+    *lead, rows, columns = candidate.numbers.shape
+    return LogicalWeight((*lead, 4 * rows, columns))
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode numbers that are divided by the scale; newer layers multiply with it."""
+    stored.refuse_others()
+    if len(stored.shape) != 2:
+        raise stored.cannot_dequantize(f"it is of shape {list(stored.shape)}")
+    grid = stored.grid(stored.shape, (1, 1))
+    values = decoding.Scaled(
+        numbers=decoding.Ternary(stored.table(0), stored.numbers.shape[0]),
+        scales=stored.per_block(1, grid),
+        inverse=stored.settings.text("linear_class") != "autobitlinear",
+    )
+    return decoding.Decoding(stored.shape, values)
+
+
+SCHEME = Scheme(label="BitNet 1.58-bit", names=SCALED, infer=_infer, decode=_decode)

@@ -1,0 +1,102 @@
+"""NF4 and FP4 of bitsandbytes: two codes in a byte, the shape in a tensor of JSON."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import LogicalWeight, divide_up, read_shape
+from weightctl.schemes.names import NameEndings
+from weightctl.schemes.scheme import Scheme
+from weightctl.text.untyped import is_object
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.decoding import Decoding, NestedScales, SchemeTensors
+
+__all__ = ["SCHEME"]
+
+_KINDS = ("nf4", "fp4")
+_STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in _KINDS)
+_MAP, _NESTED, _NESTED_MAP = (
+    ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
+)  # fmt: skip
+_OTHERS = (_MAP, _NESTED, _NESTED_MAP, *_STATES)
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight of the shape that a tensor of JSON says."""
+    for kind, ending in zip(_KINDS, _STATES, strict=True):
+        raw = candidate.bytes_of(ending)
+        if raw is None or candidate.numbers.encoding.block != 1:
+            continue
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+        shape = read_shape(document.get("shape")) if is_object(document) else None
+        if shape and divide_up(prod(shape), 2) == candidate.numbers.nbytes:
+            return LogicalWeight(shape, element=kind.upper())
+    return None
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode codes, whose scales a second quantization may have made bytes."""
+    stored.refuse_others(*_OTHERS)
+    state_place, map_place = stored.find(*_STATES), stored.find(_MAP)
+    state = _read_state(stored, state_place)
+    block = state.get("blocksize")
+    if map_place is None or type(block) is not int or block <= 0:
+        raise stored.cannot_dequantize("nothing says what its codes stand for")
+    count = -(-prod(stored.shape) // block)
+    nested, is_bytes = None, stored.scales.encoding.name == "U8"
+    if is_bytes:
+        nested = _read_nested(stored, state, count)
+    if stored.scales.size != count:
+        raise stored.cannot_dequantize(
+            f"`{stored.scales.name}` is of shape {list(stored.scales.shape)}"
+        )
+    words = stored.numbers.size
+    values = decoding.CodedRow(
+        codes=stored.table(0, words),
+        values=stored.floats(map_place, 16),
+        scales=stored.plain(1, count),
+        block=block,
+        columns=stored.shape[-1],
+        nested=nested,
+    )
+    return decoding.Decoding(stored.shape, values)
+
+
+def _read_nested(stored: SchemeTensors, state: dict[str, Any], count: int) -> NestedScales:
+    place, map_place = stored.find(_NESTED), stored.find(_NESTED_MAP)
+    block, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
+    if (
+        place is None or map_place is None or type(block) is not int or block <= 0
+        or not isinstance(offset, int | float) or abs(offset) > 1e300
+        or stored.tensors[place].info.size != -(-count // block)
+    ):  # fmt: skip
+        raise stored.cannot_dequantize("its scales are quantized, and nothing says how")
+    scales = stored.plain(place, stored.tensors[place].info.size)
+    return decoding.NestedScales(stored.floats(map_place, 256), scales, block, float(offset))
+
+
+def _read_state(stored: SchemeTensors, place: int | None) -> dict[str, Any]:
+    """Return what says how a weight was quantized."""
+    try:
+        document = None if place is None else json.loads(stored.raw(place))
+    except (ValueError, RecursionError):
+        document = None
+    if not is_object(document):
+        raise stored.cannot_dequantize("what says how it was quantized cannot be read")
+    return document
+
+
+SCHEME = Scheme(
+    label="{element}",
+    names=(NameEndings(".weight.absmax", ".weight", ".weight", (), _OTHERS),),
+    infer=_infer,
+    decode=_decode,
+)

@@ -1,0 +1,59 @@
+"""Tensors that are not trained weights: caches, masks, statistics, what optimizers keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["is_buffer", "is_optimizer_state"]
+
+# Tensors that models make themselves when they are built, or count while they are trained.
+_BUFFERS = frozenset({
+    "inv_freq", "original_inv_freq", "inv_timescales", "cos_cached", "sin_cached",
+    "cos_sin_cache", "freqs_cis", "freqs_cos", "freqs_sin", "_float_tensor",
+    "mask", "attn_mask", "attention_mask", "causal_mask", "masked_bias",
+    "position_ids", "token_type_ids", "relative_position_index", "relative_coords_table",
+    "running_mean", "running_var", "num_batches_tracked",
+    "betas", "alphas_cumprod", "alphas_cumprod_prev", "sqrt_alphas_cumprod",
+    "sqrt_one_minus_alphas_cumprod", "log_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod",
+    "sqrt_recipm1_alphas_cumprod", "posterior_variance", "posterior_log_variance_clipped",
+    "posterior_mean_coef1", "posterior_mean_coef2",
+})  # fmt: skip
+_GGUF_BUFFERS = frozenset({
+    "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
+})  # fmt: skip
+# What the optimizers of torch keep for each parameter (the `state` of `state_dict()`).
+_OPTIMIZER = frozenset({
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
+    "grad_avg", "acc_delta", "mu_product", "row_var", "col_var", "variance", "step", "sum",
+})  # fmt: skip
+_STATE = ("state.", "optimizer.", "optim.")
+_FREQUENCIES = ("rope.freqs", "rotary_emb.freqs")
+
+
+def is_optimizer_state(info: TensorInfo) -> bool:
+    """Whether a tensor is what an optimizer keeps of a parameter, as AdamW its `exp_avg`."""
+    name = info.name
+    return name.rpartition(".")[2] in _OPTIMIZER and (name.startswith(_STATE) or ".state." in name)
+
+
+def is_buffer(info: TensorInfo) -> bool:
+    """Whether a tensor is not a trained weight: caches of positions, masks, schedules, statistics.
+
+    Batch norm's running statistics are among them, as they are in torch: a model needs them, but
+    no optimizer trains them, and the parameter counts that people publish leave them out. So is
+    what an optimizer keeps for itself.
+    """
+    name = info.name
+    if name.endswith(".weight"):
+        return name in _GGUF_BUFFERS
+    last = name.rpartition(".")[2]
+    if last == "bias":
+        # GPT-2's causal mask has the name that a bias of its attention would have.
+        size = info.shape[-1] if len(info.shape) == 4 else 0
+        return info.shape == (1, 1, size, size) and name.endswith(("attn.bias", "attention.bias"))
+    if last in _OPTIMIZER:
+        return is_optimizer_state(info)
+    return last in _BUFFERS or (last == "freqs" and name.endswith(_FREQUENCIES))

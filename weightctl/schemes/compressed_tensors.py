@@ -1,0 +1,142 @@
+"""compressed-tensors' `pack-quantized`: rows of integers in words of I32, their shape beside."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import BITS, LogicalWeight, align_counts, covers, divide_up
+from weightctl.schemes.cutting import (
+    Along,
+    cut_beside,
+    cut_blockwise,
+    cut_in_ratio,
+    is_ordered,
+    refuse_other_axes,
+    spans_blocks,
+)
+from weightctl.schemes.names import COMPRESSED
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["SCHEME"]
+
+# Numbers, and zeros where they are packed too.
+_WORD, _WORD_BITS = "I32", 32
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight of the shape that a tensor says; words of U8 hold floats."""
+    if candidate.numbers.encoding.name != _WORD:
+        return None
+    numbers, shape = candidate.numbers.shape, candidate.integers(".weight_shape")
+    if not shape or not numbers or shape[:-1] != numbers[:-1]:
+        return None
+    for bits in BITS:
+        # Earlier versions split no number between two words.
+        fitting = {
+            divide_up(shape[-1] * bits, _WORD_BITS),
+            divide_up(shape[-1], _WORD_BITS // bits),
+        }
+        if numbers[-1] in fitting:
+            return LogicalWeight(shape, bits) if covers(candidate.scales.shape, shape) else None
+    return None
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode packed rows, with zeros packed along the other axis."""
+    stored.refuse_others(".weight_shape", ".weight_zero_point", ".weight_g_idx")
+    shape, bits = stored.shape, stored.bits
+    _check_shape(stored)
+    words = stored.numbers.shape[-1]
+    # Its first versions split no number between two words.
+    layout = decoding.PackingLayout(bits, _WORD_BITS)
+    if layout.words_of(shape[-1]) != words:
+        layout = decoding.PackingLayout(bits, _WORD_BITS, whole=True)
+    counts = align_counts(stored.scales.shape, shape)
+    grid = stored.ordered_grid(stored.find(".weight_g_idx"), shape, counts, -1)
+    middle = 1 << (bits - 1)
+    zero, zeros = middle, None
+    if (place := stored.find(".weight_zero_point")) is not None:
+        info = stored.tensors[place].info
+        if info.encoding.name == "I8":
+            zeros = stored.per_block(place, grid)
+        else:
+            if len(counts) != 2:
+                raise stored.cannot_dequantize(f"`{info.name}` is for weights of two dimensions")
+            packed = stored.packed(place, layout, 0, grid.table)
+            zero, zeros = 0, decoding.PerBlock(packed, grid)
+    values = decoding.Scaled(
+        numbers=stored.packed(0, layout, 1, (prod(shape[:-1]), shape[-1])),
+        scales=stored.per_block(1, grid),
+        zero=zero,
+        zeros=zeros,
+    )
+    return decoding.Decoding(shape, values, bits=bits, middle=middle)
+
+
+def _check_shape(stored: SchemeTensors) -> None:
+    """Refuse a weight that says another shape of itself than those that look like it."""
+    place = stored.find(".weight_shape")
+    if place is None:
+        return
+    size = stored.tensors[place].info.encoding.size
+    raw = stored.raw(place)
+    shape = [
+        int.from_bytes(raw[at : at + size], "little", signed=True)
+        for at in range(0, len(raw), size)
+    ]
+    if shape != list(stored.shape):
+        raise stored.cannot_dequantize(f"`{stored.tensors[place].info.name}` says {shape}")
+
+
+def _cut(stored: SchemeTensors) -> list[Axes]:
+    """Cut rows of words; an order of the inputs, where there is one, is of all their groups."""
+    refuse_other_axes(stored)
+    is_whole = is_ordered(stored, ".weight_g_idx")
+    made: list[Axes] = [_cut_numbers(stored)]
+    for place, tensor in enumerate(stored.tensors[1:], start=1):
+        if not spans_blocks(stored, place):
+            made.append(cut_beside(stored, tensor.info))
+            continue
+        is_packed = place > 1 and tensor.info.encoding.name == _WORD
+        axes = [*cut_blockwise(stored, 1 if is_packed else place)]
+        if is_packed:
+            # Zeros are packed along the other axis.
+            axes[0] = _cut_words(stored, tensor.info, 0)
+        if is_whole:
+            axes[-1] = None
+        made.append(axes)
+    return made
+
+
+def _cut_numbers(stored: SchemeTensors) -> Axes:
+    info, axis, length = stored.numbers, len(stored.shape) - 1, stored.shape[-1]
+    along = _cut_words(stored, info, axis)
+    # Of the few numbers of a shard nothing would tell how many bits each has.
+    if length % along.block:
+        along = Along(axis, length, info.shape[axis])
+    return [*(Along(other) for other in range(axis)), along]
+
+
+def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
+    """Return what words have of an axis; the last may be filled in part."""
+    bits = stored.bits
+    length, words = stored.shape[axis], info.shape[axis] if info.shape else 0
+    if words == divide_up(length * bits, _WORD_BITS):
+        return cut_in_ratio(axis, _WORD_BITS, bits)
+    # Its first versions split no number between two words, which no shard would tell either.
+    if words == divide_up(length, _WORD_BITS // bits):
+        return Along(axis, length, words)
+    raise stored.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
+
+
+SCHEME = Scheme(
+    label="INT{bits} scaled", names=(COMPRESSED,), infer=_infer, decode=_decode, cut=_cut
+)

@@ -1,0 +1,148 @@
+"""A checkpoint's tree with whole weights in place of the tensors that they are stored in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError
+from weightctl.schemes.decoding.blocks import Integers, block_encoding
+from weightctl.schemes.decoding.steps import Dequantized, Repacked
+from weightctl.schemes.decoding.tensors import find_scheme_tensors, is_half
+from weightctl.schemes.decoding.values import Scaled
+from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
+from weightctl.weights.tree import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
+    from weightctl.weights.derived import ReadableTensor, Step
+    from weightctl.weights.info import Header
+    from weightctl.weights.source import Source
+
+__all__ = ["merge_scheme_tensors"]
+
+# What stands beside the weights of a quantized model for its activations and its cache.
+_ACTIVATIONS = (
+    ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale",
+    ".prob_scale", ".input_zero_point", ".output_zero_point", ".k_zero_point", ".v_zero_point",
+    ".input_global_scale", ".k_global_scale", ".v_global_scale", ".activation_scale",
+    ".prob_output_scale", ".softmax_scale_quant",
+)  # fmt: skip
+# Elements that a scale of activations has at the most: one for each channel of a cache.
+_MOST_CHANNELS = 1 << 14
+# Scales of a whole model are read up to so many bytes, to find out whether blocks can hold them.
+_MOST_READ = 2 << 30
+
+
+def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
+    """Return the tree of `dequantize_weights`, for a source with some quantized weight."""
+    header = source.header
+    found = find_scheme_tensors(source)
+    owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}
+    _refuse_rest(header, owner)
+    decoded = {name: _decode(each) for name, each in found.items()}
+    cost = sum(_cost(found[name], each) for name, each in decoded.items())
+    whole = {
+        name: _merge(found[name], each, in_blocks=in_blocks, may_read=cost <= _MOST_READ)
+        for name, each in decoded.items()
+    }
+    tensors: dict[str, ReadableTensor] = {}
+    left_out: list[str] = []
+    for name, info in header.tensors.items():
+        if name in owner:
+            tensors[owner[name]] = whole[owner[name]]
+        elif name.endswith(_ACTIVATIONS) and info.size <= _MOST_CHANNELS:
+            left_out.append(name)
+        else:
+            tensors[name] = StoredTensor(source, name)
+    notes: tuple[str, ...] = ()
+    if left_out:
+        notes = (f"{len(left_out)} scales of activations are left out, as `{left_out[0]}`",)
+    aliases = _aliases(header, tensors, owner)
+    return Checkpoint(Derived(source, tensors, header.metadata, aliases, notes))
+
+
+def _refuse_rest(header: Header, owner: Mapping[str, str]) -> None:
+    """Raise `ConversionError` for numbers and scales that make up no weight."""
+    rest = list_scheme_tensors(header) - owner.keys()
+    for name in header.tensors:
+        if name in rest:
+            raise ConversionError(
+                f"`{name}` looks like a part of a quantized weight whose shape nothing says",
+                hint="is config.json beside the checkpoint? Else start from the unquantized model",
+            )
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    decode = stored.weight.scheme.decode
+    if decode is None or not stored.shape:
+        raise stored.cannot_dequantize("weightctl does not know how")
+    return decode(stored)
+
+
+def _cost(stored: SchemeTensors, decoded: Decoding) -> int:
+    """Return the bytes that must be read to know whether blocks hold a weight exactly."""
+    values = decoded.values
+    if not decoded.bits or not isinstance(values, Scaled):
+        return 0
+    are_many = values.zeros is not None or not is_half(stored.scales.encoding)
+    return sum(tensor.info.nbytes for tensor in stored.tensors[1:]) if are_many else 0
+
+
+def _merge(
+    stored: SchemeTensors, decoded: Decoding, *, in_blocks: bool, may_read: bool
+) -> ReadableTensor:
+    step: Step | None = None
+    if in_blocks:
+        step = _make_repacking_step(stored, decoded, may_read=may_read)
+    if step is None:
+        step = Dequantized(stored.weight.label, decoded.shape, decoded.values, decoded.transposed)
+    return DerivedTensor(stored.weight.name, step, stored.tensors)
+
+
+def _make_repacking_step(
+    stored: SchemeTensors, decoded: Decoding, *, may_read: bool
+) -> Step | None:
+    """Return the step that makes blocks of a weight; None where they would not be the same."""
+    values = decoded.values
+    if decoded.microscaled is not None:
+        return Repacked(stored.weight.label, stored.shape, decoded.microscaled)
+    if not decoded.bits or not isinstance(values, Scaled) or decoded.shape[-1] % 32:
+        return None
+    grid = values.scales.grid
+    axis = -2 if decoded.transposed else -1
+    if grid.order is not None or (grid.blocks[axis] % 32 and grid.counts[axis] != 1):
+        return None
+    are_half = values.zeros is None and all(
+        is_half(stored.tensors[place].info.encoding)
+        for place in (1, stored.find(".biases", ".qbiases"))
+        if place is not None
+    )
+    if not are_half and not may_read:
+        return None
+    encoding = block_encoding(
+        values, decoded.bits, stored.tensors, middle=decoded.middle, are_half=are_half
+    )
+    if encoding is None:
+        return None
+    return Repacked(
+        stored.weight.label, decoded.shape, Integers(values, encoding), decoded.transposed
+    )
+
+
+def _aliases(
+    header: Header, tensors: Mapping[str, ReadableTensor], owner: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the further names of what is there; tensors with two names are a weight with two."""
+    made: dict[str, str] = {}
+    for alias, name in header.aliases.items():
+        if name in tensors:
+            made[alias] = name
+        elif (weight := owner.get(name)) is not None:
+            layer = weight.removesuffix(".weight")
+            ending = name.removeprefix(layer)
+            if alias.endswith(ending):
+                made[alias.removesuffix(ending) + weight.removeprefix(layer)] = weight
+    return {alias: name for alias, name in made.items() if alias not in tensors}

@@ -1,0 +1,31 @@
+"""ExLlamaV3: tiles of 16 inputs and 16 outputs, each in 16 words of I16 for a bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.schemes.candidate import LogicalWeight
+from weightctl.schemes.names import NameEndings
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+
+__all__ = ["SCHEME"]
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    if len(candidate.numbers.shape) != 3:
+        return None
+    inputs, outputs, words = candidate.numbers.shape
+    if candidate.scales.shape != (16 * inputs,) or words not in range(8, 129, 8):
+        return None
+    # Halves of bits are among them.
+    return LogicalWeight((16 * outputs, 16 * inputs), element=f"{words / 16:g}-bit")
+
+
+SCHEME = Scheme(
+    label="EXL3 {element}",
+    names=(NameEndings(".suh", ".trellis", ".weight", ("I16",), (".svh", ".mcg", ".mul1")),),
+    infer=_infer,
+)

@@ -1,0 +1,52 @@
+"""gpt-oss: MXFP4 as bytes `[..., rows, groups, 16]`, with a scale for each group of 32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.schemes.candidate import LogicalWeight
+from weightctl.schemes.microscaled import MXFP_BLOCK, cut_blocks
+from weightctl.schemes.mxfp4 import decode as decode_mxfp4
+from weightctl.schemes.names import NameEndings
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding import Decoding, SchemeTensors
+
+__all__ = ["SCHEME"]
+
+# Hugging Face's names, and those of the original.
+_NAMES = (
+    NameEndings("_scales", "_blocks", "", ("U8",)),
+    NameEndings(".scales", ".blocks", "", ("U8",)),
+)
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    shape = candidate.numbers.shape
+    if len(shape) < 2 or shape[-1] != 16 or shape[:-1] != candidate.scales.shape:
+        return None
+    return LogicalWeight((*shape[:-2], MXFP_BLOCK * shape[-2]))
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode a weight whose experts have their outputs as rows.
+
+    Modules of Hugging Face, and transformers' own way to dequantize them
+    (`convert_moe_packed_tensors`), have the inputs as rows. Blocks stay as they are.
+    """
+    found = decode_mxfp4(stored)
+    if not stored.numbers.name.endswith("_blocks") or len(found.shape) != 3:
+        return found
+    experts, outputs, inputs = found.shape
+    return found._replace(shape=(experts, inputs, outputs), transposed=True)
+
+
+def _cut(stored: SchemeTensors) -> list[Axes]:
+    """Cut blocks and scales alike: an axis more, that of the bytes of a block, stays whole."""
+    return [cut_blocks(stored)] * len(stored.tensors)
+
+
+SCHEME = Scheme(label="MXFP4", names=_NAMES, infer=_infer, decode=_decode, cut=_cut)

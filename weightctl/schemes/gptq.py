@@ -1,0 +1,84 @@
+"""GPTQ: `[in, out]`, packed along the inputs, as AutoGPTQ and GPTQModel write it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly, tiles
+from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
+from weightctl.schemes.names import QWEIGHT
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding import Decoding, SchemeTensors
+
+__all__ = ["SCHEME"]
+
+# AutoRound writes zeros as they are, unless it says that it writes as AutoGPTQ does.
+_AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight whose numbers have the columns of its scales."""
+    if not len(candidate.numbers.shape) == len(candidate.scales.shape) == 2:
+        return None
+    (rows, columns), (groups, outputs) = candidate.numbers.shape, candidate.scales.shape
+    if columns != outputs:
+        return None
+    zeros, order = candidate.shape(".qzeros"), candidate.shape(".g_idx")
+    # Symmetric quantization may leave the zeros out.
+    if zeros:
+        bits = divide_exactly(32 * zeros[-1], outputs)
+    elif order and order != (0,):
+        bits = divide_exactly(32 * rows, order[0])
+    else:
+        bits = candidate.number("bits")
+    inputs = divide_exactly(32 * rows, bits)
+    if zeros not in {None, (groups, divide_exactly(bits * outputs, 32))}:
+        return None
+    # An order may be of groups that are no runs.
+    if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
+        return None
+    return LogicalWeight((outputs, inputs), bits) if bits in BITS else None
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode a weight whose zeros are packed along the outputs.
+
+    In files of its first version zeros are stored less one (GPTQModel's `_shift_gptq_qzeros`).
+    """
+    stored.refuse_others(".qzeros", ".g_idx")
+    bits, version = stored.bits, stored.settings.text("checkpoint_format") or "gptq"
+    if bits not in {2, 3, 4, 8} or version not in {"gptq", "gptq_v2"}:
+        raise stored.cannot_dequantize(f"it is `{version}` of {bits} bits")
+    layout, (outputs, inputs) = decoding.PackingLayout(bits, 32), stored.shape
+    groups = stored.scales.shape[0]
+    grid = stored.ordered_grid(stored.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)
+    place, middle = stored.find(".qzeros"), 1 << (bits - 1)
+    is_auto_round = "auto-round" in stored.settings.text("quant_method")
+    packing = stored.settings.text("packing_format")
+    is_plain = version == "gptq_v2" or (is_auto_round and packing in _AUTO_ROUND)
+    zeros = None
+    if place is not None:
+        plus = 0 if is_plain else 1
+        zeros = decoding.PerBlock(stored.packed(place, layout, 1, grid.table, plus=plus), grid)
+    values = decoding.Scaled(
+        numbers=stored.packed(0, layout, 0, (inputs, outputs)),
+        scales=stored.per_block(1, grid),
+        zeros=zeros,
+        zero=0 if zeros else middle,
+    )
+    return decoding.Decoding(stored.shape, values, transposed=True, bits=bits, middle=middle)
+
+
+def _cut(stored: SchemeTensors) -> list[Axes]:
+    """Cut packed rows of inputs; a group of them has a row of scales and one of zeros."""
+    inputs, rows = stored.shape[1], stored.numbers.shape[0]
+    by_group = None if is_ordered(stored, ".g_idx") else cut_groups(stored)
+    return cut_transposed(stored, [Along(1), cut_in_ratio(0, inputs, rows)], by_group)
+
+
+SCHEME = Scheme(label="GPTQ {bits}-bit", names=(QWEIGHT,), infer=_infer, decode=_decode, cut=_cut)

@@ -1,0 +1,121 @@
+"""Floats in small blocks along an axis, with a scale for each: shapes, codes, and cuts.
+
+They are the block formats of the Open Compute Project (MXFP) and of NVIDIA (NVFP4). Numbers are
+packed along the last axis; those of Llama 4's experts along the one before.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import LogicalWeight, divide_exactly
+from weightctl.schemes.cutting import Along, cut_companion, cut_packed
+from weightctl.schemes.names import COMPRESSED, MLX, SCALED
+
+if TYPE_CHECKING:
+    from weightctl.dtype import Encoding
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding import BlockGrid, PackedNumbers, SchemeTensors
+
+__all__ = [
+    "MICROSCALED_NAMES",
+    "MXFP_BLOCK",
+    "NVFP_BLOCK",
+    "cut_blocks",
+    "cut_microscaled",
+    "infer_mxfp",
+    "infer_nvfp",
+    "make_block_grid",
+    "read_float_codes",
+]
+
+MICROSCALED_NAMES = (*SCALED, COMPRESSED, MLX)
+# How many numbers share a scale, and how that is encoded; MLX keeps NVIDIA's in U8.
+MXFP_BLOCK, _MXFP_SCALES = 32, ("U8", "F8_E8M0")
+NVFP_BLOCK, _NVFP_SCALES = 16, ("F8_E4M3", "U8")
+
+
+def infer_mxfp(candidate: Candidate, bits: int) -> LogicalWeight | None:
+    """Return a weight of MXFP with so many bits in a number."""
+    return _infer(candidate, bits, MXFP_BLOCK, _MXFP_SCALES)
+
+
+def infer_nvfp(candidate: Candidate, bits: int) -> LogicalWeight | None:
+    """Return a weight of NVIDIA's blocks with so many bits in a number."""
+    return _infer(candidate, bits, NVFP_BLOCK, _NVFP_SCALES)
+
+
+def _infer(
+    candidate: Candidate, bits: int, block: int, encodings: tuple[str, ...]
+) -> LogicalWeight | None:
+    if candidate.scales.encoding.name not in encodings:
+        return None
+    # With biases they are integers of MLX.
+    if (candidate.shape(".biases") or candidate.shape(".qbiases")) is not None:
+        return None
+    numbers, scales = candidate.numbers, candidate.scales
+    return _infer_blocks(numbers.shape, numbers.encoding, scales.shape, bits, block)
+
+
+@lru_cache(maxsize=1024)  # a model has few shapes, each in many layers
+def _infer_blocks(
+    numbers: tuple[int, ...], packed: Encoding, scales: tuple[int, ...], bits: int, block: int
+) -> LogicalWeight | None:
+    if len(numbers) != len(scales) or not _holds(packed, bits):
+        return None
+    for axis in range(len(numbers) - 1, max(len(numbers) - 3, -1), -1):
+        length = block * scales[axis]
+        if divide_exactly(8 * packed.size * numbers[axis], packed.block * length) == bits:
+            shape = (*numbers[:axis], length, *numbers[axis + 1 :])
+            if shape == (*scales[:axis], length, *scales[axis + 1 :]):
+                return LogicalWeight(shape)
+    return None
+
+
+def _holds(encoding: Encoding, bits: int) -> bool:
+    """Whether floats of so many bits are kept in this; bytes that are not floats are packed."""
+    if encoding.name == "I32":
+        return False  # compressed-tensors' integers
+    return encoding.name == "U32" or (bits == 8) == encoding.name.startswith("F8")
+
+
+def read_float_codes(stored: SchemeTensors) -> tuple[PackedNumbers, int]:
+    """Return the codes of 4-bit floats, and the axis that they are packed along, 1 or 0."""
+    info, size = stored.numbers, stored.numbers.encoding.size
+    per_word = 2 * size
+    if prod(info.shape) // info.encoding.block * per_word != prod(stored.shape):
+        raise stored.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
+    layout = decoding.PackingLayout(4, 8 * size)
+    is_along = len(info.shape) != len(stored.shape) or info.shape[-1] != stored.shape[-1]
+    if is_along or info.encoding.name == "F4":
+        table = stored.table(0, stored.shape[-1] // per_word)
+        return decoding.PackedNumbers(table, layout, 1), 1
+    return decoding.PackedNumbers(stored.table(0), layout, 0), 0
+
+
+def make_block_grid(stored: SchemeTensors, block: int, axis: int) -> BlockGrid:
+    """Return the grid of blocks along an axis of the codes' table, 1 or 0."""
+    shape = stored.shape
+    counts = (*shape[:-1], shape[-1] // block)
+    if axis == 0:
+        counts = (*shape[:-2], shape[-2] // block, shape[-1])
+    return stored.grid(shape, counts)
+
+
+def cut_microscaled(stored: SchemeTensors) -> list[Axes]:
+    """Cut floats in blocks whose size is always the same, and the scales of these."""
+    others = (cut_companion(stored, place) for place in range(2, len(stored.tensors)))
+    return [cut_packed(stored.numbers, stored.shape), cut_blocks(stored), *others]
+
+
+def cut_blocks(stored: SchemeTensors) -> Axes:
+    """Return what scales have of the axes of a weight, one for each block."""
+    shape, scales = stored.shape, stored.scales.shape
+    return [
+        Along(axis, length // count)
+        for axis, (length, count) in enumerate(zip(shape, scales, strict=True))
+    ]

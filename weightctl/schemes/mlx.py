@@ -1,0 +1,48 @@
+"""MLX's integers: rows packed into U32, a scale and a bias for each group along them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from weightctl.schemes import decoding
+from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly
+from weightctl.schemes.cutting import cut_upright
+from weightctl.schemes.names import MLX
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.decoding import Decoding, SchemeTensors
+
+__all__ = ["SCHEME"]
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight in groups whose size only the config says."""
+    numbers, scales = candidate.numbers.shape, candidate.scales.shape
+    biases = candidate.shape(".biases") or candidate.shape(".qbiases")
+    if not numbers or not scales or numbers[:-1] != scales[:-1] or biases != scales:
+        return None
+    columns = scales[-1] * candidate.number("group_size")
+    bits = divide_exactly(32 * numbers[-1], columns)
+    return LogicalWeight((*numbers[:-1], columns), bits) if bits in BITS else None
+
+
+def _decode(stored: SchemeTensors) -> Decoding:
+    """Decode numbers as number * scale + bias."""
+    stored.refuse_others(".biases", ".qbiases")
+    place, bits, shape = stored.find(".biases", ".qbiases"), stored.bits, stored.shape
+    if place is None:
+        raise stored.cannot_dequantize("it has no biases")
+    grid = stored.grid(shape, stored.scales.shape)
+    layout = decoding.PackingLayout(bits, 32)
+    values = decoding.Scaled(
+        numbers=stored.packed(0, layout, 1, (prod(shape[:-1]), shape[-1])),
+        scales=stored.per_block(1, grid),
+        biases=stored.per_block(place, grid),
+    )
+    return decoding.Decoding(shape, values, bits=bits)
+
+
+SCHEME = Scheme(label="MLX {bits}-bit", names=(MLX,), infer=_infer, decode=_decode, cut=cut_upright)

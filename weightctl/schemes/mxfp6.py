@@ -1,0 +1,20 @@
+"""MXFP6: floats of 6 bits, with a power of two for each 32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.schemes.microscaled import MICROSCALED_NAMES, cut_microscaled, infer_mxfp
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate, LogicalWeight
+
+__all__ = ["SCHEME"]
+
+
+def _infer(candidate: Candidate) -> LogicalWeight | None:
+    return infer_mxfp(candidate, 6)
+
+
+SCHEME = Scheme(label="MXFP6", names=MICROSCALED_NAMES, infer=_infer, cut=cut_microscaled)

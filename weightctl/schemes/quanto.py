@@ -1,0 +1,26 @@
+"""quanto's integers of fewer than 8 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.schemes.names import NameEndings
+from weightctl.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from weightctl.schemes.candidate import Candidate
+
+__all__ = ["SCHEME"]
+
+_OTHERS = (".weight._shift", ".input_scale", ".output_scale")
+
+
+def _infer(_candidate: Candidate) -> None:
+    """Return None: no tensor says the shape of the weight."""
+
+
+SCHEME = Scheme(
+    label="quanto",
+    names=(NameEndings(".weight._scale", ".weight._data._data", ".weight", ("U8",), _OTHERS),),
+    infer=_infer,
+)
