@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cut",
     "Grid",
+    "Heads",
     "Part",
     "Range",
     "Sharding",
@@ -106,6 +107,18 @@ class Grid(NamedTuple):
         rest, tensor = divmod(rank, self.tp)
         stage, expert = divmod(rest, self.ep)
         return tensor, expert, stage
+
+
+class Heads(NamedTuple):
+    """The heads of an attention: of queries, of keys and values, and how long each is."""
+
+    queries: int
+    keys: int
+    size: int
+
+    def __str__(self) -> str:
+        shared = f", which share {self.keys} of keys and values"
+        return f"{self.queries} heads of {self.size}{shared * (self.keys != self.queries)}"
 
 
 class Whole(NamedTuple):

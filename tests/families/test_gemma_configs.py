@@ -17,6 +17,7 @@ from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.rope_scaling import RopeScaling
 from weightctl.families.windowed_layers import WORDS
 from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.nn.models import build_network
 from weightctl.system.registry import load
 from weightctl.weights.metadata import MetadataValue
 
@@ -257,7 +258,7 @@ def test_the_text_of_a_multimodal_model_is_known_as_transformers_saves_it(tmp_pa
     found = recognize(open_weights(tmp_path))
     assert (found.missing, found.unexpected) == ([], [])
     assert (found.arch.name, found.config.vocabulary) == ("gemma3", 104)
-    assert set(found.weights) == set(found.module().raw_state_dict()) - {"output.weight"}
+    assert set(found.weights) == set(build_network(found).raw_state_dict()) - {"output.weight"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from small_models import logits, tokens_below
 from weightctl import DType, open_weights
 from weightctl.families import recognize
 from weightctl.graph import Graph
+from weightctl.nn.models import build_network
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def test_embeddings_are_scaled_by_a_number_of_the_activations_dtype(name: str) -
     # The root of 80 is 8.944, and 8.9375 in bfloat16.
     model = getattr(small_models, name)(hidden_size=80, num_hidden_layers=1).to(torch.bfloat16)
     checkpoint = small_models.checkpoint(model)
-    module: Any = checkpoint.module(DType.bfloat16)
+    module: Any = build_network(checkpoint, DType.bfloat16)
     module.name_weights()
     with Graph("embedded", module.input_types()) as graph:
         graph.output(module.begin(*graph.inputs)[0])

@@ -16,6 +16,7 @@ from small_models import logits, tokens_below
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
+from weightctl.nn.models import build_network
 from weightctl.weights import WeightData
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
@@ -35,7 +36,7 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
@@ -142,4 +143,4 @@ def test_stacks_of_more_or_fewer_experts_than_there_are_are_refused(
     tensors = {name: node.data() for name, node in stored.items()}
     changed = stored.metadata | {"llama.expert_count": MetadataValue("u32", count)}
     with pytest.raises(ArchitectureError, match=r"ffn_gate_(exps|inp)"):
-        recognize(as_checkpoint(tensors, changed)).module()
+        build_network(recognize(as_checkpoint(tensors, changed)))

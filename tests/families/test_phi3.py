@@ -16,6 +16,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.phi3 import ARCH
 from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
@@ -36,7 +37,7 @@ def assert_same(found: RecognizedModel, model: Any, length: int = 20) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, length)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 

@@ -19,6 +19,7 @@ from weightctl.families.configs import from_hugging_face
 from weightctl.families.qwen2 import ARCH as QWEN2
 from weightctl.families.qwen3 import ARCH as QWEN3
 from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
@@ -68,9 +69,9 @@ def test_a_qwen3_with_biases() -> None:
 def test_the_window_of_a_qwen_hides_what_is_before_it() -> None:
     model, tokens = small_models.qwen2(**WINDOWED, max_window_layers=0), tokens_below(96)
     found = checkpoint(model)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     without = checkpoint(small_models.qwen2())
-    (all_seen,) = executed(without.module().graph(), tokens, weights=without.weights)
+    (all_seen,) = executed(build_network(without).graph(), tokens, weights=without.weights)
     assert np.abs(ours - all_seen)[:, :7].max() < 1e-4
     assert np.abs(ours - all_seen)[:, 7:].max() > 1e-3
 

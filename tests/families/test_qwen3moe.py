@@ -17,6 +17,7 @@ from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
 from weightctl.families.written import to_gguf
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 

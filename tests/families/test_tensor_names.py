@@ -14,6 +14,7 @@ from arrays import weights_of
 from weightctl import open_weights
 from weightctl.families import ARCHS
 from weightctl.families.configs import from_hugging_face
+from weightctl.families.parts import shape_of
 from weightctl.families.recognition import recognize
 from weightctl.system.registry import load
 
@@ -84,6 +85,40 @@ def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: 
     made = config(name, **(WITH_ALL[name] if changed else {}))
     module = load(arch.module)(made)
     assert {tensor.module for tensor in arch.tensors(made)} == set(module.raw_state_dict())
+
+
+# Those in which any two sizes differ that a shape could confuse.
+UNLIKE = {
+    "llama": {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7},
+    "bert": {"context": 7, "token_types": 3},
+    "gpt2": {"context": 7, "intermediate": 20},
+    "gemma2": {"head_dim": 6, "kv_heads": 2},
+    "gemma3": {"head_dim": 6, "kv_heads": 2},
+    "qwen2": {"head_dim": 6, "kv_heads": 2},
+    "qwen3": {"head_dim": 6, "kv_heads": 2},
+    "phi3": {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4},
+    "mixtral": {"head_dim": 6, "kv_heads": 2, "experts": 5},
+    "qwen3moe": {"head_dim": 6, "kv_heads": 2, "experts": 9, "expert_intermediate": 10},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in ARCHS),
+        *((name, WITH_ALL[name] | UNLIKE[name]) for name in ARCHS),
+        ("gpt2", UNLIKE["gpt2"] | {"transposed": False}),
+    ],
+)
+def test_the_shapes_of_the_table_are_those_of_the_module(
+    name: str, changes: dict[str, Any]
+) -> None:
+    made = config(name, **changes)
+    weights = load(load(ARCHS[name]).module)(made).raw_state_dict()
+    shapes = {each.module: shape_of(each, made) for each in load(ARCHS[name]).tensors(made)}
+    assert shapes == {
+        module: weight.original_dtype_and_shape[1].sizes for module, weight in weights.items()
+    }
 
 
 @pytest.mark.parametrize("name", ARCHS)

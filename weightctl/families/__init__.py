@@ -9,13 +9,12 @@ from weightctl.system.registry import load_on_use
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.recognition import recognize
-    from weightctl.nn.models.network import Network
 
-__all__ = ["ARCHS", "Network", "RecognizedModel", "recognize"]
+__all__ = ["ARCHS", "RecognizedModel", "recognize"]
 
-# A family is a line here, its name and the `Arch`, and two modules: `llama.py` has the names of its
-# tensors and the keys of its config, `llama_model.py` the config's class and the `Network` that
-# runs it. Nothing else knows of it.
+# A family is a line here, its name and the `Arch`, and two modules: `families/llama.py` has the
+# names of its tensors, the keys of its config and the config's class, `nn/models/llama.py` the
+# `Network` that runs it. Nothing else knows of it.
 ARCHS: dict[str, str] = {
     "llama": "weightctl.families.llama:ARCH",
     "bert": "weightctl.families.bert:ARCH",
@@ -31,7 +30,6 @@ ARCHS: dict[str, str] = {
 
 _NAMES = {
     "RecognizedModel": "weightctl.families.checkpoint:RecognizedModel",
-    "Network": "weightctl.nn.models.network:Network",
     "recognize": "weightctl.families.recognition:recognize",
 }
 

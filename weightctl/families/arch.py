@@ -49,6 +49,11 @@ class Name:
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
     told: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether each expert of a layer has the part."""
+        return _EXPERT in self.module
+
     def is_in(self, config: Config) -> bool:
         """Whether a model of this config has the part."""
         wanted = self.when is None or getattr(config, self.when)
@@ -136,12 +141,7 @@ class TensorNames(NamedTuple):
     def is_stacked(self, dialect: NamingConvention) -> bool:
         """Whether a dialect has it in one tensor with those of the layer's other experts."""
         template = self.line.gguf if dialect == "gguf" else self.line.hugging_face
-        return _EXPERT in self.line.module and template is not None and _EXPERT not in template
-
-    @property
-    def in_first_layer(self) -> str:
-        """What our modules call the same part of the first layer."""
-        return f"{self.line.module.format(0, expert=self.expert)}.{self.kind}"
+        return self.line.is_of_experts and template is not None and _EXPERT not in template
 
     @property
     def change(self) -> Change | None:
@@ -253,7 +253,7 @@ class Arch:
 
 def _experts(line: Name, config: Any) -> int:
     """Return how many tensors of one layer the line is of."""
-    return config.experts if _EXPERT in line.module else 1
+    return config.experts if line.is_of_experts else 1
 
 
 def _tensor(line: Name, number: int, kind: str, expert: int = 0) -> TensorNames:

@@ -32,6 +32,11 @@ class MixtralConfig(LlamaConfig):
     experts: int
     experts_used: int
 
+    @property
+    def expert_intermediate(self) -> int:
+        """How wide an expert is."""
+        return self.intermediate
+
 
 def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     count = metadata.get("llama.expert_count")
@@ -68,7 +73,7 @@ ARCH = Arch(
     ),
     keys=expert_keys(LLAMA.keys, "num_local_experts", experts=8, used=2),
     beside=LLAMA.beside,
-    fusions=(*LLAMA.fusions, *expert_forms("intermediate")),
+    fusions=(*LLAMA.fusions, *expert_forms()),
     standard=LLAMA.standard,
     checked=_check_fields,
 )

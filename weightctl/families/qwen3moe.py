@@ -100,7 +100,7 @@ ARCH = Arch(
         QWEN3.names, "model.layers.{}.mlp.", gate="gate_proj", up="up_proj", down="down_proj"
     ),
     keys=_KEYS,
-    fusions=(*QWEN3.fusions, *expert_forms("expert_intermediate")),
+    fusions=(*QWEN3.fusions, *expert_forms()),
     standard=_standard,
     checked=_check_fields,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.names import split_layer_number
-from weightctl.families.sharding import role
+from weightctl.families.parts import role
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.arch import TensorNames
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.sharding import Extent, Role
+    from weightctl.families.parts import Extent, Role
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 

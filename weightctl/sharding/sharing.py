@@ -12,7 +12,7 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.families.sharding import Extent
+    from weightctl.families.parts import Extent
     from weightctl.sharding.placing import PlacedWeight, SharedRun
     from weightctl.split import Range
 

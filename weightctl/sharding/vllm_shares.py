@@ -16,7 +16,7 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightctl.families.sharding import Extent
+    from weightctl.families.parts import Extent
     from weightctl.sharding.placing import PlacedWeight, SharedRun
     from weightctl.sharding.sharing import HeadCounts
     from weightctl.split import Part, Range

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.matching import match
 from weightctl.nn.across_ranks import parallel
+from weightctl.nn.models.network import build_network
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.steps.sliced import Sliced
@@ -36,7 +37,7 @@ class Ranks:
     ) -> None:
         self.grid = gathered.manifest.grid
         grid = self.grid._replace(pp=1)
-        network = checkpoint.module()
+        network = build_network(checkpoint)
         network.to(device)
         self.network = parallel(network, [device] * grid.ranks, grid=grid)
         everywhere = range(self.grid.ranks)

@@ -95,13 +95,12 @@ def _report_no_number(each: Misfit) -> Problem:
 def _report_missing(
     checkpoint: RecognizedModel, each: Wanted, fitting: list[Correction]
 ) -> Problem:
-    shape = "" if each.shape is None else f", of shape {list(each.shape)}"
     cause = explain_misfit(fitting)
     if each.names.module == OUTPUT_WEIGHT:
         cause = blame_forgotten_output(checkpoint)
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
         cause = _blame_drop(checkpoint)
-    return Problem(where=each.name, text=f"is missing{shape}", cause=cause)
+    return Problem(where=each.name, text=f"is missing, of shape {list(each.shape)}", cause=cause)
 
 
 def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:

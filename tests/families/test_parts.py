@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightctl.families import ARCHS
-from weightctl.families.sharding import ROLES, part_of_layer, role
+from weightctl.families.parts import ROLES, part_of_layer, role
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
