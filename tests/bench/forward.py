@@ -89,7 +89,7 @@ def in_transformers(checkpoint: RecognizedModel, dtype: torch.dtype) -> torch.nn
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for tensor in checkpoint.arch.tensors(ours):
+        for tensor in checkpoint.family.tensors(ours):
             numbers = torch.from_dlpack(checkpoint.weights[tensor.module].data())
             if tensor.module.endswith((".q.weight", ".k.weight")):
                 # GGUF's rows of a head are in pairs, where transformers has two halves.

@@ -51,7 +51,7 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
     tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
     found = recognize(beside(tmp_path, tensors, json.dumps(LLAMA).encode()))
-    assert (found.arch.name, found.config.hidden, found.config.kv_heads) == ("llama", 32, 2)
+    assert (found.family.name, found.config.hidden, found.config.kv_heads) == ("llama", 32, 2)
     assert found.weights["norm.weight"].name == "model.norm.weight"
 
 

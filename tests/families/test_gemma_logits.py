@@ -37,7 +37,7 @@ ARCHS = {"gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}
 def run(checkpoint: RecognizedModel, **changes: Any) -> Floats:
     """Return the logits of a checkpoint, or of what it would be with another config."""
     config: Any = checkpoint.config
-    module = load(checkpoint.arch.module)(replace(config, **changes), DType.float32)
+    module = load(checkpoint.family.module)(replace(config, **changes), DType.float32)
     (output,) = executed(module.graph(), TOKENS, weights=checkpoint.weights)
     return output
 
@@ -110,7 +110,7 @@ def test_a_gguf_with_the_keys_of_llama_cpps_script_says_the_same(name: str, tmp_
     model = as_llama_cpp_has_it(name)
     write(tmp_path / "model.gguf", name, model)
     checkpoint = recognize(open_weights(tmp_path / "model.gguf"))
-    assert (checkpoint.arch.name, checkpoint.dialect) == (name, "gguf")
+    assert (checkpoint.family.name, checkpoint.dialect) == (name, "gguf")
     assert (checkpoint.missing, checkpoint.unexpected) == ([], [])
     assert distance(run(checkpoint), logits(model, TOKENS)) < 1e-4
 

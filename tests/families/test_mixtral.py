@@ -43,7 +43,7 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
 def test_a_mixtral_as_transformers_saves_it(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = recognize(open_weights(tmp_path))
-    assert found.arch.name == "mixtral"
+    assert found.family.name == "mixtral"
     assert found.weights["layers.1.mlp.experts.2.up.weight"].info.shape == (96, 64)
     assert_same(found, model)
 
@@ -58,7 +58,7 @@ def test_a_mixtral_in_gguf_is_a_llama_with_experts(
 ) -> None:
     path = expert_files.write(tmp_path / "model.gguf", model, is_stacked=is_stacked)
     found = recognize(open_weights(path))
-    assert (found.arch.name, found.dialect) == ("mixtral", "gguf")
+    assert (found.family.name, found.dialect) == ("mixtral", "gguf")
     assert_same(found, model)
 
 
@@ -110,7 +110,7 @@ def family(**changes: int) -> str:
     # As many tensors as layers may be at least.
     one = WeightData.from_numpy(np.zeros(1, np.float32), "one")
     tensors = {f"tensor {number}": one for number in range(200)}
-    return recognize(as_checkpoint(tensors, metadata(**changes))).arch.name
+    return recognize(as_checkpoint(tensors, metadata(**changes))).family.name
 
 
 def test_a_llama_of_no_experts_is_no_mixtral() -> None:

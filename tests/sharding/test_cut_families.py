@@ -52,7 +52,7 @@ def rows(model: RecognizedModel, plan: ShardPlan, part: str, rank: int, axis: in
     module = f"{part}.weight"
     stored = model.stored[module]
     shape = model.tree.header.tensors[stored].shape
-    is_turned = model.arch.name == "gpt2" and model.dialect == "hugging_face"
+    is_turned = model.family.name == "gpt2" and model.dialect == "hugging_face"
     is_stacked = len(shape) == 3
     found = held(plan, stored, rank, (axis ^ is_turned) + is_stacked)
     assert found is not None

@@ -15,7 +15,7 @@ from weightctl.weights.tree import Checkpoint, source_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.arch import Arch
+    from weightctl.families.family import Family
     from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
@@ -41,7 +41,7 @@ class RecognizedModel:
 
     tree: Checkpoint
     where: str
-    arch: Arch
+    family: Family
     dialect: NamingConvention
     config: Config
     fields: Fields
@@ -53,7 +53,7 @@ class RecognizedModel:
     stored: Mapping[str, str]
 
     def __repr__(self) -> str:
-        found = f"{len(self.tensors)} weights of {self.arch.name}, {self.dialect} names"
+        found = f"{len(self.tensors)} weights of {self.family.name}, {self.dialect} names"
         counts = {"missing": len(self.missing), "unexpected": len(self.unexpected)}
         wrong = "".join(f", {count} {what}" for what, count in counts.items() if count)
         return f"<RecognizedModel: {found}{wrong}>"
@@ -81,7 +81,7 @@ class RecognizedModel:
         no floating-point numbers.
         """
         problems = self._disagreements()
-        for names in self.arch.tensors(self.config):
+        for names in self.family.tensors(self.config):
             tensor = self.tensors.get(names.module)
             if tensor is not None and (
                 wrong := _describe_misfit(tensor, shape_of(names, self.config))
@@ -94,7 +94,7 @@ class RecognizedModel:
         """Say which tensors are missing, and which are of no part of the model."""
         problems = [f"`{name}` is missing" for name in self.missing]
         return problems + [
-            f"`{name}` is of no part of {self.arch.name}" for name in self.unexpected
+            f"`{name}` is of no part of {self.family.name}" for name in self.unexpected
         ]
 
     def _error(self, problems: list[str]) -> ArchitectureError:
@@ -103,7 +103,7 @@ class RecognizedModel:
         more = len(folded) - _MOST_NAMED
         named = [*folded[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
         return ArchitectureError(
-            "\n  ".join([f"the checkpoint is no whole {self.arch.name} of its config:", *named]),
+            "\n  ".join([f"the checkpoint is no whole {self.family.name} of its config:", *named]),
             hint="is the config that of this checkpoint, and is no part of it left out? If tensors "
             "are called otherwise: --rename FILE",
         )

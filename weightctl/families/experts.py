@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.arch import Fusion, Name
+from weightctl.families.family import Fusion, Name
 from weightctl.families.keys import Key
 from weightctl.families.kinds import WholeNumber
 

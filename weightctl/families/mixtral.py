@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weightctl.families.arch import Arch, ModelType
 from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
-from weightctl.families.llama import ARCH as LLAMA
+from weightctl.families.family import Family, ModelType
+from weightctl.families.llama import FAMILY as LLAMA
 from weightctl.families.llama import LlamaConfig
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ARCH", "MixtralConfig"]
+__all__ = ["FAMILY", "MixtralConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def _check_fields(fields: Fields) -> Fields:
     return LLAMA.checked(fields)
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="mixtral",
     gguf="llama",
     is_of=_has_experts,

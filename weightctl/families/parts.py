@@ -10,7 +10,7 @@ from weightctl.split import Heads
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.arch import Name, TensorNames
+    from weightctl.families.family import Name, TensorNames
     from weightctl.families.keys import Config
 
 __all__ = [

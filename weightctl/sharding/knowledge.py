@@ -66,7 +66,7 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     if len(missing) > len(checkpoint.tensors):
         more = f", and so are {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise ArchitectureError(
-            f"`{missing[0]}` of {checkpoint.arch.name} is missing{more}",
+            f"`{missing[0]}` of {checkpoint.family.name} is missing{more}",
             hint="is the config that of this checkpoint?",
         )
     return checkpoint
@@ -74,15 +74,15 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
 
 def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     """Say which tensors are not there, and which every rank has as they are of no part."""
-    arch, missing = checkpoint.arch.name, checkpoint.missing
+    family, missing = checkpoint.family.name, checkpoint.missing
     if missing:
         are = "is" if len(missing) == 1 else "are"
-        yield f"{pluralize(len(missing), 'tensor')} of {arch} {are} missing, as `{missing[0]}`"
+        yield f"{pluralize(len(missing), 'tensor')} of {family} {are} missing, as `{missing[0]}`"
     rest = [*checkpoint.beside, *checkpoint.unexpected]
     if rest:
         are = "is" if len(rest) == 1 else "are"
         yield (
-            f"{pluralize(len(rest), 'tensor')} of no part of {arch} {are} not cut, as `{rest[0]}`"
+            f"{pluralize(len(rest), 'tensor')} of no part of {family} {are} not cut, as `{rest[0]}`"
         )
 
 

@@ -13,8 +13,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.families.arch import TensorNames
     from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.families.family import TensorNames
     from weightctl.families.parts import Extent, Role
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
@@ -91,20 +91,20 @@ def _layer_of(
 
 def _templates(checkpoint: RecognizedModel) -> Iterator[str]:
     """Yield what the checkpoint's dialect calls the parts of each layer."""
-    for line in checkpoint.arch.names:
+    for line in checkpoint.family.names:
         name = line.gguf if checkpoint.dialect == "gguf" else line.hugging_face
         if name is not None and _LAYER in name:
             yield name
 
 
 def _plain(checkpoint: RecognizedModel, name: str) -> str:
-    return checkpoint.arch.plain(name) if checkpoint.dialect == "hugging_face" else name
+    return checkpoint.family.plain(name) if checkpoint.dialect == "hugging_face" else name
 
 
 def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
     """Yield the tensors of the model, and those that are copies of others."""
-    yield from checkpoint.arch.tensors(checkpoint.config)
-    yield from checkpoint.arch.copies(checkpoint.config)
+    yield from checkpoint.family.tensors(checkpoint.config)
+    yield from checkpoint.family.copies(checkpoint.config)
 
 
 def _place_weight(
@@ -170,7 +170,7 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
         return None
     if _LAYER in names.line.module:
         return (names.layer,)
-    lines = checkpoint.arch.names
+    lines = checkpoint.family.names
     last = checkpoint.config.layers - 1
     inside = next(place for place, line in enumerate(lines) if _LAYER in line.module)
     if lines.index(names.line) > inside:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.sharding.vllm_names import Family
+    from weightctl.sharding.vllm_names import VllmFamily
 
 __all__ = ["vllm_plan"]
 
@@ -88,13 +88,13 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
 
 
 def _parameters(
-    plan: ShardPlan, checkpoint: RecognizedModel, family: Family
+    plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily
 ) -> Iterator[_Parameter]:
     """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
     tensors = plan.source.header.tensors
     places = place_weights(checkpoint, {name: plain(info) for name, info in tensors.items()})
     together: dict[str, list[tuple[int, str, PlacedWeight]]] = {}
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]
         place = places[plan.tied.get(stored, stored)]
         if names.line.module in family.padded:
@@ -167,7 +167,7 @@ def _shard(
 
 
 def _buffers(
-    plan: ShardPlan, checkpoint: RecognizedModel, family: Family, parameters: list[_Parameter]
+    plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily, parameters: list[_Parameter]
 ) -> Iterator[Shard]:
     """Yield what vLLM's loader wants besides, though its model does not go by it: zeros."""
     for name in (each.name for each in parameters if each.name.endswith(_PROJECTED)):
@@ -181,7 +181,7 @@ def _buffers(
         own = tuple(
             SourceShard(name, ())
             for name, stored in plan.source.header.tensors.items()
-            if checkpoint.arch.plain(name) == POSITION_IDS and stored == info._replace(name=name)
+            if checkpoint.family.plain(name) == POSITION_IDS and stored == info._replace(name=name)
         )
         yield Shard(info, own[:1], "replicate")
 

@@ -78,7 +78,7 @@ def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Netwo
     `RecognizedModel.check` does.
     """
     model.check()
-    network: Network = load(model.arch.module)(model.config, dtype)
+    network: Network = load(model.family.module)(model.config, dtype)
     for name, weight in network.raw_state_dict().items():
         encoding = model.tensors[name].info.encoding
         shape = weight.original_dtype_and_shape[1]

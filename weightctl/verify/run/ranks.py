@@ -65,5 +65,5 @@ def _make_tree(gathered: GatheredSource) -> Checkpoint:
 
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
-    arch, config = checkpoint.arch, checkpoint.config
-    return match(tree, arch, checkpoint.dialect, config, checkpoint.where).tensors
+    family, config = checkpoint.family, checkpoint.config
+    return match(tree, family, checkpoint.dialect, config, checkpoint.where).tensors

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.arch import TensorNames
+    from weightctl.families.family import TensorNames
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Fit", "Misfit", "Wanted", "measure_fit"]
@@ -69,7 +69,7 @@ def measure_fit(checkpoint: RecognizedModel) -> Fit:
     misshaped: list[Misfit] = []
     no_numbers: list[Misfit] = []
     expected = 0
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         expected += 1
         shape = shape_of(names, checkpoint.config)
         tensor = checkpoint.tensors.get(names.module)

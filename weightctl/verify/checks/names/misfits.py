@@ -56,7 +56,7 @@ def _find_fitting(checkpoint: RecognizedModel, fit: Fit) -> list[Correction]:
     if not may_help or _is_turned(fit):
         return []
     document = checkpoint.document if checkpoint.dialect == "hugging_face" else None
-    return find_corrections(checkpoint.tree, checkpoint.arch, document, fit, fields)
+    return find_corrections(checkpoint.tree, checkpoint.family, document, fit, fields)
 
 
 def _is_turned(fit: Fit) -> bool:
@@ -110,8 +110,8 @@ def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
 def _blame_drop(checkpoint: RecognizedModel) -> Cause:
     return Cause(
         "bias_dropped",
-        f"its weight is there, and {checkpoint.arch.name} as {checkpoint.where} says it is adds a "
-        "bias: it was left out when the checkpoint was written",
+        f"its weight is there, and {checkpoint.family.name} as {checkpoint.where} says it is adds "
+        "a bias: it was left out when the checkpoint was written",
     )
 
 
@@ -130,16 +130,16 @@ def _report_unexpected(
             cause = Cause("config", f"`{key}` is false or not there, and there are biases")
         yield Problem(
             where=name,
-            text=f"is of no part of {checkpoint.arch.name} as its config describes it",
+            text=f"is of no part of {checkpoint.family.name} as its config describes it",
             cause=cause,
         )
 
 
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
-    plain, dialect = checkpoint.arch.plain, checkpoint.dialect
+    plain, dialect = checkpoint.family.plain, checkpoint.dialect
     kind = _NUMBER.sub("N", plain(name))
-    for line in checkpoint.arch.names:
+    for line in checkpoint.family.names:
         template = line.gguf if dialect == "gguf" else line.hugging_face
         if not isinstance(line.bias, str) or template is None:
             continue

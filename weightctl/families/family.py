@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Arch", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
+__all__ = ["Family", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
 
 _NUMBER, _EXPERT = "{}", "{expert}"
 
@@ -175,7 +175,7 @@ def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arch:
+class Family:
     """A family of models: how its checkpoints are read in either dialect, and what runs them.
 
     `name` is GGUF's `general.architecture`, unless that is `gguf`; where several families have the
