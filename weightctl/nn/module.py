@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, Self, overload
 
 from weightctl.errors import GraphError, StateDictError
 from weightctl.graph.sharding import require_strategy
-from weightctl.graph.types import require_device
+from weightctl.graph.types import TensorType, require_device
+from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import Layer
 from weightctl.nn.hidden import refuse_hidden
-from weightctl.nn.outline import outline
+from weightctl.nn.layer_list import LayerList
 from weightctl.nn.shards import has_shards, shards_of
 from weightctl.nn.sites import (
     all_weights,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.graph import Graph
     from weightctl.graph.sharding import Strategy
-    from weightctl.graph.weight import Weight
     from weightctl.nn.base_layer import Naming
     from weightctl.nn.subgraphs import InputTypes
     from weightctl.nn.values import HeldValue, StateValue
@@ -196,7 +197,7 @@ class Module(Layer):
         return subgraph_of(self, name, input_types, weight_prefix)
 
     def __repr__(self) -> str:
-        return outline(self)
+        return _describe(self)
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Self]:
         """Return a copy of this module for each device, with its shard of every weight.
@@ -269,3 +270,43 @@ def _warn_of_earlier_graphs(weights: Iterable[Weight], device: DeviceRef) -> Non
 
 def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def _describe(layer: Layer) -> str:
+    """Return a layer's class, weights and sublayers; those of a list that look alike are one."""
+    weights = [
+        f"{name}: {_describe_weight(weight)}"
+        for name, weight in vars(layer).items()
+        if isinstance(weight, Weight)
+    ]
+    below = layer.sublayers.items()
+    name = type(layer).__name__
+    if not below:
+        return f"{name}({', '.join(weights)})"
+    parts = weights + [f"{name}: {_describe_sublayer(found)}" for name, found in below]
+    return f"{name}({_indent(parts)})"
+
+
+def _describe_sublayer(layer: Layer) -> str:
+    if not isinstance(layer, LayerList):
+        return _describe(layer)
+    parts: list[str] = []
+    first = 0
+    for text, group in groupby(map(_describe_sublayer, layer.sublayers.values())):
+        count = len(list(group))
+        numbers = str(first) if count == 1 else f"{first} to {first + count - 1}"
+        parts.append(f"{numbers}: {text}")
+        first += count
+    return f"[{_indent(parts)}]" if parts else "[]"
+
+
+def _indent(parts: list[str]) -> str:
+    lines = "\n".join(parts).splitlines()
+    return "\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def _describe_weight(weight: Weight) -> str:
+    dtype, shape = weight.original_dtype_and_shape
+    kind = str(TensorType(dtype, shape, weight.device))
+    encoding = weight.quantization_encoding
+    return kind if encoding is None else f"{kind} as {encoding.name}"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.names import split_layer_number
-from weightctl.families.parts import role
+from weightctl.families.parts import count_heads, role
+from weightctl.families.sharing import list_runs
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -16,20 +17,13 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import TensorNames
     from weightctl.families.parts import Extent, Role
+    from weightctl.families.sharing import SharedRun
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 
-__all__ = ["PlacedWeight", "SharedRun", "place_weights"]
+__all__ = ["PlacedWeight", "place_weights"]
 
 _LAYER, _EXPERT = "{}", "{expert}"
-
-
-class SharedRun(NamedTuple):
-    """Elements of an axis that are shared out together, and what they are."""
-
-    extent: Extent
-    start: int
-    stop: int
 
 
 class PlacedWeight(NamedTuple):
@@ -187,22 +181,11 @@ def _runs(
         return ()
     if axis >= len(weight.shape):
         return _cannot_match_shape(weight, axis, "something belongs")
-    size, fields = weight.shape[axis], checkpoint.fields
-    heads, head_dim = fields["heads"], fields["head_dim"]
-    sizes = {
-        "queries": heads * head_dim,
-        "keys": fields.get("kv_heads", heads) * head_dim,
-        "inner": size // max(extents.count("inner"), 1),
-        "vocabulary": size,
-    }
-    runs: list[SharedRun] = []
-    start = 0
-    for extent in extents:
-        runs.append(SharedRun(extent, start, start + sizes[extent]))
-        start += sizes[extent]
-    if start != size:
-        return _cannot_match_shape(weight, axis, f"{start} elements belong")
-    return tuple(runs)
+    size = weight.shape[axis]
+    runs = list_runs(extents, size, count_heads(checkpoint.config))
+    if runs[-1].stop != size:
+        return _cannot_match_shape(weight, axis, f"{runs[-1].stop} elements belong")
+    return runs
 
 
 def _cannot_match_shape(weight: WeightFootprint, axis: int, expected: str) -> ShardingError:

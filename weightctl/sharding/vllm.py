@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.families.parts import count_heads
+from weightctl.families.sharing import SharedRun
 from weightctl.formats.sharded.record import Shard, SourceShard
 from weightctl.sharding.footprints import plain
-from weightctl.sharding.placing import SharedRun, place_weights
-from weightctl.sharding.sharing import HeadCounts
+from weightctl.sharding.placing import place_weights
 from weightctl.sharding.vllm_family import family_of
 from weightctl.sharding.vllm_names import POSITION_IDS, SCALES, in_vllm
 from weightctl.sharding.vllm_shares import Shares
@@ -58,10 +59,8 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
     is no whole model of its config.
     """
     family = family_of(plan, checkpoint)
-    fields = checkpoint.fields
-    heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
-    most = fields["experts"] if family.shares_experts else 0
-    shares = Shares(heads, plan.grid.tp, most)
+    most = checkpoint.fields["experts"] if family.shares_experts else 0
+    shares = Shares(count_heads(checkpoint.config), plan.grid.tp, most)
     parameters = list(_parameters(plan, checkpoint, family))
     places = [place for each in parameters for place in each.places]
     shares.refuse(places)
