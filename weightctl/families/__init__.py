@@ -1,4 +1,4 @@
-"""What models call their tensors, and what of that decides how they are stored and run."""
+"""Model families as data: names of tensors, config keys, shapes, and how parts are cut."""
 
 from __future__ import annotations
 

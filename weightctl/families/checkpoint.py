@@ -98,7 +98,7 @@ class RecognizedModel:
         ]
 
     def _error(self, problems: list[str]) -> ArchitectureError:
-        """Return the error for a checkpoint that is no whole model, with all that is wrong."""
+        """Return the error for a checkpoint that is not a whole model, with all that is wrong."""
         folded = _fold_problems(problems)
         more = len(folded) - _MOST_NAMED
         named = [*folded[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]

@@ -1,4 +1,4 @@
-"""What a family of models calls its tensors and the values of its config, in two dialects."""
+"""Families: their tensors and config keys, by the names of GGUF and of Hugging Face."""
 
 from __future__ import annotations
 
