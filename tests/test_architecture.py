@@ -52,12 +52,9 @@ FORBIDDEN = {
     for above in ("plan", "translate", "sharding", "write")
     for below in ("graph", "nn", "nn.models", "engine")
 }
-# `Weights.allocate` returns a graph's Weight, and a recognized model returns its module: these
-# imports point up, and only type checkers read them.
+# `Weights.allocate` returns a graph's Weight: these imports point up, and only type checkers read
+# them.
 UPWARD = {
-    ("families/checkpoint.py", "weightctl.graph.weight"),
-    ("families/checkpoint.py", "weightctl.nn.models.network"),
-    ("families/__init__.py", "weightctl.nn.models.network"),
     ("weights/protocol.py", "weightctl.graph.weight"),
     ("weights/tree.py", "weightctl.graph.weight"),
     ("weights/allocation.py", "weightctl.graph.weight"),
@@ -163,6 +160,23 @@ def test_looking_loads_neither_numpy_nor_torch(command: str, tiny_llama: Path) -
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_a_conversion_loads_nothing_that_runs_models(tiny_llama: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, weightctl.cli\n"
+        "try: weightctl.cli.app(sys.argv[1:], prog_name='weightctl')\n"
+        "except SystemExit as done: assert not done.code\n"
+        "above = ('weightctl.graph', 'weightctl.nn', 'weightctl.engine', 'torch')\n"
+        "found = sorted(name for name in sys.modules if name.startswith(above))\n"
+        "sys.exit(f'loaded {found}' if found else 0)"
+    )
+    in_gguf, back = str(tmp_path / "out.gguf"), str(tmp_path / "back")
+    for source, target in ((str(tiny_llama), in_gguf), (in_gguf, back)):
+        arguments = [sys.executable, "-c", program, "convert", source, target]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert Path(target).exists()
 
 
 @pytest.mark.parametrize(

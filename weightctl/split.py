@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cut",
     "Grid",
+    "Heads",
     "Part",
     "Range",
     "Sharding",
@@ -106,6 +107,35 @@ class Grid(NamedTuple):
         rest, tensor = divmod(rank, self.tp)
         stage, expert = divmod(rest, self.ep)
         return tensor, expert, stage
+
+
+class Heads(NamedTuple):
+    """The heads of an attention: of queries, of keys and values, and how long each is."""
+
+    queries: int
+    keys: int
+    size: int
+
+    def __str__(self) -> str:
+        shared = f", which share {self.keys} of keys and values"
+        return f"{self.queries} heads of {self.size}{shared * (self.keys != self.queries)}"
+
+    def ranges(
+        self, ranks: int, *, block: int = 1, key_block: int = 1
+    ) -> list[tuple[Range, Range]] | None:
+        """Return the elements of queries, and of keys or values, that each rank has.
+
+        No block of as many elements is broken. None where `head_ranges` gives none.
+        """
+        size = self.size
+        step, key_step = (lcm(each, size) // size for each in (block, key_block))
+        shared = head_ranges(self.queries, self.keys, ranks, step=step, kv_step=key_step)
+        if shared is None:
+            return None
+        return [
+            ((first * size, last * size), (key * size, key_last * size))
+            for (first, last), (key, key_last) in shared
+        ]
 
 
 class Whole(NamedTuple):
@@ -210,30 +240,29 @@ def stacked_qkv(
 
     Key-value heads are replicated where there are fewer than ranks.
     """
-    sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-    size = _size(whole, ranks, axis)
-    _require_heads(whole, ranks, axis, (heads, kv_heads, head_dim))
-    if size != sum(sizes):
+    size, block = _size(whole, ranks, axis), whole.blocks[axis]
+    found = Heads(heads, kv_heads, head_dim)
+    _require_heads(whole, ranks, axis, found)
+    starts = (0, heads * head_dim, (heads + kv_heads) * head_dim)
+    if size != starts[2] + kv_heads * head_dim:
         told = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
         raise _cannot_cut(whole, ranks, axis, told, None)
-    step = lcm(whole.blocks[axis], head_dim) // head_dim
-    starts = (0, sizes[0], sizes[0] + sizes[1])
 
     def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
-        if count > 1 and any(start % whole.blocks[axis] for start in starts):
+        if count > 1 and any(start % block for start in starts):
             return None
-        return head_ranges(heads, kv_heads, count, step=step, kv_step=step)
+        return found.ranges(count, block=block, key_block=block)
 
     shared = find_ranges(ranks)
     if shared is None:
-        told = _describe_heads(heads, kv_heads, head_dim, whole.blocks[axis])
-        raise _cannot_cut(whole, ranks, axis, told, counts_that_work(find_ranges, heads))
+        works = counts_that_work(find_ranges, heads)
+        raise _cannot_cut(whole, ranks, axis, _describe_heads(found, block), works)
     ranges = [
         [
-            (start + first * head_dim, start + last * head_dim)
-            for start, (first, last) in zip(starts, (queries, kv, kv), strict=True)
+            (start + first, start + last)
+            for start, (first, last) in zip(starts, (queries, keys, keys), strict=True)
         ]
-        for queries, kv in shared
+        for queries, keys in shared
     ]
     return Sharding("stacked_qkv", tuple(part_along(axis, size, each) for each in ranges))
 
@@ -251,22 +280,22 @@ def head_aware_columnwise(
 
     With `kv_heads` as `stacked_qkv` shares the queries out.
     """
-    size, kv = _size(whole, ranks, axis), heads if kv_heads is None else kv_heads
-    _require_heads(whole, ranks, axis, (heads, kv, head_dim))
+    size, block = _size(whole, ranks, axis), whole.blocks[axis]
+    found = Heads(heads, heads if kv_heads is None else kv_heads, head_dim)
+    _require_heads(whole, ranks, axis, found)
     if size != heads * head_dim:
         raise _cannot_cut(
             whole, ranks, axis, f"it has {size}, not {heads} heads of {head_dim}", None
         )
-    step = lcm(whole.blocks[axis], head_dim) // head_dim
 
     def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
-        return head_ranges(heads, kv, count, step=step)
+        return found.ranges(count, block=block)
 
     shared = find_ranges(ranks)
     if shared is None:
-        told = _describe_heads(heads, kv, head_dim, whole.blocks[axis])
-        raise _cannot_cut(whole, ranks, axis, told, counts_that_work(find_ranges, heads))
-    parts = (part_along(axis, size, [(a * head_dim, b * head_dim)]) for (a, b), _ in shared)
+        works = counts_that_work(find_ranges, heads)
+        raise _cannot_cut(whole, ranks, axis, _describe_heads(found, block), works)
+    parts = (part_along(axis, size, [queries]) for queries, _ in shared)
     return Sharding("head_aware_columnwise", tuple(parts))
 
 
@@ -338,7 +367,7 @@ def _size(whole: Whole, ranks: int, axis: int) -> int:
     return whole.shape[axis]
 
 
-def _require_heads(whole: Whole, ranks: int, axis: int, heads: tuple[int, int, int]) -> None:
+def _require_heads(whole: Whole, ranks: int, axis: int, heads: Heads) -> None:
     """Raise `ShardingError` unless each key-value head is looked at by as many query heads."""
     queries, keys, length = heads
     if min(heads) < 1 or queries % keys:
@@ -346,10 +375,8 @@ def _require_heads(whole: Whole, ranks: int, axis: int, heads: tuple[int, int, i
         raise _cannot_cut(whole, ranks, axis, told, None)
 
 
-def _describe_heads(heads: int, kv_heads: int, head_dim: int, block: int) -> str:
-    shared = f", which share {kv_heads} of keys and values" if kv_heads != heads else ""
-    blocks = f", in blocks of {block}" if block > 1 else ""
-    return f"there are {heads} heads of {head_dim}{shared}{blocks}"
+def _describe_heads(heads: Heads, block: int) -> str:
+    return f"there are {heads}" + (f", in blocks of {block}" if block > 1 else "")
 
 
 def _cannot_cut(

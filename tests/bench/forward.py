@@ -23,6 +23,7 @@ from llama import write_llama
 from weightctl import DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.families.recognition import recognize
+from weightctl.nn.models import build_network
 from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ DTYPES = {"bfloat16": DType.bfloat16, "float32": DType.float32}
 
 def load(checkpoint: RecognizedModel, dtype: DType, *, resident: bool) -> LoadedGraph:
     """Return the whole model, ready to run."""
-    module = checkpoint.module(dtype)
+    module = build_network(checkpoint, dtype)
     if resident and dtype is DType.float32:
         for weight in module.raw_state_dict().values():
             # What stays in memory is converted once, not in each run.
@@ -88,7 +89,7 @@ def in_transformers(checkpoint: RecognizedModel, dtype: torch.dtype) -> torch.nn
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for tensor in checkpoint.arch.tensors(ours):
+        for tensor in checkpoint.family.tensors(ours):
             numbers = torch.from_dlpack(checkpoint.weights[tensor.module].data())
             if tensor.module.endswith((".q.weight", ".k.weight")):
                 # GGUF's rows of a head are in pairs, where transformers has two halves.

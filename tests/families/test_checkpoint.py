@@ -15,6 +15,7 @@ from arrays import stored, weights_of
 from weightctl import DType, open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families.recognition import recognize
+from weightctl.nn.models import build_network
 from weightctl.weights import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
 
@@ -50,7 +51,7 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
     tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
     found = recognize(beside(tmp_path, tensors, json.dumps(LLAMA).encode()))
-    assert (found.arch.name, found.config.hidden, found.config.kv_heads) == ("llama", 32, 2)
+    assert (found.family.name, found.config.hidden, found.config.kv_heads) == ("llama", 32, 2)
     assert found.weights["norm.weight"].name == "model.norm.weight"
 
 
@@ -125,7 +126,7 @@ def test_all_that_is_missing_or_too_much_or_misshapen_is_named_at_once(
     assert found.missing == ["model.layers.0.mlp.down_proj.weight", "model.norm.weight"]
     assert found.unexpected == ["model.layers.0.mlp.gate_proj.scale"]
     with pytest.raises(ArchitectureError) as caught:
-        found.module()
+        build_network(found)
     for name in (*found.missing, *found.unexpected, "lm_head.weight"):
         assert f"`{name}`" in str(caught.value)
 
@@ -133,7 +134,7 @@ def test_all_that_is_missing_or_too_much_or_misshapen_is_named_at_once(
 def test_all_of_another_shape_are_named_at_once(tensors: dict[str, Any]) -> None:
     found = recognize(weights_of(tensors), LLAMA | {"intermediate_size": 40, "vocab_size": 97})
     with pytest.raises(ArchitectureError) as caught:
-        found.module()
+        build_network(found)
     said = str(caught.value)
     assert "`model.embed_tokens.weight` is of shape [96, 32], where [97, 32] belongs" in said
     for name in ("gate_proj", "up_proj", "down_proj", "lm_head"):
@@ -144,19 +145,19 @@ def test_all_of_another_shape_are_named_at_once(tensors: dict[str, Any]) -> None
 def test_integers_are_no_weights(tensors: dict[str, Any]) -> None:
     changed = tensors | {"model.norm.weight": np.ones(32, np.int32)}
     with pytest.raises(ArchitectureError, match="weight` is of I32"):
-        recognize(weights_of(changed), LLAMA).module()
+        build_network(recognize(weights_of(changed), LLAMA))
 
 
 def test_a_module_has_its_weights_as_they_are_stored(tensors: dict[str, Any]) -> None:
     changed = tensors | {"model.norm.weight": np.ones(32, np.float16)}
-    weights = recognize(weights_of(changed), LLAMA).module(DType.float32).raw_state_dict()
+    weights = build_network(recognize(weights_of(changed), LLAMA), DType.float32).raw_state_dict()
     assert weights["norm.weight"].dtype is DType.float16
     assert weights["embedding.weight"].dtype is DType.float32
 
 
 @pytest.mark.real
 def test_blocks_stay_blocks_in_a_module(smollm2: Path) -> None:
-    weights = recognize(open_weights(smollm2)).module().raw_state_dict()
+    weights = build_network(recognize(open_weights(smollm2))).raw_state_dict()
     down = weights["layers.0.mlp.down.weight"]
     assert str(down.quantization_encoding) == "QuantizationEncoding.Q4_1"
     assert down.original_dtype_and_shape == (DType.float32, [576, 1536])
@@ -181,7 +182,7 @@ def test_of_thousands_that_are_too_much_the_first_are_named(tensors: dict[str, A
     found = recognize(weights_of(tensors | many), LLAMA)
     assert len(found.unexpected) == 3000
     with pytest.raises(ArchitectureError, match="and 2980 more") as caught:
-        found.module()
+        build_network(found)
     assert len(str(caught.value)) < 20_000
 
 

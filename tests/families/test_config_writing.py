@@ -16,7 +16,7 @@ import small_models
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
-from weightctl.families import ARCHS
+from weightctl.families import FAMILIES
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.system.registry import load
@@ -26,7 +26,7 @@ from weightctl.weights.metadata import MetadataValue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.families.arch import Arch, Name
+    from weightctl.families.family import Family, Name
 
 Document = dict[str, Any]
 
@@ -126,42 +126,43 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def family(document: Document) -> Arch:
-    archs: list[Arch] = [load(reference) for reference in ARCHS.values()]
-    return next(arch for arch in archs if document["model_type"] in arch.model_types)
+def find_family(document: Document) -> Family:
+    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
+    return next(family for family in families if document["model_type"] in family.model_types)
 
 
 def fields_of(document: Document) -> Any:
-    return from_hugging_face(family(document), document, "config.json").fields
+    return from_hugging_face(find_family(document), document, "config.json").fields
 
 
-def made_in_gguf(arch: Arch, config: Any) -> list[tuple[Name, Any]]:
-    made = [(line, line.made(config)) for line in arch.names if line.made is not None]
+def made_in_gguf(family: Family, config: Any) -> list[tuple[Name, Any]]:
+    made = [(line, line.made(config)) for line in family.names if line.made is not None]
     return [(line, numbers) for line, numbers in made if numbers is not None]
 
 
-def described(arch: Arch, fields: Any) -> dict[str, MetadataValue]:
-    return {"general.architecture": MetadataValue("string", arch.gguf_name)} | to_gguf(arch, fields)
+def described(family: Family, fields: Any) -> dict[str, MetadataValue]:
+    name = {"general.architecture": MetadataValue("string", family.gguf_name)}
+    return name | to_gguf(family, fields)
 
 
 def crossed(document: Document) -> Document:
     """Return a config.json from the metadata that were made of one."""
-    arch = family(document)
-    config = from_hugging_face(arch, document, "config.json").config
-    metadata = described(arch, fields_of(document))
-    factors = made_in_gguf(arch, config)
-    names = [tensor.gguf for tensor in arch.tensors(config) if tensor.gguf]
+    family = find_family(document)
+    config = from_hugging_face(family, document, "config.json").config
+    metadata = described(family, fields_of(document))
+    factors = made_in_gguf(family, config)
+    names = [tensor.gguf for tensor in family.tensors(config) if tensor.gguf]
     names += [f"{line.gguf}.weight" for line, _ in factors]
     rows = {
         "token_embd.weight": getattr(config, "vocabulary", 1),
         "token_types.weight": getattr(config, "token_types", 1),
     }
     tensors = {name: TensorInfo(name, (rows.get(name, 1), 1), ENCODINGS["F32"]) for name in names}
-    fields = from_gguf(arch, metadata, tensors, "model.gguf").fields
+    fields = from_gguf(family, metadata, tensors, "model.gguf").fields
     for line, numbers in factors:
         assert line.told is not None
         fields = line.told(fields, numbers)
-    return to_hugging_face(arch, fields, model_type_of(arch, fields))
+    return to_hugging_face(family, fields, model_type_of(family, fields))
 
 
 def known(document: Document) -> Any:
@@ -214,11 +215,11 @@ def test_a_config_is_to_transformers_what_it_was_before_it_became_metadata(name:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_config_that_is_written_is_read_as_the_same(name: str) -> None:
-    arch, document = family(DOCUMENTS[name]), DOCUMENTS[name]
-    config = from_hugging_face(arch, document, "config.json").config
-    written = to_hugging_face(arch, fields_of(document), document["model_type"])
-    assert from_hugging_face(arch, written, "config.json").config == config
-    kind = arch.model_types[document["model_type"]]
+    family, document = find_family(DOCUMENTS[name]), DOCUMENTS[name]
+    config = from_hugging_face(family, document, "config.json").config
+    written = to_hugging_face(family, fields_of(document), document["model_type"])
+    assert from_hugging_face(family, written, "config.json").config == config
+    kind = family.model_types[document["model_type"]]
     assert written["architectures"] == [kind.class_name]
 
 
@@ -241,7 +242,7 @@ def test_the_keys_are_those_of_llama_cpps_own_writer(tmp_path: Path, scaling: st
             if not key.startswith(("general.", "GGUF."))
         }
         document = model.config.to_dict()
-        ours = to_gguf(family(document), fields_of(document))
+        ours = to_gguf(find_family(document), fields_of(document))
         assert {key: ours[key] for key in theirs} == theirs
 
 
@@ -253,36 +254,36 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         for value in vars(group).values()
         if isinstance(value, str)
     }
-    for reference in ARCHS.values():
-        arch: Arch = load(reference)
+    for reference in FAMILIES.values():
+        family: Family = load(reference)
         # Today's llama.cpp reads it no more than its constants have it.
-        keys = {key.gguf.format(arch="ARCH") for key in arch.keys if key.written is not False}
+        keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
         assert keys - {""} <= known_keys
 
 
 def test_older_transformers_finds_rotations_where_it_looks() -> None:
     document = DOCUMENTS["llama3"]
-    written = to_hugging_face(family(document), fields_of(document), "llama")
+    written = to_hugging_face(find_family(document), fields_of(document), "llama")
     assert written["rope_theta"] == 500000.0
     assert written["rope_scaling"] == {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
-    plain = to_hugging_face(family(document), fields_of(DOCUMENTS["llama"]), "llama")
+    plain = to_hugging_face(find_family(document), fields_of(DOCUMENTS["llama"]), "llama")
     assert "rope_scaling" not in plain
 
 
 def test_a_llama_with_a_window_is_a_mistral() -> None:
-    arch: Arch = load(ARCHS["llama"])
+    family: Family = load(FAMILIES["llama"])
     fields = dict(fields_of(DOCUMENTS["llama"]))
-    assert model_type_of(arch, fields) == "llama"
-    assert model_type_of(arch, fields | {"sliding_window": 16}) == "mistral"
+    assert model_type_of(family, fields) == "llama"
+    assert model_type_of(family, fields | {"sliding_window": 16}) == "mistral"
     with pytest.raises(ArchitectureError, match=r"no `mistral` has `attention_bias` of `True`"):
-        model_type_of(arch, fields | {"sliding_window": 16, "attention_bias": True})
+        model_type_of(family, fields | {"sliding_window": 16, "attention_bias": True})
 
 
 def test_a_window_that_is_none_is_said_where_none_means_another() -> None:
-    arch: Arch = load(ARCHS["llama"])
+    family: Family = load(FAMILIES["llama"])
     document = {"model_type": "mistral", "sliding_window": None}
-    assert to_hugging_face(arch, fields_of(document), "mistral")["sliding_window"] is None
-    phi = to_gguf(load(ARCHS["phi3"]), fields_of(DOCUMENTS["phi4"]))
+    assert to_hugging_face(family, fields_of(document), "mistral")["sliding_window"] is None
+    phi = to_gguf(load(FAMILIES["phi3"]), fields_of(DOCUMENTS["phi4"]))
     assert phi["phi3.attention.sliding_window"] == MetadataValue("u32", 0)
 
 
@@ -311,7 +312,7 @@ def test_what_llama_cpp_would_run_otherwise_is_no_gguf(
 ) -> None:
     fields = fields_of(DOCUMENTS[name]) | changes
     with pytest.raises(ArchitectureError, match=message) as caught:
-        to_gguf(family(DOCUMENTS[name]), fields)
+        to_gguf(find_family(DOCUMENTS[name]), fields)
     assert caught.value.hint
 
 
@@ -331,53 +332,53 @@ def test_what_transformers_would_run_otherwise_is_no_config_json(
     document = DOCUMENTS[name]
     fields = fields_of(document) | changes
     with pytest.raises(ArchitectureError, match=message) as caught:
-        to_hugging_face(family(document), fields, document["model_type"])
+        to_hugging_face(find_family(document), fields, document["model_type"])
     assert caught.value.hint
 
 
 def test_a_factor_of_longrope_is_kept_as_what_it_does() -> None:
     document = dict(DOCUMENTS["phi3 long"])
     document["rope_parameters"] = {**document["rope_parameters"], "factor": 1}
-    arch = family(document)
-    read = from_hugging_face(arch, document, "config.json")
-    written = to_hugging_face(arch, read.fields, "phi3")
+    family = find_family(document)
+    read = from_hugging_face(family, document, "config.json")
+    written = to_hugging_face(family, read.fields, "phi3")
     assert read.config.rope_scaling.amplitude == 1
-    assert from_hugging_face(arch, written, "config.json").config == read.config
+    assert from_hugging_face(family, written, "config.json").config == read.config
 
 
 @given(st.sampled_from(sorted(DOCUMENTS)), st.data())
 def test_whatever_can_be_read_is_written_or_refused(name: str, data: st.DataObject) -> None:
     document = dict(DOCUMENTS[name])
-    arch = family(document)
-    paths = sorted({key.hugging_face for key in arch.keys if "." not in key.hugging_face} - {""})
+    family = find_family(document)
+    paths = sorted({key.hugging_face for key in family.keys if "." not in key.hugging_face} - {""})
     document |= data.draw(st.dictionaries(st.sampled_from(paths), CHANGES, max_size=2))
     rope = dict(document.get("rope_parameters", {}))
     if not any(isinstance(value, dict) for value in rope.values()):
         rope |= data.draw(st.dictionaries(st.sampled_from(IN_ROPE), CHANGES, max_size=3))
         document["rope_parameters"] = rope
     try:
-        read = from_hugging_face(arch, document, "config.json")
+        read = from_hugging_face(family, document, "config.json")
     except ArchitectureError:
         return
     with contextlib.suppress(ArchitectureError):
-        written = to_hugging_face(arch, read.fields, document["model_type"])
-        assert from_hugging_face(arch, written, "config.json").config == read.config
+        written = to_hugging_face(family, read.fields, document["model_type"])
+        assert from_hugging_face(family, written, "config.json").config == read.config
     with contextlib.suppress(ArchitectureError):
         crossed(document)
 
 
 @given(st.sampled_from(sorted(DOCUMENTS)), st.data())
 def test_whatever_metadata_say_is_written_or_refused(name: str, data: st.DataObject) -> None:
-    arch = family(DOCUMENTS[name])
-    metadata = described(arch, fields_of(DOCUMENTS[name]))
-    keys = {key.gguf.format(arch=arch.gguf_name): key for key in arch.keys if key.gguf}
+    family = find_family(DOCUMENTS[name])
+    metadata = described(family, fields_of(DOCUMENTS[name]))
+    keys = {key.gguf.format(arch=family.gguf_name): key for key in family.keys if key.gguf}
     for changed in data.draw(st.lists(st.sampled_from(sorted(keys)), max_size=3)):
         metadata[changed] = MetadataValue(keys[changed].kind.gguf_type, data.draw(CHANGES))
     try:
-        fields = from_gguf(arch, metadata, {}, "model.gguf").fields
+        fields = from_gguf(family, metadata, {}, "model.gguf").fields
     except ArchitectureError:
         return
     with contextlib.suppress(ArchitectureError):
-        to_hugging_face(arch, fields, model_type_of(arch, fields))
+        to_hugging_face(family, fields, model_type_of(family, fields))
     with contextlib.suppress(ArchitectureError):
-        to_gguf(arch, fields)
+        to_gguf(family, fields)

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import small_models
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
-from weightctl.families import ARCHS
+from weightctl.families import FAMILIES
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
@@ -28,14 +28,14 @@ from weightctl.weights.metadata import MetadataValue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.families.arch import Arch
+    from weightctl.families.family import Family
 
 
 def read(document: dict[str, Any]) -> Any:
-    for reference in ARCHS.values():
-        arch: Arch = load(reference)
-        if document["model_type"] in arch.model_types:
-            return from_hugging_face(arch, document, "config.json").config
+    for reference in FAMILIES.values():
+        family: Family = load(reference)
+        if document["model_type"] in family.model_types:
+            return from_hugging_face(family, document, "config.json").config
     raise AssertionError(document)
 
 
@@ -150,7 +150,7 @@ def gguf_metadata(**changes: Any) -> dict[str, MetadataValue]:
 
 
 def from_metadata(**changes: Any) -> Any:
-    return from_gguf(load(ARCHS["llama"]), gguf_metadata(**changes), {}, "model.gguf").config
+    return from_gguf(load(FAMILIES["llama"]), gguf_metadata(**changes), {}, "model.gguf").config
 
 
 def test_ggufs_metadata_say_the_same_as_config_json(tmp_path: Path) -> None:
@@ -300,11 +300,11 @@ WITHOUT_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_key_is_a_field_of_the_config_or_known_to_be_none(name: str) -> None:
-    arch: Arch = load(ARCHS[name])
-    fields = {field.name for field in dataclasses.fields(load(arch.config))}
-    keys = {key.field for key in arch.keys if not key.field.startswith("scaling.")}
+    family: Family = load(FAMILIES[name])
+    fields = {field.name for field in dataclasses.fields(load(family.config))}
+    keys = {key.field for key in family.keys if not key.field.startswith("scaling.")}
     assert keys - fields == WITHOUT_FIELDS[name]
     assert fields - keys <= {"rope_scaling"}
 
@@ -314,7 +314,7 @@ ANYTHING = st.one_of(
     st.sampled_from([0, 1, 2, 64, 1 << 31, 1 << 2000, "linear", "yarn", "llama3", 0.5, 1e300]),
     st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.none()),
 )  # fmt: skip
-KEYS = [(name, key) for name in ARCHS for key in load(ARCHS[name]).keys]
+KEYS = [(name, key) for name in FAMILIES for key in load(FAMILIES[name]).keys]
 IN_CONFIG = st.sampled_from(sorted(
     {key.hugging_face.rpartition(".")[2] for _, key in KEYS}
     | {"rope_scaling", "rope_parameters", "rope_theta", "type"}
@@ -323,7 +323,9 @@ IN_METADATA = st.sampled_from(sorted({key.gguf.format(arch=name) for name, key i
 
 
 @given(
-    st.sampled_from(sorted({kind for name in ARCHS for kind in load(ARCHS[name]).model_types})),
+    st.sampled_from(
+        sorted({kind for name in FAMILIES for kind in load(FAMILIES[name]).model_types})
+    ),
     st.dictionaries(IN_CONFIG, ANYTHING | st.dictionaries(IN_CONFIG, ANYTHING), max_size=6),
 )
 def test_no_config_json_breaks_more_than_the_rules(kind: str, values: dict[str, Any]) -> None:
@@ -331,7 +333,7 @@ def test_no_config_json_breaks_more_than_the_rules(kind: str, values: dict[str, 
         read(values | {"model_type": kind})
 
 
-@given(st.sampled_from(list(ARCHS)), st.dictionaries(IN_METADATA, ANYTHING, max_size=6))
+@given(st.sampled_from(list(FAMILIES)), st.dictionaries(IN_METADATA, ANYTHING, max_size=6))
 def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]) -> None:
     usual = {
         key.gguf.format(arch=name): 1e-6 if "epsilon" in key.gguf else 2
@@ -341,4 +343,4 @@ def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]
     metadata = {key: MetadataValue("f32", content) for key, content in (usual | values).items()}
     metadata["general.architecture"] = MetadataValue("string", name)
     with contextlib.suppress(ArchitectureError):
-        from_gguf(load(ARCHS[name]), metadata, {}, "model.gguf")
+        from_gguf(load(FAMILIES[name]), metadata, {}, "model.gguf")

@@ -12,19 +12,20 @@ from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneratio
 import small_models
 from arrays import weights_of
 from weightctl.errors import ArchitectureError
-from weightctl.families import ARCHS, recognize
+from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.rope_scaling import RopeScaling
 from weightctl.families.windowed_layers import WORDS
 from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.nn.models import build_network
 from weightctl.system.registry import load
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.families.arch import Arch
     from weightctl.families.configs import Read
+    from weightctl.families.family import Family
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 GEMMA_3_4B = {
@@ -61,13 +62,13 @@ FIELDS = {
 }  # fmt: skip
 
 
-def family(document: dict[str, Any]) -> Arch:
-    arch: Arch = load(ARCHS[document["model_type"].removesuffix("_text")])
-    return arch
+def find_family(document: dict[str, Any]) -> Family:
+    family: Family = load(FAMILIES[document["model_type"].removesuffix("_text")])
+    return family
 
 
 def read(document: dict[str, Any]) -> Read:
-    return from_hugging_face(family(document), document, "config.json")
+    return from_hugging_face(find_family(document), document, "config.json")
 
 
 def known(document: dict[str, Any]) -> Any:
@@ -91,7 +92,7 @@ def metadata(name: str, **changes: Any) -> dict[str, MetadataValue]:
 
 
 def from_metadata(name: str, **changes: Any) -> Any:
-    return from_gguf(load(ARCHS[name]), metadata(name, **changes), {}, "here").config
+    return from_gguf(load(FAMILIES[name]), metadata(name, **changes), {}, "here").config
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -126,19 +127,19 @@ def test_what_transformers_writes_is_read_as_what_it_read(
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_a_config_goes_to_either_dialect_and_comes_back(document: dict[str, Any]) -> None:
-    arch, found = family(document), read(document)
+    family, found = find_family(document), read(document)
     made: Any = found.config
     if document is DOCUMENTS[1] or made.query_scalar == made.head_dim:
-        name = {"general.architecture": MetadataValue("string", arch.name)}
-        again: Any = from_gguf(arch, name | to_gguf(arch, found.fields), {}, "here").config
+        name = {"general.architecture": MetadataValue("string", family.name)}
+        again: Any = from_gguf(family, name | to_gguf(family, found.fields), {}, "here").config
         assert again.norm_offset == 0
         for field in made.__dataclass_fields__:
             if field != "norm_offset":
                 assert getattr(again, field) == getattr(made, field), field
-    kind = next(iter(arch.model_types))
-    written = to_hugging_face(arch, found.fields, kind)
-    assert written["architectures"] == [arch.model_types[kind].class_name]
-    assert from_hugging_face(arch, written, "here").config == made
+    kind = next(iter(family.model_types))
+    written = to_hugging_face(family, found.fields, kind)
+    assert written["architectures"] == [family.model_types[kind].class_name]
+    assert from_hugging_face(family, written, "here").config == made
     ours, theirs = known(written).to_dict(), known(document).to_dict()
     for rope in ours["rope_parameters"].values():
         if isinstance(rope, dict):
@@ -181,9 +182,9 @@ def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -
         "num_hidden_layers": layers,
         "layer_types": WORDS.write(windowed),
     }
-    arch, found = family(document), read(document)
-    name = {"general.architecture": MetadataValue("string", arch.name)}
-    again: Any = from_gguf(arch, name | to_gguf(arch, found.fields), {}, "here").config
+    family, found = find_family(document), read(document)
+    name = {"general.architecture": MetadataValue("string", family.name)}
+    again: Any = from_gguf(family, name | to_gguf(family, found.fields), {}, "here").config
     assert list(again.windowed_layers) == windowed
 
 
@@ -206,7 +207,7 @@ IRREGULAR = [*2 * ["full_attention"], "sliding_attention"]
 )  # fmt: skip
 def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: str) -> None:
     with pytest.raises(ArchitectureError, match=f"cannot say .*`{field}`"):
-        to_gguf(family(document), read(document).fields)
+        to_gguf(find_family(document), read(document).fields)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +257,8 @@ def test_the_text_of_a_multimodal_model_is_known_as_transformers_saves_it(tmp_pa
     model.save_pretrained(tmp_path)
     found = recognize(open_weights(tmp_path))
     assert (found.missing, found.unexpected) == ([], [])
-    assert (found.arch.name, found.config.vocabulary) == ("gemma3", 104)
-    assert set(found.weights) == set(found.module().raw_state_dict()) - {"output.weight"}
+    assert (found.family.name, found.config.vocabulary) == ("gemma3", 104)
+    assert set(found.weights) == set(build_network(found).raw_state_dict()) - {"output.weight"}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_the_text_of_a_multimodal_model_is_known_by_all_its_names(
 
 def test_older_transformers_is_told_of_both_rotations_in_its_own_words() -> None:
     found = read(DOCUMENTS[4])
-    written = to_hugging_face(family(DOCUMENTS[4]), found.fields, "gemma3_text")
+    written = to_hugging_face(find_family(DOCUMENTS[4]), found.fields, "gemma3_text")
     assert (written["rope_theta"], written["rope_local_base_freq"]) == (5e5, 2e4)
     assert written["rope_scaling"] == LINEAR
     del written["rope_parameters"]

@@ -17,6 +17,7 @@ from small_models import logits, tokens_below
 from weightctl import DType, open_weights
 from weightctl.families import recognize
 from weightctl.graph import Graph
+from weightctl.nn.models import build_network
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ ARCHS = {"gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}
 def run(checkpoint: RecognizedModel, **changes: Any) -> Floats:
     """Return the logits of a checkpoint, or of what it would be with another config."""
     config: Any = checkpoint.config
-    module = load(checkpoint.arch.module)(replace(config, **changes), DType.float32)
+    module = load(checkpoint.family.module)(replace(config, **changes), DType.float32)
     (output,) = executed(module.graph(), TOKENS, weights=checkpoint.weights)
     return output
 
@@ -109,7 +110,7 @@ def test_a_gguf_with_the_keys_of_llama_cpps_script_says_the_same(name: str, tmp_
     model = as_llama_cpp_has_it(name)
     write(tmp_path / "model.gguf", name, model)
     checkpoint = recognize(open_weights(tmp_path / "model.gguf"))
-    assert (checkpoint.arch.name, checkpoint.dialect) == (name, "gguf")
+    assert (checkpoint.family.name, checkpoint.dialect) == (name, "gguf")
     assert (checkpoint.missing, checkpoint.unexpected) == ([], [])
     assert distance(run(checkpoint), logits(model, TOKENS)) < 1e-4
 
@@ -160,7 +161,7 @@ def test_embeddings_are_scaled_by_a_number_of_the_activations_dtype(name: str) -
     # The root of 80 is 8.944, and 8.9375 in bfloat16.
     model = getattr(small_models, name)(hidden_size=80, num_hidden_layers=1).to(torch.bfloat16)
     checkpoint = small_models.checkpoint(model)
-    module: Any = checkpoint.module(DType.bfloat16)
+    module: Any = build_network(checkpoint, DType.bfloat16)
     module.name_weights()
     with Graph("embedded", module.input_types()) as graph:
         graph.output(module.begin(*graph.inputs)[0])

@@ -20,6 +20,7 @@ from runs import executed
 from small_models import logits, tokens_below
 from weightctl import DType, open_weights
 from weightctl.families.recognition import recognize
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ def _no_gradients() -> Iterator[None]:
 def run(weights: Weights, *inputs: NDArray[Any], config: dict[str, Any] | None = None) -> Floats:
     """Return what the whole model of a checkpoint says, in float32."""
     checkpoint = recognize(weights, config)
-    (output,) = executed(checkpoint.module().graph(), *inputs, weights=checkpoint.weights)
+    (output,) = executed(build_network(checkpoint).graph(), *inputs, weights=checkpoint.weights)
     return output
 
 
@@ -138,7 +139,7 @@ def test_tiny_llama(tiny_llama: Path) -> None:
 
 def test_tiny_llama_in_bfloat16_says_nearly_the_same(tiny_llama: Path) -> None:
     checkpoint, tokens = recognize(open_weights(tiny_llama)), tokens_below(512)
-    graph = checkpoint.module(DType.bfloat16).graph()
+    graph = build_network(checkpoint, DType.bfloat16).graph()
     (output,) = executed(graph, tokens, weights=checkpoint.weights)
     assert output.dtype.name == "bfloat16"
     expected = run(open_weights(tiny_llama), tokens)

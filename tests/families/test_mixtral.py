@@ -16,6 +16,7 @@ from small_models import logits, tokens_below
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
+from weightctl.nn.models import build_network
 from weightctl.weights import WeightData
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
@@ -35,14 +36,14 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
 def test_a_mixtral_as_transformers_saves_it(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = recognize(open_weights(tmp_path))
-    assert found.arch.name == "mixtral"
+    assert found.family.name == "mixtral"
     assert found.weights["layers.1.mlp.experts.2.up.weight"].info.shape == (96, 64)
     assert_same(found, model)
 
@@ -57,7 +58,7 @@ def test_a_mixtral_in_gguf_is_a_llama_with_experts(
 ) -> None:
     path = expert_files.write(tmp_path / "model.gguf", model, is_stacked=is_stacked)
     found = recognize(open_weights(path))
-    assert (found.arch.name, found.dialect) == ("mixtral", "gguf")
+    assert (found.family.name, found.dialect) == ("mixtral", "gguf")
     assert_same(found, model)
 
 
@@ -109,7 +110,7 @@ def family(**changes: int) -> str:
     # As many tensors as layers may be at least.
     one = WeightData.from_numpy(np.zeros(1, np.float32), "one")
     tensors = {f"tensor {number}": one for number in range(200)}
-    return recognize(as_checkpoint(tensors, metadata(**changes))).arch.name
+    return recognize(as_checkpoint(tensors, metadata(**changes))).family.name
 
 
 def test_a_llama_of_no_experts_is_no_mixtral() -> None:
@@ -142,4 +143,4 @@ def test_stacks_of_more_or_fewer_experts_than_there_are_are_refused(
     tensors = {name: node.data() for name, node in stored.items()}
     changed = stored.metadata | {"llama.expert_count": MetadataValue("u32", count)}
     with pytest.raises(ArchitectureError, match=r"ffn_gate_(exps|inp)"):
-        recognize(as_checkpoint(tensors, changed)).module()
+        build_network(recognize(as_checkpoint(tensors, changed)))

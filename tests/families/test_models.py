@@ -19,6 +19,7 @@ from weightctl.errors import EngineError, GraphError
 from weightctl.families import recognize
 from weightctl.graph import ops
 from weightctl.nn import Linear
+from weightctl.nn.models import build_network
 from weightctl.nn.models.llama import Llama
 from weightctl.weights.from_arrays import as_checkpoint
 
@@ -36,12 +37,12 @@ MAKERS = {"llama": small_models.llama, "bert": small_models.bert, "gpt2": small_
 
 def said(found: RecognizedModel, *inputs: Any, dtype: DType = DType.float32) -> NDArray[Any]:
     """Return what the whole model of a checkpoint gives."""
-    (output,) = executed(found.module(dtype).graph(), *inputs, weights=found.weights)
+    (output,) = executed(build_network(found, dtype).graph(), *inputs, weights=found.weights)
     return output
 
 
 def test_a_tied_llama_uses_one_weight_twice() -> None:
-    graph = checkpoint(small_models.llama(tie_word_embeddings=True)).module().graph()
+    graph = build_network(checkpoint(small_models.llama(tie_word_embeddings=True))).graph()
     assert "embedding.weight" in graph.weights_by_name
     assert "output.weight" not in graph.weights_by_name
 
@@ -52,7 +53,7 @@ def test_a_bert_tells_token_types_apart_where_they_are_given() -> None:
     with torch.inference_mode():
         states = model(torch.from_numpy(tokens), token_type_ids=torch.from_numpy(types))
     found = checkpoint(model)
-    module = found.module()
+    module = build_network(found)
     graph = graph_of(module, [module.input_types()[0]] * 3)
     (ours,) = executed(graph, tokens, np.ones_like(tokens), types, weights=found.weights)
     assert np.abs(ours - states.last_hidden_state.numpy()).max() < 1e-4
@@ -87,7 +88,7 @@ def test_a_narrow_llama_is_as_near_to_float32_as_that_of_transformers(name: str)
 def test_one_graph_serves_every_batch_and_length(count: int) -> None:
     model, tokens = small_models.llama(), tokens_below(96, count, 7 * count)
     found = checkpoint(model)
-    module = found.module()
+    module = build_network(found)
     graph = module.graph("any")
     assert graph.name == "any"
     assert [str(kind) for kind in module.input_types()] == ["int64[batch, seq]"]
@@ -125,7 +126,7 @@ def quantized() -> tuple[RecognizedModel, RecognizedModel]:
 
 def test_a_quantized_llama_equals_the_dequantized_one_exactly() -> None:
     tokens, (blocks, numbers) = tokens_below(96, 1, 8), quantized()
-    nodes = blocks.module().graph().nodes
+    nodes = build_network(blocks).graph().nodes
     assert sum(node.op == "dequantize" for node in nodes) == 2 * 7 + 1
     assert np.array_equal(said(blocks, tokens), said(numbers, tokens))
 
@@ -159,7 +160,7 @@ def with_rope_factors() -> Network:
 
 
 MODULES: dict[str, Callable[[], Network]] = {
-    **{name: lambda make=make: checkpoint(make()).module() for name, make in MAKERS.items()},
+    **{name: lambda make=make: build_network(checkpoint(make())) for name, make in MAKERS.items()},
     "rope factors": with_rope_factors,
 }
 
@@ -182,11 +183,11 @@ def test_a_model_put_on_a_gpu_is_computed_there_as_a_whole(name: str) -> None:
 
 def test_a_quantized_model_put_on_a_gpu_is_there_as_a_whole() -> None:
     # The engine decodes the blocks on the processor, and moves the numbers.
-    assert elsewhere(quantized()[0].module()) == []
+    assert elsewhere(build_network(quantized()[0])) == []
 
 
 def test_what_does_not_fit_is_told_with_the_path_of_its_layer() -> None:
-    module: Any = checkpoint(small_models.llama()).module()
+    module: Any = build_network(checkpoint(small_models.llama()))
     module.layers[1].mlp.down = Linear(64, 64)
     with pytest.raises(GraphError, match=r"96.*in layers\.1\.mlp\.down"):
         module.graph()

@@ -14,8 +14,9 @@ from runs import executed
 from small_models import checkpoint, logits, tokens_below
 from weightctl.errors import ArchitectureError
 from weightctl.families.configs import from_hugging_face
-from weightctl.families.phi3 import ARCH
+from weightctl.families.phi3 import FAMILY
 from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
@@ -36,7 +37,7 @@ def assert_same(found: RecognizedModel, model: Any, length: int = 20) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, length)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
@@ -68,7 +69,7 @@ def test_the_length_of_a_sequence_decides_between_the_factors(long_model: Any, l
 
 def in_gguf_with_factors(model: Any) -> RecognizedModel:
     found = checkpoint(model)
-    given = to_gguf(found.arch, found.fields)
+    given = to_gguf(found.family, found.fields)
     share = given["phi3.rope.scaling.attn_factor"]
     # sqrt(1 + ln(128 / 32) / ln(32)), as llama.cpp's script has it.
     assert share.type == "f32"
@@ -96,7 +97,7 @@ def test_ggufs_factors_are_tensors(long_model: Any, length: int) -> None:
 
 def test_the_factors_that_gguf_gets_are_those_of_the_config(long_model: Any) -> None:
     config = checkpoint(long_model).config
-    made = {line.gguf: line.made(config) for line in ARCH.names if line.made is not None}
+    made = {line.gguf: line.made(config) for line in FAMILY.names if line.made is not None}
     assert {name: np.asarray(array).tolist() for name, array in made.items()} == {
         "rope_factors_long": LONG,
         "rope_factors_short": [float(np.float32(factor)) for factor in SHORT],
@@ -106,13 +107,13 @@ def test_the_factors_that_gguf_gets_are_those_of_the_config(long_model: Any) -> 
 def test_a_phi3_in_gguf_says_that_it_has_no_window() -> None:
     model = small_models.phi3(partial_rotary_factor=0.5)
     found = checkpoint(model)
-    metadata = to_gguf(found.arch, found.fields)
+    metadata = to_gguf(found.family, found.fields)
     assert metadata["phi3.attention.sliding_window"] == ("u32", 0)
     assert metadata["phi3.rope.dimension_count"] == ("u32", 8)
     crossed = in_gguf(model, attention__sliding_window=0, rope__dimension_count=8)
     assert crossed.config == found.config
     assert_same(crossed, model)
-    document = to_hugging_face(crossed.arch, crossed.fields, "phi3")
+    document = to_hugging_face(crossed.family, crossed.fields, "phi3")
     assert document["architectures"] == ["Phi3ForCausalLM"]
     back: Any = AutoConfig.for_model(**document)
     assert back.rope_parameters["partial_rotary_factor"] == 0.5
@@ -132,7 +133,7 @@ DOCUMENTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_what_a_phi3_leaves_out_is_as_transformers_takes_it(document: dict[str, Any]) -> None:
-    ours: Any = from_hugging_face(ARCH, document | {"model_type": "phi3"}, "here").config
+    ours: Any = from_hugging_face(FAMILY, document | {"model_type": "phi3"}, "here").config
     known: Any = AutoConfig.for_model("phi3", **document)
     head_dim = known.hidden_size // known.num_attention_heads
     rope = known.rope_parameters
@@ -157,11 +158,11 @@ def test_what_a_phi3_leaves_out_is_as_transformers_takes_it(document: dict[str, 
         scaling = ours.rope_scaling
         assert (list(scaling.short_factors), list(scaling.long_factors)) == (SHORT, LONG)
         assert scaling.original_context == known.original_max_position_embeddings
-    assert from_hugging_face(ARCH, known.to_dict(), "here").config == ours
+    assert from_hugging_face(FAMILY, known.to_dict(), "here").config == ours
 
 
 def test_factors_for_other_numbers_of_pairs_are_refused() -> None:
     rope = LONGROPE["rope_parameters"] | {"long_factor": [1.0]}
     document = {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 4}
     with pytest.raises(ArchitectureError, match="4 of `short_factor` and 1 of `long_factor`"):
-        from_hugging_face(ARCH, document | {"rope_parameters": rope}, "here")
+        from_hugging_face(FAMILY, document | {"rope_parameters": rope}, "here")

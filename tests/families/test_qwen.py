@@ -16,16 +16,17 @@ from small_models import checkpoint, logits, tokens_below
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
 from weightctl.families.configs import from_hugging_face
-from weightctl.families.qwen2 import ARCH as QWEN2
-from weightctl.families.qwen3 import ARCH as QWEN3
+from weightctl.families.qwen2 import FAMILY as QWEN2
+from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.written import to_gguf, to_hugging_face
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.families import RecognizedModel
 
-ARCHS = {"qwen2": QWEN2, "qwen3": QWEN3}
+FAMILIES = {"qwen2": QWEN2, "qwen3": QWEN3}
 MAKERS = {"qwen2": small_models.qwen2, "qwen3": small_models.qwen3}
 WINDOWED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 7}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -36,7 +37,7 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
@@ -68,9 +69,9 @@ def test_a_qwen3_with_biases() -> None:
 def test_the_window_of_a_qwen_hides_what_is_before_it() -> None:
     model, tokens = small_models.qwen2(**WINDOWED, max_window_layers=0), tokens_below(96)
     found = checkpoint(model)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     without = checkpoint(small_models.qwen2())
-    (all_seen,) = executed(without.module().graph(), tokens, weights=without.weights)
+    (all_seen,) = executed(build_network(without).graph(), tokens, weights=without.weights)
     assert np.abs(ours - all_seen)[:, :7].max() < 1e-4
     assert np.abs(ours - all_seen)[:, 7:].max() > 1e-3
 
@@ -93,7 +94,7 @@ def test_a_qwen_in_gguf_has_its_rows_in_transformers_order(
 def test_a_qwen_with_windows_crosses_to_gguf_and_back() -> None:
     model = small_models.qwen2(**WINDOWED, layer_types=MIXED)
     found = checkpoint(model)
-    metadata = to_gguf(found.arch, found.fields)
+    metadata = to_gguf(found.family, found.fields)
     assert metadata["qwen2.attention.sliding_window"] == ("u32", 7)
     assert metadata["qwen2.attention.sliding_window_pattern"] == (
         "array[bool]",
@@ -103,7 +104,7 @@ def test_a_qwen_with_windows_crosses_to_gguf_and_back() -> None:
         model, attention__sliding_window=7, attention__sliding_window_pattern=[True, False, True]
     )
     assert_same(crossed, model)
-    document = to_hugging_face(crossed.arch, crossed.fields, "qwen2")
+    document = to_hugging_face(crossed.family, crossed.fields, "qwen2")
     assert document["architectures"] == ["Qwen2ForCausalLM"]
     back: Any = AutoConfig.for_model(**document)
     assert (back.sliding_window, back.layer_types) == (7, MIXED)
@@ -111,7 +112,7 @@ def test_a_qwen_with_windows_crosses_to_gguf_and_back() -> None:
 
 def test_of_a_qwen_without_windows_gguf_says_nothing_of_them() -> None:
     found = checkpoint(small_models.qwen3())
-    assert not [name for name in to_gguf(found.arch, found.fields) if "sliding" in name]
+    assert not [name for name in to_gguf(found.family, found.fields) if "sliding" in name]
 
 
 def test_a_qwen2_without_biases_is_none_to_transformers() -> None:
@@ -122,7 +123,7 @@ def test_a_qwen2_without_biases_is_none_to_transformers() -> None:
     found = in_gguf(model)
     assert_same(found, model)
     with pytest.raises(ArchitectureError, match="`attention_bias` is `False`"):
-        to_hugging_face(found.arch, found.fields, "qwen2")
+        to_hugging_face(found.family, found.fields, "qwen2")
 
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -138,12 +139,12 @@ DOCUMENTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_what_config_json_leaves_out_is_as_transformers_takes_it(
     name: str, document: dict[str, Any]
 ) -> None:
     known: Any = AutoConfig.for_model(name, **document)
-    ours: Any = from_hugging_face(ARCHS[name], document | {"model_type": name}, "here").config
+    ours: Any = from_hugging_face(FAMILIES[name], document | {"model_type": name}, "here").config
     expected = {
         "vocabulary": known.vocab_size,
         "context": known.max_position_embeddings,
@@ -164,7 +165,7 @@ def test_what_config_json_leaves_out_is_as_transformers_takes_it(
     assert {field: getattr(ours, field) for field in expected} == expected
     windows = [ours.window(layer) is not None for layer in range(ours.layers)]
     assert windows == [kind == "sliding_attention" for kind in known.layer_types]
-    written = from_hugging_face(ARCHS[name], known.to_dict(), "here")
+    written = from_hugging_face(FAMILIES[name], known.to_dict(), "here")
     assert written.config == ours
 
 

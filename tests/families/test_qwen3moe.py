@@ -17,6 +17,7 @@ from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
 from weightctl.families.written import to_gguf
+from weightctl.nn.models import build_network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,14 +34,14 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
     """Ask that a checkpoint is whole and says what a model of transformers' does."""
     assert (found.missing, found.unexpected) == ([], [])
     tokens = tokens_below(96, 2, 20)
-    (ours,) = executed(found.module().graph(), tokens, weights=found.weights)
+    (ours,) = executed(build_network(found).graph(), tokens, weights=found.weights)
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
 def test_a_qwen3_with_experts_as_transformers_saves_it(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = recognize(open_weights(tmp_path))
-    assert found.arch.name == "qwen3moe"
+    assert found.family.name == "qwen3moe"
     assert found.weights["layers.1.mlp.experts.2.up.weight"].info.shape == (32, 64)
     assert_same(found, model)
 
@@ -51,7 +52,7 @@ def test_a_qwen3_with_experts_as_transformers_has_it_in_memory(model: Any) -> No
 
 def test_a_qwen3_with_experts_in_gguf(model: Any, tmp_path: Path) -> None:
     found = recognize(open_weights(expert_files.write(tmp_path / "model.gguf", model)))
-    assert (found.arch.name, found.dialect) == ("qwen3moe", "gguf")
+    assert (found.family.name, found.dialect) == ("qwen3moe", "gguf")
     assert_same(found, model)
 
 
@@ -118,9 +119,9 @@ def test_a_config_without_layers_that_lack_experts_is_taken() -> None:
 
 def test_shares_among_all_experts_cannot_be_said_in_gguf() -> None:
     kept = said(norm_topk_prob=True)
-    written = to_gguf(kept.arch, kept.fields)
+    written = to_gguf(kept.family, kept.fields)
     assert written["qwen3moe.expert_count"].content == 128
     assert written["qwen3moe.expert_feed_forward_length"].content == 768
     other = said(norm_topk_prob=False)
     with pytest.raises(ArchitectureError, match="`experts_normalized` is `False`"):
-        to_gguf(other.arch, other.fields)
+        to_gguf(other.family, other.fields)

@@ -12,8 +12,9 @@ import pytest
 import small_models
 from arrays import weights_of
 from weightctl import open_weights
-from weightctl.families import ARCHS
+from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
+from weightctl.families.parts import shape_of
 from weightctl.families.recognition import recognize
 from weightctl.system.registry import load
 
@@ -21,16 +22,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl import Weights
-    from weightctl.families.arch import Arch
+    from weightctl.families.family import Family
 
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-MAPS = {name: gguf.get_tensor_name_map(KINDS[load(ARCHS[name]).gguf_name], 3) for name in ARCHS}
+MAPS = {
+    name: gguf.get_tensor_name_map(KINDS[load(FAMILIES[name]).gguf_name], 3) for name in FAMILIES
+}
 
 
 def config(name: str, **changes: Any) -> Any:
-    arch: Arch = load(ARCHS[name])
-    document = {"model_type": next(iter(arch.model_types)), **_small(name)}
-    made = from_hugging_face(arch, document, "here").config
+    family: Family = load(FAMILIES[name])
+    document = {"model_type": next(iter(family.model_types)), **_small(name)}
+    made = from_hugging_face(family, document, "here").config
     return dataclasses.replace(made, layers=3, **changes)
 
 
@@ -60,15 +63,15 @@ WITH_ALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_stands_under_its_own_name(name: str) -> None:
-    assert load(ARCHS[name]).name == name
-    assert ARCHS[name] == f"weightctl.families.{name}:ARCH"
+    assert load(FAMILIES[name]).name == name
+    assert FAMILIES[name] == f"weightctl.families.{name}:FAMILY"
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_both_dialects_say_what_ggufs_own_table_says(name: str) -> None:
-    tensors = list(load(ARCHS[name]).tensors(config(name, **WITH_ALL[name])))
+    tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
     pairs = [(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face]
     assert len(pairs) > 20
     for in_gguf, in_hugging_face in pairs:
@@ -78,17 +81,51 @@ def test_both_dialects_say_what_ggufs_own_table_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: bool) -> None:
-    arch: Arch = load(ARCHS[name])
+    family: Family = load(FAMILIES[name])
     made = config(name, **(WITH_ALL[name] if changed else {}))
-    module = load(arch.module)(made)
-    assert {tensor.module for tensor in arch.tensors(made)} == set(module.raw_state_dict())
+    module = load(family.module)(made)
+    assert {tensor.module for tensor in family.tensors(made)} == set(module.raw_state_dict())
 
 
-@pytest.mark.parametrize("name", ARCHS)
+# Those in which any two sizes differ that a shape could confuse.
+UNLIKE = {
+    "llama": {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7},
+    "bert": {"context": 7, "token_types": 3},
+    "gpt2": {"context": 7, "intermediate": 20},
+    "gemma2": {"head_dim": 6, "kv_heads": 2},
+    "gemma3": {"head_dim": 6, "kv_heads": 2},
+    "qwen2": {"head_dim": 6, "kv_heads": 2},
+    "qwen3": {"head_dim": 6, "kv_heads": 2},
+    "phi3": {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4},
+    "mixtral": {"head_dim": 6, "kv_heads": 2, "experts": 5},
+    "qwen3moe": {"head_dim": 6, "kv_heads": 2, "experts": 9, "expert_intermediate": 10},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in FAMILIES),
+        *((name, WITH_ALL[name] | UNLIKE[name]) for name in FAMILIES),
+        ("gpt2", UNLIKE["gpt2"] | {"transposed": False}),
+    ],
+)
+def test_the_shapes_of_the_table_are_those_of_the_module(
+    name: str, changes: dict[str, Any]
+) -> None:
+    made = config(name, **changes)
+    weights = load(load(FAMILIES[name]).module)(made).raw_state_dict()
+    shapes = {each.module: shape_of(each, made) for each in load(FAMILIES[name]).tensors(made)}
+    assert shapes == {
+        module: weight.original_dtype_and_shape[1].sizes for module, weight in weights.items()
+    }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_no_two_tensors_have_one_name(name: str) -> None:
-    tensors = list(load(ARCHS[name]).tensors(config(name, **WITH_ALL[name])))
+    tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
     for names in (
         [one.module for one in tensors],
         # Of those that are stacked the first stands for all.
@@ -99,7 +136,7 @@ def test_no_two_tensors_have_one_name(name: str) -> None:
 
 
 def test_tensors_come_layer_after_layer() -> None:
-    names = [tensor.gguf or "" for tensor in load(ARCHS["llama"]).tensors(config("llama"))]
+    names = [tensor.gguf or "" for tensor in load(FAMILIES["llama"]).tensors(config("llama"))]
     numbers = [int(name.split(".")[1]) for name in names if name.startswith("blk")]
     assert numbers == sorted(numbers)
     assert (names[0], names[-1]) == ("token_embd.weight", "output.weight")
@@ -109,7 +146,7 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
     steps = {
         tensor.gguf: tensor.change
         for name in ("llama", "gpt2")
-        for tensor in load(ARCHS[name]).tensors(config(name, **WITH_ALL[name]))
+        for tensor in load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name]))
     }
     assert steps["blk.1.attn_qkv.weight"] is not None
     assert steps["blk.1.attn_qkv.bias"] is None
@@ -117,9 +154,9 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
     assert steps["blk.1.attn_v.weight"] is None
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
-    tensors = list(load(ARCHS[name]).tensors(config(name, **WITH_ALL[name])))
+    tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
     kept = {tensor.module for tensor in tensors if tensor.is_float32}
     assert {one.module for one in tensors if "norm" in one.module or "bias" in one.module} <= kept
     assert "embedding.weight" not in kept
@@ -129,7 +166,7 @@ def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
 
 def test_tiny_llama_is_whole(tiny_llama: Path) -> None:
     found = recognize(open_weights(tiny_llama))
-    assert (found.arch.name, found.dialect) == ("llama", "hugging_face")
+    assert (found.family.name, found.dialect) == ("llama", "hugging_face")
     assert (found.missing, found.unexpected) == ([], [])
     assert found.weights["layers.2.attention.q.weight"].name == (
         "model.layers.2.self_attn.q_proj.weight"
@@ -139,7 +176,7 @@ def test_tiny_llama_is_whole(tiny_llama: Path) -> None:
 @pytest.mark.real
 def test_smollm2_is_whole(smollm2: Path) -> None:
     found = recognize(open_weights(smollm2))
-    assert (found.arch.name, found.dialect) == ("llama", "gguf")
+    assert (found.family.name, found.dialect) == ("llama", "gguf")
     assert (found.missing, found.unexpected) == ([], [])
     assert "output.weight" not in found.weights
     assert len(found.weights) == 272
@@ -148,7 +185,7 @@ def test_smollm2_is_whole(smollm2: Path) -> None:
 @pytest.mark.real
 def test_minilm_is_whole_and_its_pooler_is_left_aside(minilm: Path) -> None:
     found = recognize(open_weights(minilm))
-    assert (found.arch.name, found.dialect) == ("bert", "hugging_face")
+    assert (found.family.name, found.dialect) == ("bert", "hugging_face")
     assert (found.missing, found.unexpected) == ([], [])
     assert len(found.weights) == 101
 

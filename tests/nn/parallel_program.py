@@ -18,6 +18,7 @@ from weightctl import open_weights
 from weightctl.engine import InferenceSession, processes
 from weightctl.families import recognize
 from weightctl.nn.across_ranks import parallel
+from weightctl.nn.models import build_network
 from weightctl.split import Grid
 
 
@@ -40,7 +41,7 @@ def main(folder: Path, runs: list[Run]) -> None:
             grid = Grid(run.tp, run.ep)
             devices = [here.device] * (grid.ranks // here.count)
             first = here.rank * len(devices)
-            graph = parallel(checkpoint.module(), devices, grid=grid, first=first).graph()
+            graph = parallel(build_network(checkpoint), devices, grid=grid, first=first).graph()
             loaded = InferenceSession().load(graph, checkpoint.weights)
             (output,) = loaded.execute(*map(np.array, run.inputs))
             np.save(folder / f"{run.name}-{here.rank}.npy", output.to_numpy())

@@ -18,6 +18,7 @@ from weightctl.device import CPU
 from weightctl.errors import ShardingError
 from weightctl.families import recognize
 from weightctl.nn.across_ranks import parallel
+from weightctl.nn.models import build_network
 from weightctl.split import Grid
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Model(NamedTuple):
     def said(self, grid: Grid | None = None) -> NDArray[np.float32]:
         """Return what the model says, computed whole, or by the ranks of a grid in this process."""
         checkpoint = self.checkpoint
-        network = checkpoint.module()
+        network = build_network(checkpoint)
         if grid is not None:
             network = parallel(network, [CPU] * grid.ranks, grid=grid)
         inputs = map(np.array, self.inputs)
@@ -101,7 +102,7 @@ def test_ranks_say_together_what_tiny_llama_says(tiny_llama: Path, ranks: int) -
 
 
 def test_three_ranks_cannot_share_the_heads_of_tiny_llama(tiny_llama: Path) -> None:
-    network = Model(tiny_llama, []).checkpoint.module()
+    network = build_network(Model(tiny_llama, []).checkpoint)
     with pytest.raises(ShardingError) as raised:
         parallel(network, [CPU] * 3)
     assert raised.value.headline == (
@@ -121,7 +122,7 @@ def test_two_and_three_ranks_say_together_what_smollm2_says(smollm2: Path) -> No
 
 @pytest.mark.real
 def test_four_ranks_cannot_share_the_heads_of_smollm2(smollm2: Path) -> None:
-    network = Model(smollm2, []).checkpoint.module()
+    network = build_network(Model(smollm2, []).checkpoint)
     with pytest.raises(ShardingError, match=r"attention\.o\.weight.*9 heads of 64.*blocks of 32"):
         parallel(network, [CPU] * 4)
 

@@ -15,9 +15,12 @@ import small_models
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families import recognize
+from weightctl.nn import Divisible, recursive_named_layers
+from weightctl.nn.models import build_network
 from weightctl.sharding.planning import shard_plan
 from weightctl.sharding.possible import possible
 from weightctl.split import Grid, shares
+from weightctl.weights.derived import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +55,7 @@ def rows(model: RecognizedModel, plan: ShardPlan, part: str, rank: int, axis: in
     module = f"{part}.weight"
     stored = model.stored[module]
     shape = model.tree.header.tensors[stored].shape
-    is_turned = model.arch.name == "gpt2" and model.dialect == "hugging_face"
+    is_turned = model.family.name == "gpt2" and model.dialect == "hugging_face"
     is_stacked = len(shape) == 3
     found = held(plan, stored, rank, (axis ^ is_turned) + is_stacked)
     assert found is not None
@@ -180,6 +183,29 @@ def test_ranks_narrow_what_they_have_widened(weights: Weights) -> None:
             every += read
         assert every == sorted({*every})
         assert len(every) == model.tensors[f"{mlp}down.weight"].info.size // model.fields["hidden"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_files_and_modules_are_cut_alike(weights: Weights, ranks: int) -> None:
+    model = recognize(weights)
+    network = build_network(model)
+    network.name_weights()
+    plan = shard_plan(weights, Grid(ranks))
+    in_modules: dict[str, Any] = {}
+    for _, layer in recursive_named_layers(network):
+        if isinstance(layer, Divisible):
+            for weight, strategy in layer.tensor_parallel(ranks).items():
+                # Of a layer within another, which comes before it, that says how it is cut.
+                in_modules.setdefault(weight.name, strategy.sharding(weight).parts)
+    in_files = {
+        name: plan.shardings[model.stored[name]].parts
+        for name, tensor in model.tensors.items()
+        if isinstance(tensor, StoredTensor)
+    }
+    common = in_modules.keys() & in_files.keys()
+    assert {name: in_modules[name] for name in common} == {name: in_files[name] for name in common}
+    assert "layers.0.attention.o.weight" in common
+    assert any(in_modules[name][0] for name in common)
 
 
 def test_stages_have_runs_of_layers_and_the_ends_what_stands_there(weights: Weights) -> None:

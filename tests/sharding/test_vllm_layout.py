@@ -16,7 +16,7 @@ import small_models
 from sharded_files import contents_of, shard_bytes, write_shards
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, ShardingError
-from weightctl.families import ARCHS
+from weightctl.families import FAMILIES
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.sharding.plan_file import CutRules
 from weightctl.sharding.planning import shard_plan
@@ -87,7 +87,7 @@ def test_a_rank_has_just_the_tensors_of_vllms_model(family: str, rank: int, tmp_
 
 
 def test_all_families_but_gpt2_are_known() -> None:
-    assert {*STATES} == {*ARCHS} - {"gpt2"}
+    assert {*STATES} == {*FAMILIES} - {"gpt2"}
 
 
 @pytest.mark.parametrize(("family", "ranks"), [*product(STATES, (1, 2, 4))])

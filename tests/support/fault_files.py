@@ -47,18 +47,18 @@ class Files:
 
     def where(self, module: str) -> str:
         """Return what the checkpoint calls a tensor."""
-        names = {each.module: each for each in self.model.arch.tensors(self.model.config)}
+        names = {each.module: each for each in self.model.family.tensors(self.model.config)}
         name = names[module].name(self.model.dialect)
         # Of BERT, checkpoints leave the prefix out.
         plain = name or ""
-        return plain if plain in self.tensors else plain.removeprefix(self.model.arch.prefix)
+        return plain if plain in self.tensors else plain.removeprefix(self.model.family.prefix)
 
     def has(self, module: str) -> bool:
-        return any(each.module == module for each in self.model.arch.tensors(self.model.config))
+        return any(each.module == module for each in self.model.family.tensors(self.model.config))
 
     def modules(self, prefix: str) -> list[str]:
         """Return the tensors of a part."""
-        names = self.model.arch.tensors(self.model.config)
+        names = self.model.family.tensors(self.model.config)
         return [each.module for each in names if each.module.startswith(prefix)]
 
     def numbers(self, module: str) -> NDArray[Any]:
@@ -91,7 +91,7 @@ class Files:
         GGUF's are without the architecture.
         """
         if self.is_gguf:
-            family = self.model.arch.gguf_name
+            family = self.model.family.gguf_name
             keys = [f"{family}.{name}" for name in names]
             return {key: self.metadata[key].content for key in keys if key in self.metadata}
         said = (self.config.get("rope_parameters") or {}) | self.config

@@ -48,7 +48,9 @@ def in_outputs(module: str, change: Callable[[Array], Array]) -> Callable[[Files
         for kind in ("weight", "bias"):
             if files.has(of(f"{module}.{kind}")):
                 array = files.numbers(of(f"{module}.{kind}"))
-                is_turned = files.model.arch.name == "gpt2" and not files.is_gguf and array.ndim > 1
+                is_turned = (
+                    files.model.family.name == "gpt2" and not files.is_gguf and array.ndim > 1
+                )
                 new = change(array.T).T if is_turned else change(array)
                 names.append(files.put(of(f"{module}.{kind}"), np.ascontiguousarray(new)))
         return tuple(names)

@@ -50,7 +50,7 @@ def all_units(prefix: str, files: Files, layer: int) -> None:
     for module in modules:
         part = module.removeprefix(of(prefix, layer))
         array = files.numbers(module)
-        is_turned = not files.is_gguf and files.model.arch.name == "gpt2" and array.ndim == 2
+        is_turned = not files.is_gguf and files.model.family.name == "gpt2" and array.ndim == 2
         rows = array.T if is_turned else array
         if part.startswith("gate_up."):
             rows = np.concatenate([half[::-1] for half in np.split(rows, 2)])

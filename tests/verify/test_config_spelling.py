@@ -25,9 +25,9 @@ def _told(subject: RecognizedModel, reference: RecognizedModel) -> dict[str, str
 
 def _words(checkpoint: RecognizedModel) -> set[str]:
     """Return the keys that a family has in a checkpoint's dialect, without what they stand in."""
-    lines = checkpoint.arch.keys
+    lines = checkpoint.family.keys
     if checkpoint.dialect == "gguf":
-        keys = {key.gguf.format(arch=checkpoint.arch.gguf_name) for key in lines}
+        keys = {key.gguf.format(arch=checkpoint.family.gguf_name) for key in lines}
         seen = {key.seen.tensor for key in lines if key.seen is not None}
         return keys | seen | {"general.architecture"}
     return {key.hugging_face.split(".")[-1] for key in lines} | {"model_type"}
@@ -39,7 +39,7 @@ def test_each_field_is_told_by_a_key_of_the_dialect(family: str, dialect: str) -
     checkpoint = of_family(family) if dialect == "hugging_face" else as_gguf(of_family(family))
     config: Any = checkpoint.config
     names = [each.name for each in fields(config)]
-    names += [key.field for key in checkpoint.arch.keys if key.field.startswith("scaling.")]
+    names += [key.field for key in checkpoint.family.keys if key.field.startswith("scaling.")]
     keys = {name: find_spelling(checkpoint, name).key for name in names}
     words = _words(checkpoint) - {""}
     is_plain = dialect == "gguf"

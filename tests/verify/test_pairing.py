@@ -55,7 +55,7 @@ def test_a_tensor_goes_to_the_other_dialect_and_back(tiny_llama: Path) -> None:
     assert model is not None
     names = next(
         each
-        for each in model.arch.tensors(model.config)
+        for each in model.family.tensors(model.config)
         if each.module.endswith("attention.k.weight")
     )
     tensor = model.tensors[names.module]

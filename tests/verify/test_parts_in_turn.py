@@ -15,6 +15,7 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError, EngineError, GraphError
+from weightctl.nn.models import build_network
 from weightctl.verify.run.parts import Running
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
@@ -43,7 +44,7 @@ def in_parts(running: Running, **replaced: Any) -> np.ndarray[Any, Any]:
 
 
 def whole(of: Any) -> np.ndarray[Any, Any]:
-    network = of.module()
+    network = build_network(of)
     given = [IDS, MASK.astype(np.int64)][: len(network.INPUTS)]
     (found,) = InferenceSession().load(network.graph(), of.weights).execute(*given)
     return found.to_numpy()

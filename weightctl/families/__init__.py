@@ -1,4 +1,4 @@
-"""What models call their tensors, and what of that decides how they are stored and run."""
+"""Model families as data: names of tensors, config keys, shapes, and how parts are cut."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from weightctl.system.registry import load_on_use
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.recognition import recognize
-    from weightctl.nn.models.network import Network
 
-__all__ = ["ARCHS", "Network", "RecognizedModel", "recognize"]
+__all__ = ["FAMILIES", "RecognizedModel", "recognize"]
 
-# A family is a line here, its name and the `Arch`, and two modules: `llama.py` has the names of its
-# tensors and the keys of its config, `llama_model.py` the config's class and the `Network` that
-# runs it. Nothing else knows of it.
-ARCHS: dict[str, str] = {
-    "llama": "weightctl.families.llama:ARCH",
-    "bert": "weightctl.families.bert:ARCH",
-    "gpt2": "weightctl.families.gpt2:ARCH",
-    "gemma2": "weightctl.families.gemma2:ARCH",
-    "gemma3": "weightctl.families.gemma3:ARCH",
-    "qwen2": "weightctl.families.qwen2:ARCH",
-    "qwen3": "weightctl.families.qwen3:ARCH",
-    "phi3": "weightctl.families.phi3:ARCH",
-    "mixtral": "weightctl.families.mixtral:ARCH",
-    "qwen3moe": "weightctl.families.qwen3moe:ARCH",
+# A family is a line here, its name and the `Family`, and two modules: `families/llama.py` has the
+# names of its tensors, the keys of its config and the config's class, `nn/models/llama.py` the
+# `Network` that runs it. Nothing else knows of it.
+FAMILIES: dict[str, str] = {
+    "llama": "weightctl.families.llama:FAMILY",
+    "bert": "weightctl.families.bert:FAMILY",
+    "gpt2": "weightctl.families.gpt2:FAMILY",
+    "gemma2": "weightctl.families.gemma2:FAMILY",
+    "gemma3": "weightctl.families.gemma3:FAMILY",
+    "qwen2": "weightctl.families.qwen2:FAMILY",
+    "qwen3": "weightctl.families.qwen3:FAMILY",
+    "phi3": "weightctl.families.phi3:FAMILY",
+    "mixtral": "weightctl.families.mixtral:FAMILY",
+    "qwen3moe": "weightctl.families.qwen3moe:FAMILY",
 }
 
 _NAMES = {
     "RecognizedModel": "weightctl.families.checkpoint:RecognizedModel",
-    "Network": "weightctl.nn.models.network:Network",
     "recognize": "weightctl.families.recognition:recognize",
 }
 

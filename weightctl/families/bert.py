@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
+from weightctl.families.family import Family, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import Key, RowCount, quotient
 from weightctl.families.kinds import ACTIVATION, EPSILON, HEADS, LAYERS, SIZE, Exactly
 
-__all__ = ["ARCH", "BertConfig"]
+__all__ = ["FAMILY", "BertConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="bert",
     model_types={"bert": ModelType(class_name="BertModel")},
     config="weightctl.families.bert:BertConfig",

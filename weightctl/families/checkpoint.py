@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from weightctl.dtype import DType
 from weightctl.errors import ArchitectureError
-from weightctl.system.registry import load
+from weightctl.families.parts import shape_of
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.dtype import Encoding
-    from weightctl.families.arch import Arch
+    from weightctl.families.family import Family
     from weightctl.families.keys import Config, Fields, NamingConvention
-    from weightctl.graph.weight import Weight
-    from weightctl.nn.models.network import Network
-    from weightctl.shape import Shape
     from weightctl.weights.derived import ReadableTensor
 
 __all__ = ["RecognizedModel"]
@@ -46,7 +41,7 @@ class RecognizedModel:
 
     tree: Checkpoint
     where: str
-    arch: Arch
+    family: Family
     dialect: NamingConvention
     config: Config
     fields: Fields
@@ -58,7 +53,7 @@ class RecognizedModel:
     stored: Mapping[str, str]
 
     def __repr__(self) -> str:
-        found = f"{len(self.tensors)} weights of {self.arch.name}, {self.dialect} names"
+        found = f"{len(self.tensors)} weights of {self.family.name}, {self.dialect} names"
         counts = {"missing": len(self.missing), "unexpected": len(self.unexpected)}
         wrong = "".join(f", {count} {what}" for what, count in counts.items() if count)
         return f"<RecognizedModel: {found}{wrong}>"
@@ -79,37 +74,18 @@ class RecognizedModel:
             for name, tensor in self.tensors.items()
         }
 
-    def module(self, dtype: DType = DType.float32) -> Network:
-        """Return the whole model, computing in `dtype`, each weight as the checkpoint stores it.
-
-        Raises `ArchitectureError` that names all tensors that are missing, unexpected, of another
-        shape than the config says, or no floating-point numbers.
-        """
-        network: Network = load(self.arch.module)(self.config, dtype)
-        problems = self._disagreements()
-        for name, weight in network.raw_state_dict().items():
-            tensor = self.tensors.get(name)
-            problem = None if tensor is None else _configure(weight, tensor)
-            if problem:
-                problems.append(problem)
-        if problems:
-            raise self._error(problems)
-        return network
-
     def check(self) -> None:
-        """Raise `ArchitectureError` as `module` does, without building all the model's layers."""
-        # Which are alike; only dataclasses are configs.
-        config: Any = self.config
-        small: Network = load(self.arch.module)(replace(config, layers=1), DType.float32)
-        shapes = {
-            name: weight.original_dtype_and_shape[1]
-            for name, weight in small.raw_state_dict().items()
-        }
+        """Raise `ArchitectureError` for a checkpoint that is not the whole model of its config.
+
+        It names all tensors that are missing, unexpected, of another shape than the config says, or
+        no floating-point numbers.
+        """
         problems = self._disagreements()
-        for names in self.arch.tensors(self.config):
-            shape = shapes.get(names.in_first_layer)
+        for names in self.family.tensors(self.config):
             tensor = self.tensors.get(names.module)
-            if tensor is not None and shape is not None and (wrong := _wrong(tensor, shape)):
+            if tensor is not None and (
+                wrong := _describe_misfit(tensor, shape_of(names, self.config))
+            ):
                 problems.append(wrong)
         if problems:
             raise self._error(problems)
@@ -118,16 +94,16 @@ class RecognizedModel:
         """Say which tensors are missing, and which are of no part of the model."""
         problems = [f"`{name}` is missing" for name in self.missing]
         return problems + [
-            f"`{name}` is of no part of {self.arch.name}" for name in self.unexpected
+            f"`{name}` is of no part of {self.family.name}" for name in self.unexpected
         ]
 
     def _error(self, problems: list[str]) -> ArchitectureError:
-        """Return the error for a checkpoint that is no whole model, with all that is wrong."""
+        """Return the error for a checkpoint that is not a whole model, with all that is wrong."""
         folded = _fold_problems(problems)
         more = len(folded) - _MOST_NAMED
         named = [*folded[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
         return ArchitectureError(
-            "\n  ".join([f"the checkpoint is no whole {self.arch.name} of its config:", *named]),
+            "\n  ".join([f"the checkpoint is no whole {self.family.name} of its config:", *named]),
             hint="is the config that of this checkpoint, and is no part of it left out? If tensors "
             "are called otherwise: --rename FILE",
         )
@@ -144,24 +120,12 @@ def _fold_problems(problems: list[str]) -> list[str]:
     ]
 
 
-def _configure(weight: Weight, tensor: ReadableTensor) -> str:
-    """Make a weight what a checkpoint stores; return what is wrong where that cannot be."""
-    shape = weight.original_dtype_and_shape[1]
-    wrong = _wrong(tensor, shape)
-    encoding: Encoding = tensor.info.encoding
-    if not wrong and encoding.quantization is not None:
-        weight.configure(DType.float32, shape, encoding.quantization)
-    elif not wrong and encoding.dtype is not None:
-        weight.configure(encoding.dtype, shape)
-    return wrong
-
-
-def _wrong(tensor: ReadableTensor, shape: Shape) -> str:
+def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     """Say what is wrong with a tensor for a weight of a shape; nothing where nothing is."""
     info = tensor.info
     name = ", ".join(source.name for source in tensor.origin.sources)
     if shape != info.shape:
-        return f"`{name}` is of shape {list(info.shape)}, where {shape.text} belongs"
+        return f"`{name}` is of shape {list(info.shape)}, where {list(shape)} belongs"
     if not info.encoding.is_real:
         return f"`{name}` is of {info.encoding}, which is no encoding of a model's weights"
     return ""

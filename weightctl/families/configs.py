@@ -14,7 +14,7 @@ from weightctl.weights.metadata import element_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.families.arch import Arch, ModelType
+    from weightctl.families.family import Family, ModelType
     from weightctl.families.keys import Config, Fields, Key, NamingConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 def from_gguf(
-    arch: Arch,
+    family: Family,
     metadata: Mapping[str, MetadataValue],
     tensors: Mapping[str, TensorInfo],
     where: str,
@@ -58,18 +58,18 @@ def from_gguf(
             return name, metadata[name].content
         return name, _one(metadata[name], f"{where}: `{name}`")
 
-    return _config(arch, "gguf", where, find, lambda key: key.gguf_default)
+    return _config(family, "gguf", where, find, lambda key: key.gguf_default)
 
 
-def from_hugging_face(arch: Arch, document: Mapping[str, Any], where: str) -> Read:
+def from_hugging_face(family: Family, document: Mapping[str, Any], where: str) -> Read:
     """Return the config that a config.json of one of the family's types describes.
 
     What it leaves out is as transformers takes it. Raises `ArchitectureError` that names `where`
     and the key.
     """
-    kind = arch.model_types[document[MODEL_TYPE]]
+    kind = family.model_types[document[MODEL_TYPE]]
     try:
-        standard = arch.standard(document)
+        standard = family.standard(document)
     except ValueError as error:
         raise ArchitectureError(f"{where}: {error}") from error
 
@@ -83,7 +83,7 @@ def from_hugging_face(arch: Arch, document: Mapping[str, Any], where: str) -> Re
             content = _MISSING
         return key.hugging_face, content
 
-    return _config(arch, "hugging_face", where, find, lambda key: _default(key, kind))
+    return _config(family, "hugging_face", where, find, lambda key: _default(key, kind))
 
 
 def _default(key: Key, kind: ModelType) -> Any:
@@ -93,14 +93,14 @@ def _default(key: Key, kind: ModelType) -> Any:
 
 
 def _config(
-    arch: Arch,
+    family: Family,
     dialect: NamingConvention,
     where: str,
     find: Callable[[Key], tuple[str, object]],
     default: Callable[[Key], Any],
 ) -> Read:
     fields: dict[str, Any] = {}
-    for key in arch.keys:
+    for key in family.keys:
         if not key.is_in(dialect):
             continue
         name, content = find(key)
@@ -112,7 +112,7 @@ def _config(
                 hint="is it of this model, and undamaged?",
             ) from error
     try:
-        return Read(fields, arch.make_config(arch.checked(fields)))
+        return Read(fields, family.make_config(family.checked(fields)))
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
         raise ArchitectureError(f"{where}: {message}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.arch import Fusion, Name
+from weightctl.families.family import Fusion, Name
 from weightctl.families.keys import Key
 from weightctl.families.kinds import WholeNumber
 
@@ -49,13 +49,14 @@ def expert_names(
     return (*kept[:place], *lines, *kept[place:])
 
 
-def expert_forms(width: str) -> tuple[Fusion, ...]:
-    """Return the other forms of a layer's experts; the field `width` is that of each.
+def expert_forms() -> tuple[Fusion, ...]:
+    """Return the other forms of a layer's experts.
 
     transformers' modules have all experts in one tensor, which `save_pretrained` takes apart unless
     it is told not to; the first GGUFs of mixtures had each expert by itself.
     """
     in_memory, gate, up, down = "model.layers.{}.mlp.", "gate", "up", "down"
+    width = "expert_intermediate"
     fused = [
         Fusion(dialect="hugging_face", name=in_memory + "experts.gate_up_proj",
                parts=(_EXPERT + gate, _EXPERT + up), rows=_rows(width, width), of_experts=True),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.families.changes import PLUS_ONE
+from weightctl.families.family import Family, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import Key, RowCount, quotient, same
 from weightctl.families.kinds import (
     ACTIVATION,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from weightctl.families.rope_scaling import RopeScaling
 
 __all__ = [
-    "ARCH",
     "EMBEDDING",
+    "FAMILY",
     "LAYER",
     "NORM",
     "ROPE",
@@ -248,7 +248,7 @@ def _check_fields(fields: Fields) -> Fields:
     return consistent(fields)
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="gemma2",
     model_types={
         "gemma2": ModelType(

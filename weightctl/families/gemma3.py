@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.arch import Arch, ModelType, Name, qkv_form
+from weightctl.families.family import Family, ModelType, Name, qkv_form
 from weightctl.families.gemma2 import (
     EMBEDDING,
     LAYER,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["ARCH", "Gemma3Config"]
+__all__ = ["FAMILY", "Gemma3Config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def _check_fields(fields: Fields) -> Fields:
     return made
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="gemma3",
     model_types={
         "gemma3_text": ModelType(

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part
 from weightctl.families.changes import TRANSPOSED
+from weightctl.families.family import Family, ModelType, Name, layer_part
 from weightctl.families.keys import IsAbsent, Key, RowCount, product, quotient
 from weightctl.families.kinds import ACTIVATION, CAUSAL, EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly
 
-__all__ = ["ARCH", "Gpt2Config"]
+__all__ = ["FAMILY", "Gpt2Config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ _KEYS = (
         written=False),
 )  # fmt: skip
 
-ARCH = Arch(
+FAMILY = Family(
     name="gpt2",
     model_types={"gpt2": ModelType(class_name="GPT2LMHeadModel")},
     config="weightctl.families.gpt2:Gpt2Config",

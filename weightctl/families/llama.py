@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
 from weightctl.families.changes import RopeRows
+from weightctl.families.family import Family, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import IsAbsent, Key, Present, RowCount, quotient, same
 from weightctl.families.kinds import (
     ACTIVATION,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["ARCH", "LlamaConfig"]
+__all__ = ["FAMILY", "LlamaConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def _check_fields(fields: Fields) -> Fields:
     }
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="llama",
     model_types={
         "llama": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),

@@ -13,7 +13,7 @@ from weightctl.weights.tree import info_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.families.arch import Arch, Fusion, TensorNames
+    from weightctl.families.family import Family, Fusion, TensorNames
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.tree import Checkpoint
@@ -39,19 +39,19 @@ class Match(NamedTuple):
 
 
 def match(
-    weights: Checkpoint, arch: Arch, dialect: NamingConvention, config: Config, where: str
+    weights: Checkpoint, family: Family, dialect: NamingConvention, config: Config, where: str
 ) -> Match:
     """Match the tensors of a checkpoint with those that a model of this config has.
 
     Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding that
     are of no token are left out. Raises `ArchitectureError` where one is too small for that.
     """
-    names = _Names(weights, arch, dialect)
-    fusions = list(_list_fused_parts(arch, dialect))
+    names = _Names(weights, family, dialect)
+    fusions = list(_list_fused_parts(family, dialect))
     tensors: dict[str, ReadableTensor] = {}
     missing: list[str] = []
     stored_as: dict[str, str] = {}
-    for tensor in arch.tensors(config):
+    for tensor in family.tensors(config):
         wanted = tensor.name(dialect)
         found = None if wanted is None else names.find(wanted)
         try:
@@ -69,7 +69,7 @@ def match(
             missing.append(wanted or tensor.module)
             continue
         tensors[tensor.module], stored_as[tensor.module] = fused
-    copies = {names.plain(each.name(dialect) or ""): each.module for each in arch.copies(config)}
+    copies = {names.plain(each.name(dialect) or ""): each.module for each in family.copies(config)}
     stored_as |= {module: name for plain, module in copies.items() if (name := names.find(plain))}
     used = set(stored_as.values())
     rest = [
@@ -79,8 +79,8 @@ def match(
         and names.plain(name) not in copies
         and not is_buffer(info_of(names.stored[name]))
     ]
-    beside = [name for name in rest if arch.is_beside(names.plain(name))]
-    unexpected = [name for name in rest if not arch.is_beside(names.plain(name))]
+    beside = [name for name in rest if family.is_beside(names.plain(name))]
+    unexpected = [name for name in rest if not family.is_beside(names.plain(name))]
     return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
 
 
@@ -95,25 +95,27 @@ def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config)
 class _Names:
     """The names of a checkpoint, found by how all checkpoints of the dialect have them."""
 
-    def __init__(self, weights: Checkpoint, arch: Arch, dialect: NamingConvention) -> None:
+    def __init__(self, weights: Checkpoint, family: Family, dialect: NamingConvention) -> None:
         self.weights = weights
         self.stored = dict(weights.items())
-        self._arch = arch
+        self._family = family
         self._dialect = dialect
         self._by_plain: dict[str, str] = {}
         for name in self.stored:
             self._by_plain.setdefault(self.plain(name), name)
 
     def plain(self, name: str) -> str:
-        return self._arch.plain(name) if self._dialect == "hugging_face" else name
+        return self._family.plain(name) if self._dialect == "hugging_face" else name
 
     def find(self, wanted: str) -> str | None:
         return wanted if wanted in self.stored else self._by_plain.get(self.plain(wanted))
 
 
-def _list_fused_parts(arch: Arch, dialect: NamingConvention) -> Iterator[tuple[Fusion, int, str]]:
+def _list_fused_parts(
+    family: Family, dialect: NamingConvention
+) -> Iterator[tuple[Fusion, int, str]]:
     """Yield the parts of all fusions, each with its number and name."""
-    for fusion in arch.fusions:
+    for fusion in family.fusions:
         if fusion.dialect == dialect:
             for number, part in enumerate(fusion.parts):
                 yield fusion, number, part

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weightctl.families.arch import Arch, ModelType
 from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
-from weightctl.families.llama import ARCH as LLAMA
+from weightctl.families.family import Family, ModelType
+from weightctl.families.llama import FAMILY as LLAMA
 from weightctl.families.llama import LlamaConfig
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ARCH", "MixtralConfig"]
+__all__ = ["FAMILY", "MixtralConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,11 @@ class MixtralConfig(LlamaConfig):
     experts: int
     experts_used: int
 
+    @property
+    def expert_intermediate(self) -> int:
+        """How wide an expert is."""
+        return self.intermediate
+
 
 def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     count = metadata.get("llama.expert_count")
@@ -43,7 +48,7 @@ def _check_fields(fields: Fields) -> Fields:
     return LLAMA.checked(fields)
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="mixtral",
     gguf="llama",
     is_of=_has_experts,
@@ -68,7 +73,7 @@ ARCH = Arch(
     ),
     keys=expert_keys(LLAMA.keys, "num_local_experts", experts=8, used=2),
     beside=LLAMA.beside,
-    fusions=(*LLAMA.fusions, *expert_forms("intermediate")),
+    fusions=(*LLAMA.fusions, *expert_forms()),
     standard=LLAMA.standard,
     checked=_check_fields,
 )

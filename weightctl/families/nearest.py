@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.families import ARCHS
+from weightctl.families import FAMILIES
 from weightctl.schemes.buffers import is_buffer
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightctl.families.arch import Arch
+    from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import TensorInfo
 
@@ -23,7 +23,7 @@ _MOST = 4
 
 
 class _Likeness(NamedTuple):
-    arch: Arch
+    family: Family
     common: set[str]
     beyond: list[str]
 
@@ -34,11 +34,11 @@ def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -
     Empty where no family has a third of them.
     """
     kinds = dict.fromkeys(_NUMBER.sub("N", each.name) for each in tensors if not is_buffer(each))
-    likenesses = [_likeness(load(reference), kinds, dialect) for reference in ARCHS.values()]
+    likenesses = [_likeness(load(reference), kinds, dialect) for reference in FAMILIES.values()]
     closest = max(likenesses, key=lambda each: len(each.common))
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""
-    share = f"closest is {closest.arch.name}, with {len(closest.common)} of {len(kinds)} kinds"
+    share = f"closest is {closest.family.name}, with {len(closest.common)} of {len(kinds)} kinds"
     if not closest.beyond:
         return f"{share} of tensors: its config may be all that differs"
     shown = ", ".join(f"`{kind}`" for kind in closest.beyond[:_MOST])
@@ -46,15 +46,15 @@ def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -
     return f"{share} of tensors, and without {shown}{f' and {more} more' if more > 0 else ''}"
 
 
-def _likeness(arch: Arch, kinds: Iterable[str], dialect: NamingConvention) -> _Likeness:
-    templates = (line.gguf if dialect == "gguf" else line.hugging_face for line in arch.names)
+def _likeness(family: Family, kinds: Iterable[str], dialect: NamingConvention) -> _Likeness:
+    templates = (line.gguf if dialect == "gguf" else line.hugging_face for line in family.names)
     known = {
-        arch.plain(f"{template.format('N', expert='N')}.{kind}")
+        family.plain(f"{template.format('N', expert='N')}.{kind}")
         for template in templates
         if template is not None
         for kind in ("weight", "bias")
     }
-    by_kind = {kind: arch.plain(kind) in known for kind in kinds}
+    by_kind = {kind: family.plain(kind) in known for kind in kinds}
     common = {kind for kind, is_known in by_kind.items() if is_known}
     beyond = [kind for kind, is_known in by_kind.items() if not is_known]
-    return _Likeness(arch, common, beyond)
+    return _Likeness(family, common, beyond)

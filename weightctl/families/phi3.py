@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part
+from weightctl.families.family import Family, ModelType, Name, layer_part
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG, SIZE, OrNone
-from weightctl.families.llama import ARCH as LLAMA
+from weightctl.families.llama import FAMILY as LLAMA
 from weightctl.families.rope_factors import (
     long_factors,
     short_factors,
@@ -26,7 +26,7 @@ from weightctl.families.rope_keys import LONGROPE_KEYS, ROPE_KEYS, standard
 if TYPE_CHECKING:
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["ARCH", "Phi3Config"]
+__all__ = ["FAMILY", "Phi3Config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="phi3",
     model_types={
         "phi3": ModelType(

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
+from weightctl.families.family import Family, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG
-from weightctl.families.llama import ARCH as LLAMA
+from weightctl.families.llama import FAMILY as LLAMA
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import FLAGS, WORDS, with_layer_types
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["ARCH", "KEYS", "check_fields", "standard"]
+__all__ = ["FAMILY", "KEYS", "check_fields", "standard"]
 
 _part = partial(layer_part, "model.layers.{}.")
 
@@ -84,7 +84,7 @@ def check_fields(fields: Fields) -> Fields:
     return LLAMA.checked(fields)
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="qwen2",
     model_types={
         "qwen2": ModelType(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from weightctl.families.arch import Arch, ModelType, Name, layer_part, qkv_form
+from weightctl.families.family import Family, ModelType, Name, layer_part, qkv_form
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG
 from weightctl.families.qwen2 import KEYS, check_fields, standard
 
-__all__ = ["ARCH"]
+__all__ = ["FAMILY"]
 
 _part = partial(layer_part, "model.layers.{}.")
 
@@ -34,7 +34,7 @@ _NAMES = (
     Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
 )  # fmt: skip
 
-ARCH = Arch(
+FAMILY = Family(
     name="qwen3",
     model_types={
         "qwen3": ModelType(

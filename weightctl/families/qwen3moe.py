@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.arch import Arch, ModelType
 from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
+from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import FLAG, SIZE, Exactly
 from weightctl.families.llama import LlamaConfig
-from weightctl.families.qwen3 import ARCH as QWEN3
+from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import WORDS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["ARCH", "Qwen3MoeConfig"]
+__all__ = ["FAMILY", "Qwen3MoeConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def _check_fields(fields: Fields) -> Fields:
     return QWEN3.checked(fields)
 
 
-ARCH = Arch(
+FAMILY = Family(
     name="qwen3moe",
     model_types={
         "qwen3_moe": ModelType(
@@ -100,7 +100,7 @@ ARCH = Arch(
         QWEN3.names, "model.layers.{}.mlp.", gate="gate_proj", up="up_proj", down="down_proj"
     ),
     keys=_KEYS,
-    fusions=(*QWEN3.fusions, *expert_forms("expert_intermediate")),
+    fusions=(*QWEN3.fusions, *expert_forms()),
     standard=_standard,
     checked=_check_fields,
 )

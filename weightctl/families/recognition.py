@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import ArchitectureError, UnknownArchitectureError
-from weightctl.families import ARCHS
+from weightctl.families import FAMILIES
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
@@ -20,8 +20,8 @@ from weightctl.weights.tree import Checkpoint, header_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightctl.families.arch import Arch
     from weightctl.families.configs import Read
+    from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
 
 __all__ = ["recognize"]
@@ -38,13 +38,13 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
     if config is None and ARCHITECTURE in metadata:
         where = header_of(weights).files[0] if header_of(weights).files else "the metadata"
-        arch = _of_name(weights, where)
-        read = from_gguf(arch, metadata, tensors, where)
-        return _checkpoint(weights, arch, read, where)
+        family = _of_name(weights, where)
+        read = from_gguf(family, metadata, tensors, where)
+        return _checkpoint(weights, family, read, where)
     where, document = read_config(header_of(weights)) if config is None else _check_config(config)
-    arch = _of_type(weights, document, where)
-    read = from_hugging_face(arch, document, where)
-    return _checkpoint(weights, arch, read, where, document)
+    family = _of_type(weights, document, where)
+    read = from_hugging_face(family, document, where)
+    return _checkpoint(weights, family, read, where, document)
 
 
 def _require_tree(weights: object) -> None:
@@ -56,7 +56,7 @@ def _require_tree(weights: object) -> None:
 
 def _checkpoint(
     weights: Checkpoint,
-    arch: Arch,
+    family: Family,
     read: Read,
     where: str,
     document: Mapping[str, Any] | None = None,
@@ -69,11 +69,11 @@ def _checkpoint(
             "tensors",
             hint="is it the config of this checkpoint?",
         )
-    found = match(weights, arch, dialect, read.config, where)
+    found = match(weights, family, dialect, read.config, where)
     return RecognizedModel(
         tree=weights,
         where=where,
-        arch=arch,
+        family=family,
         dialect=dialect,
         config=read.config,
         fields=read.fields,
@@ -96,26 +96,26 @@ def _check_config(config: object) -> tuple[str, Mapping[str, Any]]:
     return where, dict(cast("Mapping[str, Any]", config))
 
 
-def _of_name(weights: Checkpoint, where: str) -> Arch:
+def _of_name(weights: Checkpoint, where: str) -> Family:
     """Return the family of GGUF's name; of several with one name that which says it is."""
     metadata = header_of(weights).metadata
     name = metadata[ARCHITECTURE].content
-    families: list[Arch] = [load(reference) for reference in ARCHS.values()]
-    alike = [arch for arch in families if arch.gguf_name == name]
+    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
+    alike = [family for family in families if family.gguf_name == name]
     if not alike:
-        known = dict.fromkeys(arch.gguf_name for arch in families)
+        known = dict.fromkeys(family.gguf_name for family in families)
         says = _says(f"`{ARCHITECTURE}`", name, where)
         raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf"))
-    told = [arch for arch in alike if arch.is_of is not None and arch.is_of(metadata)]
-    return (told or [arch for arch in alike if arch.is_of is None])[0]
+    told = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
+    return (told or [family for family in alike if family.is_of is None])[0]
 
 
-def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Arch:
+def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
     found = document.get(MODEL_TYPE)
-    known: dict[str, Arch] = {}
-    for reference in ARCHS.values():
-        arch: Arch = load(reference)
-        known |= dict.fromkeys(arch.model_types, arch)
+    known: dict[str, Family] = {}
+    for reference in FAMILIES.values():
+        family: Family = load(reference)
+        known |= dict.fromkeys(family.model_types, family)
     if not isinstance(found, str) or found not in known:
         says = _says(f"`{MODEL_TYPE}`", found, where)
         raise UnknownArchitectureError(says, hint=_hint(known, weights, "hugging_face"))

@@ -17,7 +17,7 @@ from weightctl.weights.metadata import MetadataValue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.families.arch import Arch, ModelType
+    from weightctl.families.family import Family, ModelType
     from weightctl.families.keys import Fields, Key, NamingConvention
 
 __all__ = ["model_type_of", "to_gguf", "to_hugging_face"]
@@ -28,69 +28,70 @@ _WORDS: dict[NamingConvention, tuple[str, str]] = {
 }
 
 
-def to_gguf(arch: Arch, fields: Fields) -> dict[str, MetadataValue]:
+def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
     """Return the keys of GGUF's metadata that say what the fields of a config do.
 
     The fields are those that either dialect's keys gave. Raises `ArchitectureError` where GGUF has
     no words for such a model, or llama.cpp does not load it. Some keys it does not read: the window
     of a llama, and the ends of YaRN's ramp.
     """
-    _check_heads(arch, fields)
-    given = _convert_fields(arch, fields, "gguf")
-    if fields.get("scaling.kind") == "llama3" and not any(line.made for line in arch.names):
+    _check_heads(family, fields)
+    given = _convert_fields(family, fields, "gguf")
+    if fields.get("scaling.kind") == "llama3" and not any(line.made for line in family.names):
         # llama.cpp has it from a tensor, which it reads in some families only.
-        raise _cannot_express(arch, "gguf", "its rotations are stretched by `llama3` scaling")
+        raise _cannot_express(family, "gguf", "its rotations are stretched by `llama3` scaling")
     metadata = {
-        key.gguf.format(arch=arch.gguf_name): _make_typed_value(
+        key.gguf.format(arch=family.gguf_name): _make_typed_value(
             key.gguf_type or key.kind.gguf_type, content
         )
-        for key, content in _contents(arch, given, "gguf")
+        for key, content in _contents(family, given, "gguf")
     }
-    described = {ARCHITECTURE: MetadataValue("string", arch.gguf_name)} | metadata
-    found = from_gguf(arch, described, {}, _WORDS["gguf"][0])
-    _compare(arch, given, found.fields, "gguf")
+    described = {ARCHITECTURE: MetadataValue("string", family.gguf_name)} | metadata
+    found = from_gguf(family, described, {}, _WORDS["gguf"][0])
+    _compare(family, given, found.fields, "gguf")
     return metadata
 
 
-def to_hugging_face(arch: Arch, fields: Fields, model_type: str) -> dict[str, Any]:
+def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str, Any]:
     """Return a config.json that says what the fields of a config do.
 
     The fields are those that either dialect's keys gave, and `model_type` is one of the family's.
     Today's transformers and older ones read it alike. Raises `ArchitectureError` where they have
     no such model.
     """
-    kind = arch.model_types[model_type]
-    given = _convert_fields(arch, fields, "hugging_face")
+    kind = family.model_types[model_type]
+    given = _convert_fields(family, fields, "hugging_face")
     document: dict[str, Any] = {MODEL_TYPE: model_type}
     if kind.class_name:
         document["architectures"] = [kind.class_name]
-    for key, content in _contents(arch, given, "hugging_face", kind):
+    for key, content in _contents(family, given, "hugging_face", kind):
         _put(document, key.hugging_face, content)
     document = for_older(document)
-    found = from_hugging_face(arch, document, _WORDS["hugging_face"][0])
-    _compare(arch, given, found.fields, "hugging_face")
+    found = from_hugging_face(family, document, _WORDS["hugging_face"][0])
+    _compare(family, given, found.fields, "hugging_face")
     return document
 
 
-def _check_heads(arch: Arch, fields: Fields) -> None:
-    if not arch.heads_fill_hidden:
+def _check_heads(family: Family, fields: Fields) -> None:
+    if not family.heads_fill_hidden:
         return
     heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
     if heads * head_dim != hidden:
         raise ArchitectureError(
-            f"llama.cpp does not load this {arch.name}: `head_dim` is {head_dim} for {heads} heads "
-            f"and a hidden size of {hidden}, and in this family it expects {hidden} / {heads}",
+            f"llama.cpp does not load this {family.name}: `head_dim` is {head_dim} for {heads} "
+            f"heads and a hidden size of {hidden}, and in this family it expects {hidden} / "
+            f"{heads}",
             hint="`--names keep` converts its tensors all the same",
         )
 
 
-def model_type_of(arch: Arch, fields: Fields) -> str:
+def model_type_of(family: Family, fields: Fields) -> str:
     """Return the first of the family's model types in config.json that can have these fields.
 
     Raises `ArchitectureError` where none can.
     """
     wrong: list[str] = []
-    for name, kind in arch.model_types.items():
+    for name, kind in family.model_types.items():
         differing = [
             field
             for field, value in kind.fixed.items()
@@ -100,26 +101,26 @@ def model_type_of(arch: Arch, fields: Fields) -> str:
             return name
         wrong.append(f"no `{name}` has `{differing[0]}` of {show_value(fields[differing[0]])}")
     raise ArchitectureError(
-        f"transformers has no {arch.name} like this one: {', and '.join(wrong)}",
+        f"transformers has no {family.name} like this one: {', and '.join(wrong)}",
         hint="`--names keep` converts its tensors all the same",
     )
 
 
-def _convert_fields(arch: Arch, fields: Fields, dialect: NamingConvention) -> Fields:
+def _convert_fields(family: Family, fields: Fields, dialect: NamingConvention) -> Fields:
     """Return the fields as a dialect's keys have them."""
     try:
         return convert_rope_fields(fields, dialect)
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
-        raise _cannot_express(arch, dialect, message) from error
+        raise _cannot_express(family, dialect, message) from error
 
 
 def _contents(
-    arch: Arch, fields: Fields, dialect: NamingConvention, kind: ModelType | None = None
+    family: Family, fields: Fields, dialect: NamingConvention, kind: ModelType | None = None
 ) -> Iterator[tuple[Key, Any]]:
     """Yield the keys that are written, each with what stands there."""
     known = dict(fields)
-    for key in arch.keys:
+    for key in family.keys:
         name = key.gguf if dialect == "gguf" else key.hugging_face
         is_fixed = kind is not None and key.field in kind.fixed
         if not name or key.written is False or is_fixed:
@@ -136,8 +137,8 @@ def _contents(
             is_null = value is None and dialect == "hugging_face"
             yield key, None if is_null else key.kind.write(value)
         except ValueError as error:
-            name = name.format(arch=arch.gguf_name)
-            raise _cannot_express(arch, dialect, f"`{name}` {error}") from error
+            name = name.format(arch=family.gguf_name)
+            raise _cannot_express(family, dialect, f"`{name}` {error}") from error
 
 
 def _default(key: Key, dialect: NamingConvention, kind: ModelType | None) -> Any:
@@ -183,9 +184,9 @@ def _put(document: dict[str, Any], path: str, content: Any) -> None:
     document[name] = content
 
 
-def _compare(arch: Arch, fields: Fields, found: Fields, dialect: NamingConvention) -> None:
+def _compare(family: Family, fields: Fields, found: Fields, dialect: NamingConvention) -> None:
     """Raise unless what was written is read as the same model."""
-    for key in arch.keys:
+    for key in family.keys:
         name = key.field
         if name.startswith("scaling.") or name not in fields or name not in found:
             continue
@@ -196,7 +197,7 @@ def _compare(arch: Arch, fields: Fields, found: Fields, dialect: NamingConventio
             _, runtime = _WORDS[dialect]
             value, other = show_values_apart(fields[name], found[name])
             raise _cannot_express(
-                arch, dialect, f"`{name}` is {value}, which {runtime} would take for {other}"
+                family, dialect, f"`{name}` is {value}, which {runtime} would take for {other}"
             )
 
 
@@ -206,9 +207,9 @@ def _is_same(value: Any, found: Any) -> bool:
     return bool(value == found)
 
 
-def _cannot_express(arch: Arch, dialect: NamingConvention, message: str) -> ArchitectureError:
+def _cannot_express(family: Family, dialect: NamingConvention, message: str) -> ArchitectureError:
     where, _ = _WORDS[dialect]
     return ArchitectureError(
-        f"{where} cannot say what this {arch.name} is: {message}",
+        f"{where} cannot say what this {family.name} is: {message}",
         hint="`--names keep` converts its tensors all the same",
     )

@@ -9,10 +9,11 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import AttentionHeads, head_cuts, replicate_weights, segment_sizes
+from weightctl.nn.cuts import cut_parts, replicate_weights, segment_sizes
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
 from weightctl.nn.norm import RMSNorm
+from weightctl.split import Heads
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
-    from weightctl.split import Range
 
 __all__ = ["Attention"]
 
@@ -141,23 +141,13 @@ class Attention(Divisible):
         A rank has key-value heads and all their queries; where there are fewer than ranks, several
         share one. Raises `ShardingError` where not each rank can have a head, in whole blocks.
         """
-        queries, keys = [self.qkv] * 2 if self.fused else [self.q, self.k]
-        values = keys if self.fused else self.v
-        heads = AttentionHeads(self.heads, self.kv_heads, self.head_dim)
-        shared = head_cuts(
-            heads,
-            devices,
-            [queries.outputs, self.o.inputs],
-            [keys.outputs, values.outputs],
-        )
-        own = [[rows] for rows, _ in shared]
-        cuts = self.o.cut_inputs(own)
+        heads = Heads(self.heads, self.kv_heads, self.head_dim)
+        parts = {"attention.o": self.o}
         if self.fused:
-            cuts |= self.qkv.cut_outputs([self._stack_ranges(*each) for each in shared])
+            parts = {"attention.qkv": self.qkv, **parts}
         else:
-            cuts |= self.q.cut_outputs(own)
-            for layer in (self.k, self.v):
-                cuts |= layer.cut_outputs([[rows] for _, rows in shared])
+            parts = {"attention.q": self.q, "attention.k": self.k, "attention.v": self.v, **parts}
+        cuts = cut_parts(parts, devices, heads)
         if self.has_norms:
             cuts |= replicate_weights(devices, self.q_norm.weight, self.k_norm.weight)
         return cuts
@@ -169,14 +159,6 @@ class Attention(Divisible):
         else:
             self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
         self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
-
-    def _stack_ranges(self, queries: Range, keys: Range) -> list[Range]:
-        """Return where numbers of queries, keys and values stand in the projection of all."""
-        starts = (0, self.sizes[0], self.sizes[0] + self.sizes[1])
-        return [
-            (start + first, start + last)
-            for start, (first, last) in zip(starts, (queries, keys, keys), strict=True)
-        ]
 
     def _projections(self, x: Value) -> tuple[Value, ...]:
         if self.fused:

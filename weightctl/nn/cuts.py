@@ -1,20 +1,15 @@
-"""How the weights of a layer are cut for several ranks, those that compute together alike."""
+"""How the weights of layers are cut for several ranks, by the roles of the parts that they are."""
 
 from __future__ import annotations
 
 from math import lcm
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from weightctl.errors import ShardingError
+from weightctl.families.parts import ROLES
+from weightctl.families.sharing import SharedAxis, list_runs, ranges_of_rank, share_extents
 from weightctl.graph.sharding import ShardingStrategy
-from weightctl.split import (
-    Sharding,
-    counts_that_work,
-    head_ranges,
-    part_along,
-    ranks_that_work,
-    unit_ranges,
-)
+from weightctl.split import Heads, Sharding, counts_that_work, part_along, ranks_that_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,19 +17,21 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.split import Range
 
-    Strategies: TypeAlias = Mapping[Weight, ShardingStrategy]
     # Of each rank what it has of an axis.
     Ranges: TypeAlias = Sequence[Sequence[Range]]
 
 __all__ = [
-    "AttentionHeads",
     "CutAxis",
+    "MatrixLayer",
     "cut_along",
-    "head_cuts",
+    "cut_parts",
     "replicate_weights",
     "segment_sizes",
-    "unit_cuts",
+    "share_parts",
 ]
+
+# Of parts that have none.
+_NO_HEADS = Heads(1, 1, 1)
 
 
 class CutAxis(NamedTuple):
@@ -63,59 +60,74 @@ class CutAxis(NamedTuple):
         return f"`{self.weight.name}` of shape {shape.text}"
 
 
-class AttentionHeads(NamedTuple):
-    """The numbers of heads of an attention, and the length of each."""
+class MatrixLayer(Protocol):
+    """A layer with a matrix, whose outputs or inputs are shared out."""
 
-    queries: int
-    keys: int
-    length: int
+    @property
+    def axes(self) -> tuple[CutAxis, CutAxis]:
+        """The axes of the matrix along which its outputs and its inputs are."""
+        ...
 
-    def __str__(self) -> str:
-        grouped = f", which share {self.keys} of keys and values"
-        return f"{self.queries} heads of {self.length}{grouped * (self.keys != self.queries)}"
+    def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut whose ranks have these outputs (0) or inputs (1)."""
+        ...
 
 
-def head_cuts(
-    heads: AttentionHeads, ranks: int, queries: Sequence[CutAxis], keys: Sequence[CutAxis]
-) -> list[tuple[Range, Range]]:
-    """Return what each rank has of queries, and of keys and values: ranges of their numbers.
+def cut_parts(
+    parts: Mapping[str, MatrixLayer], ranks: int, heads: Heads = _NO_HEADS
+) -> dict[Weight, ShardingStrategy]:
+    """Return how layers are cut that compute together, by the names that `ROLES` has for them.
 
-    `queries` are all axes along which there are the numbers of queries, `keys` those of keys and
-    values; no block of them is broken. Raises `ShardingError` that names a weight of queries
-    where that cannot be, and how many ranks there may be.
+    Raises `ShardingError` as `share_parts` does.
     """
-    length = heads.length
+    shared = share_parts(parts, ranks, heads)
+    cuts: dict[Weight, ShardingStrategy] = {}
+    for name, layer in parts.items():
+        cuts |= layer.cut(ROLES[name].axis, shared[name])
+    return cuts
+
+
+def share_parts(
+    parts: Mapping[str, MatrixLayer], ranks: int, heads: Heads = _NO_HEADS
+) -> dict[str, Ranges]:
+    """Return what each rank has of the axis of each part that is cut; no block is broken.
+
+    Raises `ShardingError` that names one of the weights where not each rank can have something, and
+    how many ranks there may be.
+    """
+    sides = {name: layer.axes[ROLES[name].axis] for name, layer in parts.items()}
+    runs = {name: list_runs(ROLES[name].extents, side.size, heads) for name, side in sides.items()}
+    axes = [SharedAxis(runs[name], side.block) for name, side in sides.items()]
+    shared = share_extents(axes, heads, ranks)
+    if shared is None:
+        queries = [
+            sides[name] for name in parts if any(run.extent == "queries" for run in runs[name])
+        ]
+        if queries:
+            works = counts_that_work(lambda count: share_extents(axes, heads, count), heads.queries)
+            raise _too_few_heads(queries, heads, ranks, works)
+        run = axes[0].runs[0]
+        raise _too_few_units([*sides.values()], run.stop - run.start, ranks)
+    return {
+        name: [ranges_of_rank(own, shared, rank) for rank in range(ranks)]
+        for name, own in runs.items()
+    }
+
+
+def _too_few_heads(
+    queries: Sequence[CutAxis], heads: Heads, ranks: int, works: Sequence[int]
+) -> ShardingError:
     block = lcm(*(side.block for side in queries))
-    step = lcm(block, length) // length
-    kv_step = lcm(*(side.block for side in keys), length) // length
-
-    def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
-        return head_ranges(heads.queries, heads.keys, count, step=step, kv_step=kv_step)
-
-    shared = find_ranges(ranks)
-    if shared is None:
-        blocks = f", which are cut in blocks of {block}" if block > 1 else ""
-        works = counts_that_work(find_ranges, heads.queries)
-        raise _cannot_cut(_coarsest(queries), ranks, f"there are {heads}{blocks}", works)
-    return [
-        ((first * length, last * length), (kv * length, kv_last * length))
-        for (first, last), (kv, kv_last) in shared
-    ]
+    blocks = f", which are cut in blocks of {block}" if block > 1 else ""
+    return _cannot_cut(_coarsest(queries), ranks, f"there are {heads}{blocks}", works)
 
 
-def unit_cuts(ranks: int, *sides: CutAxis) -> list[Range]:
-    """Return what each rank has of axes of the same numbers; no block of any is broken.
-
-    Raises `ShardingError` that names the one of the longest where they are fewer than ranks.
-    """
+def _too_few_units(sides: Sequence[CutAxis], size: int, ranks: int) -> ShardingError:
     first, unit = _coarsest(sides), lcm(*(side.block for side in sides))
-    shared = unit_ranges(first.size, unit, ranks)
-    if shared is None:
-        units = -(-first.size // unit)
-        blocks = f"{units} blocks of {unit}" if unit > 1 else f"{units} elements"
-        told = f"along axis {first.axis} there are {blocks}"
-        raise _cannot_cut(first, ranks, told, list(range(1, units + 1)))
-    return shared
+    units = -(-size // unit)
+    blocks = f"{units} blocks of {unit}" if unit > 1 else f"{units} elements"
+    told = f"along axis {first.axis} there are {blocks}"
+    return _cannot_cut(first, ranks, told, list(range(1, units + 1)))
 
 
 def cut_along(side: CutAxis, ranges: Ranges) -> ShardingStrategy:

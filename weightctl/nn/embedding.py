@@ -9,7 +9,7 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, replicate_weights, unit_cuts
+from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights
 from weightctl.nn.divisible import Divisible
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
+    from weightctl.nn.cuts import Ranges
 
 __all__ = ["Embedding"]
 
@@ -25,7 +26,7 @@ class Embedding(Divisible):
     """The rows of a table, `(count, features)`, that integers point at.
 
     A shard that has some of the rows gives zeros for the others: the sum of all is what the whole
-    gives. Every rank has the whole of a table that is `replicate_weights`, as small ones are.
+    gives. Every rank has the whole of a table that is `replicated`, as small ones are.
     """
 
     def __init__(
@@ -66,8 +67,16 @@ class Embedding(Divisible):
         """
         if self.replicated:
             return replicate_weights(devices, self.weight)
-        rows = CutAxis(self.weight, 0)
-        return {self.weight: cut_along(rows, [[each] for each in unit_cuts(devices, rows)])}
+        return cut_parts({"embedding": self}, devices)
+
+    @property
+    def axes(self) -> tuple[CutAxis, CutAxis]:
+        """The axes of the table along which its rows and their numbers are."""
+        return CutAxis(self.weight, 0), CutAxis(self.weight, 1)
+
+    def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
+        """Return how the table is cut so that each shard has these rows (0) or columns (1)."""
+        return {self.weight: cut_along(self.axes[axis], ranges)}
 
     def take_shards(self) -> None:
         """Note which rows a shard has; `GraphError` for some that do not follow one another."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph.weight import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, replicate_weights, unit_cuts
+from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, share_parts
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.precision import require_value, weight_as
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from weightctl.nn.cuts import Ranges
 
 __all__ = ["Linear"]
+
+# What one is that no other layer computes with, as in `ROLES`.
+_ALONE = "output"
 
 
 class Linear(Divisible):
@@ -62,33 +65,34 @@ class Linear(Divisible):
         """The axis of the weight along which its outputs are."""
         return CutAxis(self.weight, 1 if self.transposed else 0)
 
+    @property
+    def axes(self) -> tuple[CutAxis, CutAxis]:
+        """The axes of the weight along which its outputs and its inputs are."""
+        return self.outputs, self.inputs
+
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard computes some of the outputs.
 
         Raises `ShardingError` where there are too few.
         """
-        return self.cut_outputs([[each] for each in unit_cuts(devices, self.outputs)])
+        return cut_parts({_ALONE: self}, devices)
 
     def widths(self, devices: int) -> list[int]:
         """Return how many outputs each shard computes."""
-        return [last - first for first, last in unit_cuts(devices, self.outputs)]
+        ranges = share_parts({_ALONE: self}, devices)[_ALONE]
+        return [last - first for ((first, last),) in ranges]
 
-    def cut_outputs(self, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard computes these outputs."""
-        cut = {self.weight: cut_along(self.outputs, ranges)}
-        return (
-            cut
-            if self.bias is None
-            else {**cut, self.bias: cut_along(CutAxis(self.bias, 0), ranges)}
-        )
+    def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut so that each shard has these outputs (0) or inputs (1).
 
-    def cut_inputs(self, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard takes these inputs.
-
-        The sum of what the shards give is what the layer does.
+        Where inputs are cut the sum of what the shards give is what the layer does.
         """
-        whole = replicate_weights(len(ranges), self.bias)
-        return {self.weight: cut_along(self.inputs, ranges), **whole}
+        made = {self.weight: cut_along(self.axes[axis], ranges)}
+        if self.bias is None:
+            return made
+        if axis:
+            return made | replicate_weights(len(ranges), self.bias)
+        return {**made, self.bias: cut_along(CutAxis(self.bias, 0), ranges)}
 
     def take_shards(self) -> None:
         """Leave the bias to the shard with the first of the inputs: what all give is summed."""

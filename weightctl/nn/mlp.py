@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import segment_sizes, unit_cuts
+from weightctl.nn.cuts import cut_parts, segment_sizes
 from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
 
@@ -76,8 +76,7 @@ class MLP(Divisible):
 
         Raises `ShardingError` where that has fewer blocks than there are to be ranks.
         """
-        own = [[each] for each in unit_cuts(devices, self.down.inputs, self.up.outputs)]
-        return self.up.cut_outputs(own) | self.down.cut_inputs(own)
+        return cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
 
 
 class GatedMLP(Divisible):
@@ -126,16 +125,12 @@ class GatedMLP(Divisible):
 
         Raises `ShardingError` where that has fewer blocks than there are to be ranks.
         """
-        layers = [self.gate_up] if self.fused else [self.gate, self.up]
-        shared = unit_cuts(devices, self.down.inputs, *(layer.outputs for layer in layers))
-        own = [[each] for each in shared]
-        cuts = self.down.cut_inputs(own)
+        parts = {"mlp.down": self.down}
         if self.fused:
-            width = self.intermediate
-            own = [[(first, last), (width + first, width + last)] for first, last in shared]
-        for layer in layers:
-            cuts |= layer.cut_outputs(own)
-        return cuts
+            parts |= {"mlp.gate_up": self.gate_up}
+        else:
+            parts |= {"mlp.gate": self.gate, "mlp.up": self.up}
+        return cut_parts(parts, devices)
 
     def take_shards(self) -> None:
         """Note how wide a shard is."""

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
+from weightctl.families.sharing import ranges_of_rank
 from weightctl.sharding.footprints import own_part
 from weightctl.sharding.sharing import share_among_ranks
 from weightctl.split import Sharding, part_along, shares
@@ -13,11 +14,11 @@ from weightctl.split import Sharding, part_along, shares
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from weightctl.families.sharing import Shared
     from weightctl.schemes.cutting import Along
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.sharding.placing import PlacedWeight
-    from weightctl.sharding.sharing import HeadCounts, Shared
-    from weightctl.split import Grid, Part, Range
+    from weightctl.split import Grid, Heads, Part, Range
 
 __all__ = [
     "CutModel",
@@ -39,7 +40,7 @@ class CutModel(NamedTuple):
     """
 
     places: Mapping[str, PlacedWeight]
-    heads: HeadCounts
+    heads: Heads
     layers: int
     experts: int | None = 0
 
@@ -139,11 +140,7 @@ def _of_experts(place: PlacedWeight, owners: Sequence[Range]) -> tuple[Part | No
 def _of_runs(place: PlacedWeight, ranges: Shared, number: int) -> Part:
     if not place.runs:
         return ()
-    own = [
-        (run.start + start, run.start + stop)
-        for run in place.runs
-        for start, stop in (ranges[run.extent][number],)
-    ]
+    own = ranges_of_rank(place.runs, ranges, number)
     return part_along(place.axis, place.weight.shape[place.axis], own)
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.names import split_layer_number
+from weightctl.families.parts import count_heads
 from weightctl.families.recognition import recognize
 from weightctl.sharding.cutting import CutModel
 from weightctl.sharding.placing import PlacedWeight, place_weights
-from weightctl.sharding.sharing import HeadCounts
 from weightctl.sharding.stored import as_meant, stored_weights
+from weightctl.split import Heads
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
 
@@ -52,10 +53,9 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
         hint = "; ".join(filter(None, (error.hint, "--plan FILE says how its tensors are cut")))
         raise type(error)(error.message, hint=hint) from error
     places = place_weights(checkpoint, stored)
-    fields = checkpoint.fields
-    heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
-    experts = fields.get("experts", 0)
-    model = CutModel(places, heads, checkpoint.config.layers, experts)
+    config = checkpoint.config
+    experts = checkpoint.fields.get("experts", 0)
+    model = CutModel(places, count_heads(config), config.layers, experts)
     return CheckpointKnowledge(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
 
 
@@ -66,7 +66,7 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     if len(missing) > len(checkpoint.tensors):
         more = f", and so are {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise ArchitectureError(
-            f"`{missing[0]}` of {checkpoint.arch.name} is missing{more}",
+            f"`{missing[0]}` of {checkpoint.family.name} is missing{more}",
             hint="is the config that of this checkpoint?",
         )
     return checkpoint
@@ -74,15 +74,15 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
 
 def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     """Say which tensors are not there, and which every rank has as they are of no part."""
-    arch, missing = checkpoint.arch.name, checkpoint.missing
+    family, missing = checkpoint.family.name, checkpoint.missing
     if missing:
         are = "is" if len(missing) == 1 else "are"
-        yield f"{pluralize(len(missing), 'tensor')} of {arch} {are} missing, as `{missing[0]}`"
+        yield f"{pluralize(len(missing), 'tensor')} of {family} {are} missing, as `{missing[0]}`"
     rest = [*checkpoint.beside, *checkpoint.unexpected]
     if rest:
         are = "is" if len(rest) == 1 else "are"
         yield (
-            f"{pluralize(len(rest), 'tensor')} of no part of {arch} {are} not cut, as `{rest[0]}`"
+            f"{pluralize(len(rest), 'tensor')} of no part of {family} {are} not cut, as `{rest[0]}`"
         )
 
 
@@ -94,4 +94,4 @@ def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
         name: PlacedWeight(each, layers=None if (number := numbers[name]) is None else (number,))
         for name, each in stored.items()
     }
-    return CutModel(places, HeadCounts(1, 1, 1), layers, experts=None)
+    return CutModel(places, Heads(1, 1, 1), layers, experts=None)

@@ -7,29 +7,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.names import split_layer_number
-from weightctl.families.sharding import role
+from weightctl.families.parts import count_heads, role
+from weightctl.families.sharing import list_runs
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.families.arch import TensorNames
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.sharding import Extent, Role
+    from weightctl.families.family import TensorNames
+    from weightctl.families.parts import Extent, Role
+    from weightctl.families.sharing import SharedRun
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 
-__all__ = ["PlacedWeight", "SharedRun", "place_weights"]
+__all__ = ["PlacedWeight", "place_weights"]
 
 _LAYER, _EXPERT = "{}", "{expert}"
-
-
-class SharedRun(NamedTuple):
-    """Elements of an axis that are shared out together, and what they are."""
-
-    extent: Extent
-    start: int
-    stop: int
 
 
 class PlacedWeight(NamedTuple):
@@ -91,20 +85,20 @@ def _layer_of(
 
 def _templates(checkpoint: RecognizedModel) -> Iterator[str]:
     """Yield what the checkpoint's dialect calls the parts of each layer."""
-    for line in checkpoint.arch.names:
+    for line in checkpoint.family.names:
         name = line.gguf if checkpoint.dialect == "gguf" else line.hugging_face
         if name is not None and _LAYER in name:
             yield name
 
 
 def _plain(checkpoint: RecognizedModel, name: str) -> str:
-    return checkpoint.arch.plain(name) if checkpoint.dialect == "hugging_face" else name
+    return checkpoint.family.plain(name) if checkpoint.dialect == "hugging_face" else name
 
 
 def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
     """Yield the tensors of the model, and those that are copies of others."""
-    yield from checkpoint.arch.tensors(checkpoint.config)
-    yield from checkpoint.arch.copies(checkpoint.config)
+    yield from checkpoint.family.tensors(checkpoint.config)
+    yield from checkpoint.family.copies(checkpoint.config)
 
 
 def _place_weight(
@@ -170,7 +164,7 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
         return None
     if _LAYER in names.line.module:
         return (names.layer,)
-    lines = checkpoint.arch.names
+    lines = checkpoint.family.names
     last = checkpoint.config.layers - 1
     inside = next(place for place, line in enumerate(lines) if _LAYER in line.module)
     if lines.index(names.line) > inside:
@@ -187,22 +181,11 @@ def _runs(
         return ()
     if axis >= len(weight.shape):
         return _cannot_match_shape(weight, axis, "something belongs")
-    size, fields = weight.shape[axis], checkpoint.fields
-    heads, head_dim = fields["heads"], fields["head_dim"]
-    sizes = {
-        "queries": heads * head_dim,
-        "keys": fields.get("kv_heads", heads) * head_dim,
-        "inner": size // max(extents.count("inner"), 1),
-        "vocabulary": size,
-    }
-    runs: list[SharedRun] = []
-    start = 0
-    for extent in extents:
-        runs.append(SharedRun(extent, start, start + sizes[extent]))
-        start += sizes[extent]
-    if start != size:
-        return _cannot_match_shape(weight, axis, f"{start} elements belong")
-    return tuple(runs)
+    size = weight.shape[axis]
+    runs = list_runs(extents, size, count_heads(checkpoint.config))
+    if runs[-1].stop != size:
+        return _cannot_match_shape(weight, axis, f"{runs[-1].stop} elements belong")
+    return runs
 
 
 def _cannot_match_shape(weight: WeightFootprint, axis: int, expected: str) -> ShardingError:

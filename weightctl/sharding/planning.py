@@ -116,7 +116,7 @@ def shardings(
         how = (
             "not cut"
             if found.checkpoint is None
-            else f"cut as those of {found.checkpoint.arch.name}"
+            else f"cut as those of {found.checkpoint.family.name}"
         )
         notes.append(f"{count} that the plan does not name {are} {how}")
     return {name: each for tensors in made.values() for name, each in tensors.items()}, notes

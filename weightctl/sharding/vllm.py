@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.families.parts import count_heads
+from weightctl.families.sharing import SharedRun
 from weightctl.formats.sharded.record import Shard, SourceShard
 from weightctl.sharding.footprints import plain
-from weightctl.sharding.placing import SharedRun, place_weights
-from weightctl.sharding.sharing import HeadCounts
+from weightctl.sharding.placing import place_weights
 from weightctl.sharding.vllm_family import family_of
 from weightctl.sharding.vllm_names import POSITION_IDS, SCALES, in_vllm
 from weightctl.sharding.vllm_shares import Shares
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.sharding.vllm_names import Family
+    from weightctl.sharding.vllm_names import VllmFamily
 
 __all__ = ["vllm_plan"]
 
@@ -58,10 +59,8 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
     is no whole model of its config.
     """
     family = family_of(plan, checkpoint)
-    fields = checkpoint.fields
-    heads = HeadCounts(fields["heads"], fields.get("kv_heads", fields["heads"]), fields["head_dim"])
-    most = fields["experts"] if family.shares_experts else 0
-    shares = Shares(heads, plan.grid.tp, most)
+    most = checkpoint.fields["experts"] if family.shares_experts else 0
+    shares = Shares(count_heads(checkpoint.config), plan.grid.tp, most)
     parameters = list(_parameters(plan, checkpoint, family))
     places = [place for each in parameters for place in each.places]
     shares.refuse(places)
@@ -88,13 +87,13 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
 
 
 def _parameters(
-    plan: ShardPlan, checkpoint: RecognizedModel, family: Family
+    plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily
 ) -> Iterator[_Parameter]:
     """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
     tensors = plan.source.header.tensors
     places = place_weights(checkpoint, {name: plain(info) for name, info in tensors.items()})
     together: dict[str, list[tuple[int, str, PlacedWeight]]] = {}
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]
         place = places[plan.tied.get(stored, stored)]
         if names.line.module in family.padded:
@@ -167,7 +166,7 @@ def _shard(
 
 
 def _buffers(
-    plan: ShardPlan, checkpoint: RecognizedModel, family: Family, parameters: list[_Parameter]
+    plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily, parameters: list[_Parameter]
 ) -> Iterator[Shard]:
     """Yield what vLLM's loader wants besides, though its model does not go by it: zeros."""
     for name in (each.name for each in parameters if each.name.endswith(_PROJECTED)):
@@ -181,7 +180,7 @@ def _buffers(
         own = tuple(
             SourceShard(name, ())
             for name, stored in plan.source.header.tensors.items()
-            if checkpoint.arch.plain(name) == POSITION_IDS and stored == info._replace(name=name)
+            if checkpoint.family.plain(name) == POSITION_IDS and stored == info._replace(name=name)
         )
         yield Shard(info, own[:1], "replicate")
 

@@ -8,14 +8,14 @@ from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.matching import OF_TOKENS
 from weightctl.schemes.matching import list_scheme_tensors
-from weightctl.sharding.vllm_names import FAMILIES, RELEASE
+from weightctl.sharding.vllm_names import RELEASE, VLLM_FAMILIES
 from weightctl.text.untyped import is_list
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.sharding.vllm_names import Family
+    from weightctl.sharding.vllm_names import VllmFamily
 
 __all__ = ["family_of"]
 
@@ -25,7 +25,7 @@ _REPACKED = "vLLM packs quantized weights anew when it loads them, and bytes are
 _PLAIN = "`weightctl convert IN OUT --dtype bf16` makes a checkpoint of it that vLLM's layout takes"
 
 
-def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> Family:
+def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
 
     Raises `ShardingError` where it cannot, and `ArchitectureError` where it is no whole model.
@@ -78,31 +78,31 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
             )
 
 
-def _family(checkpoint: RecognizedModel) -> Family:
+def _family(checkpoint: RecognizedModel) -> VllmFamily:
     """Return vLLM's class by what config.json calls the model; another has other tensors."""
-    arch = checkpoint.arch
-    if any(each.change is TRANSPOSED for each in arch.tensors(checkpoint.config)):
+    family = checkpoint.family
+    if any(each.change is TRANSPOSED for each in family.tensors(checkpoint.config)):
         raise ShardingError(
-            f"the matrices of {arch.name} lie the other way in vLLM, and bytes are only copied",
+            f"the matrices of {family.name} lie the other way in vLLM, and bytes are only copied",
             hint=_RANKS,
         )
-    family = FAMILIES.get(arch.name)
-    if family is None:
-        raise ShardingError(f"the layout of vLLM is not built for {arch.name}", hint=_RANKS)
+    vllm = VLLM_FAMILIES.get(family.name)
+    if vllm is None:
+        raise ShardingError(f"the layout of vLLM is not built for {family.name}", hint=_RANKS)
     classes = checkpoint.document.get("architectures")
-    if not is_list(classes) or classes[:1] not in [[each] for each in family.classes]:
+    if not is_list(classes) or classes[:1] not in [[each] for each in vllm.classes]:
         raise ShardingError(
             f"{checkpoint.where} says that `architectures` is {classes!r}, and vLLM's layout of "
-            f"{arch.name} is that of {' or '.join(family.classes)}",
+            f"{family.name} is that of {' or '.join(vllm.classes)}",
             hint=_RANKS,
         )
-    return family
+    return vllm
 
 
-def _refuse_odd(checkpoint: RecognizedModel, family: Family) -> None:
+def _refuse_odd(checkpoint: RecognizedModel, family: VllmFamily) -> None:
     """Refuse what vLLM's own loader would not take either."""
     header, tokens = header_of(checkpoint.tree), checkpoint.fields["vocabulary"]
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]
         if family.plain_output and names.line.module.endswith(".o") and names.kind == "bias":
             raise ShardingError(

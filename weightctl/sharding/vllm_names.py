@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.arch import TensorNames
+    from weightctl.families.family import TensorNames
 
-__all__ = ["FAMILIES", "PADDED_TO", "POSITION_IDS", "RELEASE", "SCALES", "Family", "in_vllm"]
+__all__ = [
+    "PADDED_TO",
+    "POSITION_IDS",
+    "RELEASE",
+    "SCALES",
+    "VLLM_FAMILIES",
+    "VllmFamily",
+    "in_vllm",
+]
 
 RELEASE = "0.33.0"
 # `DEFAULT_VOCAB_PADDING_SIZE`: embeddings have zeros behind their last row, up to a multiple.
@@ -30,7 +38,7 @@ POSITION_IDS = "embeddings.position_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class VllmFamily:
     """vLLM's class of a family.
 
     `classes` are what config.json's `architectures` may have for it. `renamed` are patterns in
@@ -61,14 +69,14 @@ def _experts(gate_or_up: str, down: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(classes=("LlamaForCausalLM", "MistralForCausalLM"), renamed=_GATED),
-    "mixtral": Family(
+VLLM_FAMILIES: Mapping[str, VllmFamily] = {
+    "llama": VllmFamily(classes=("LlamaForCausalLM", "MistralForCausalLM"), renamed=_GATED),
+    "mixtral": VllmFamily(
         classes=("MixtralForCausalLM",), renamed=(_QKV, *_experts("w1|w3", "w2"))
     ),
-    "qwen2": Family(classes=("Qwen2ForCausalLM",), renamed=_GATED),
-    "qwen3": Family(classes=("Qwen3ForCausalLM",), renamed=_GATED, plain_output=True),
-    "qwen3moe": Family(
+    "qwen2": VllmFamily(classes=("Qwen2ForCausalLM",), renamed=_GATED),
+    "qwen3": VllmFamily(classes=("Qwen3ForCausalLM",), renamed=_GATED, plain_output=True),
+    "qwen3moe": VllmFamily(
         classes=("Qwen3MoeForCausalLM",),
         # What runs the experts holds the router too; of two names the lesser is kept.
         renamed=(
@@ -80,10 +88,10 @@ FAMILIES: Mapping[str, Family] = {
         shares_experts=True,
     ),
     # It has no head: what is tied is computed with the embedding.
-    "gemma2": Family(classes=("Gemma2ForCausalLM",), renamed=_GATED, head=None),
-    "gemma3": Family(classes=("Gemma3ForCausalLM",), renamed=_GATED),
-    "phi3": Family(classes=("Phi3ForCausalLM",)),
-    "bert": Family(
+    "gemma2": VllmFamily(classes=("Gemma2ForCausalLM",), renamed=_GATED, head=None),
+    "gemma3": VllmFamily(classes=("Gemma3ForCausalLM",), renamed=_GATED),
+    "phi3": VllmFamily(classes=("Phi3ForCausalLM",)),
+    "bert": VllmFamily(
         classes=("BertModel",),
         renamed=((r"\.self\.(query|key|value)\.", ".self.qkv_proj."), (r"\A", "model.")),
         head=None,
@@ -93,7 +101,7 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 
 
-def in_vllm(family: Family, names: TensorNames) -> str:
+def in_vllm(family: VllmFamily, names: TensorNames) -> str:
     """Return what a tensor, or the one that it is a part of, is called; of Hugging Face's name."""
     name = names.hugging_face or names.module
     for pattern, instead in family.renamed:

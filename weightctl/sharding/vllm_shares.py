@@ -16,10 +16,10 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightctl.families.sharding import Extent
-    from weightctl.sharding.placing import PlacedWeight, SharedRun
-    from weightctl.sharding.sharing import HeadCounts
-    from weightctl.split import Part, Range
+    from weightctl.families.parts import Extent
+    from weightctl.families.sharing import SharedRun
+    from weightctl.sharding.placing import PlacedWeight
+    from weightctl.split import Heads, Part, Range
 
 __all__ = ["Shares"]
 
@@ -30,7 +30,7 @@ _MOST = 1024
 class Shares(NamedTuple):
     """How `ranks` share a model with these heads; there may be up to `most` ranks, 0 for any."""
 
-    heads: HeadCounts
+    heads: Heads
     ranks: int
     most: int = 0
 

@@ -26,14 +26,14 @@ def check_copies(checkpoint: RecognizedModel) -> None:
     Where the config ties them, some programs take the one and some the other. Both are read as far
     as they are the same.
     """
-    arch, original = checkpoint.arch, checkpoint.tensors[EMBEDDING_WEIGHT]
+    family, original = checkpoint.family, checkpoint.tensors[EMBEDDING_WEIGHT]
     copies = {
-        arch.plain(name)
-        for tensor in arch.copies(checkpoint.config)
+        family.plain(name)
+        for tensor in family.copies(checkpoint.config)
         if (name := tensor.name(checkpoint.dialect)) is not None
     }
     for name in header_of(checkpoint.tree).tensors:
-        if arch.plain(name) in copies:
+        if family.plain(name) in copies:
             copy = tensor_of(source_of(checkpoint.tree), name)
             if not is_same(copy, original):
                 raise ArchitectureError(

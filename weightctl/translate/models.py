@@ -74,7 +74,7 @@ def translate(checkpoint: RecognizedModel, dialect: NamingConvention) -> Transla
     check_copies(checkpoint)
     tensors = translate_tensors(checkpoint, dialect)
     made = (_to_gguf if dialect == "gguf" else _to_hugging_face)(checkpoint, tensors)
-    said = f"{checkpoint.arch.name}, {_TITLES[checkpoint.dialect]} -> {_TITLES[dialect]}"
+    said = f"{checkpoint.family.name}, {_TITLES[checkpoint.dialect]} -> {_TITLES[dialect]}"
     notes = (*made.notes, *_describe_left_out(checkpoint, dialect))
     return made._replace(text=said, notes=notes)
 
@@ -94,16 +94,16 @@ def _describe_left_out(checkpoint: RecognizedModel, dialect: NamingConvention) -
 
 
 def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor]) -> Translation:
-    arch, directory = checkpoint.arch, _directory(checkpoint)
+    family, directory = checkpoint.family, _directory(checkpoint)
     metadata = {
-        ARCHITECTURE: MetadataValue("string", arch.gguf_name),
+        ARCHITECTURE: MetadataValue("string", family.gguf_name),
         "general.type": _string("model"),
     }
     notes: list[str] = []
     metadata |= _read_card(checkpoint, directory, notes)
-    metadata |= to_gguf(arch, checkpoint.fields)
-    metadata |= pooling_keys(directory, arch.gguf_name, notes.append)
-    kind = str(checkpoint.document.get("model_type", arch.name))
+    metadata |= to_gguf(family, checkpoint.fields)
+    metadata |= pooling_keys(directory, family.gguf_name, notes.append)
+    kind = str(checkpoint.document.get("model_type", family.name))
     name = metadata.get("general.name", _string("")).content
     words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind, str(name))
     ids = tokenizer.read_token_ids(directory, checkpoint.document)
@@ -133,7 +133,7 @@ def _read_card(
     sizes = {name: tensor.info.size for name, tensor in checkpoint.tensors.items()}
     of_experts = sum(
         sizes[names.module]
-        for names in checkpoint.arch.tensors(checkpoint.config)
+        for names in checkpoint.family.tensors(checkpoint.config)
         if names.is_stacked("gguf")
     )
     experts = getattr(checkpoint.config, "experts", 0)
@@ -145,9 +145,9 @@ def _read_card(
 def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
     """Say where llama.cpp computes something else than the config asks for."""
     window = getattr(checkpoint.config, "sliding_window", None)
-    if window and window < checkpoint.config.context and not checkpoint.arch.keeps_window:
+    if window and window < checkpoint.config.context and not checkpoint.family.keeps_window:
         yield (
-            f"llama.cpp has no sliding window for {checkpoint.arch.name}: texts longer than its "
+            f"llama.cpp has no sliding window for {checkpoint.family.name}: texts longer than its "
             f"{window} tokens come out otherwise than in transformers"
         )
     scaling = getattr(checkpoint.config, "rope_scaling", None)
@@ -164,17 +164,17 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
 def _to_hugging_face(
     checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor]
 ) -> Translation:
-    arch, metadata = checkpoint.arch, header_of(checkpoint.tree).metadata
+    family, metadata = checkpoint.family, header_of(checkpoint.tree).metadata
     fields = _add_tensor_fields(checkpoint)
-    kind = model_type_of(arch, fields)
+    kind = model_type_of(family, fields)
     # The true one is stated when it is known what the tensors become.
-    config = {**to_hugging_face(arch, fields, kind), "torch_dtype": "float32"}
+    config = {**to_hugging_face(family, fields, kind), "torch_dtype": "float32"}
     words = tokenizer.from_metadata(metadata, checkpoint.where)
     ids = tokenizer.ids_of(metadata, words)
     config |= ids.config
     documents: dict[str, bytes] = {}
     notes: tuple[str, ...] = ()
-    if f"{arch.gguf_name}.pooling_type" in metadata:
+    if f"{family.gguf_name}.pooling_type" in metadata:
         notes += ("how a sentence's vectors are pooled is not written: add it as `1_Pooling`",)
     if words is None:
         notes += ("the GGUF has no tokenizer, and so there will be none beside the weights",)
@@ -192,7 +192,7 @@ def _to_hugging_face(
 def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
     """Return the fields with what small tensors say, which config.json says in words."""
     fields: Fields = checkpoint.fields
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)
         if names.line.told is not None and tensor is not None:
             fields = names.line.told(fields, numbers_of(tensor))

@@ -199,10 +199,11 @@ def _describe_model(weights: Checkpoint, native: NamingConvention | None) -> Des
 
     with suppress(ArchitectureError):
         checkpoint = recognize(weights)
-        arch = checkpoint.arch
-        metadata = to_gguf(arch, checkpoint.fields)
+        family = checkpoint.family
+        metadata = to_gguf(family, checkpoint.fields)
         return Described(
-            _names(checkpoint), {ARCHITECTURE: MetadataValue("string", arch.gguf_name), **metadata}
+            _names(checkpoint),
+            {ARCHITECTURE: MetadataValue("string", family.gguf_name), **metadata},
         )
     return None
 
@@ -210,7 +211,7 @@ def _describe_model(weights: Checkpoint, native: NamingConvention | None) -> Des
 def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:
     return {
         source.name: tensor.gguf
-        for tensor in checkpoint.arch.tensors(checkpoint.config)
+        for tensor in checkpoint.family.tensors(checkpoint.config)
         if tensor.gguf is not None and tensor.module in checkpoint.tensors
         for source in checkpoint.tensors[tensor.module].origin.sources
     }

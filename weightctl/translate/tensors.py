@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.arch import Arch, TensorNames
+    from weightctl.families.family import Family, TensorNames
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
@@ -26,10 +26,10 @@ def translate_tensors(
 
     Raises `ConversionError` where one is of another shape than its step can be done to.
     """
-    arch, config = checkpoint.arch, checkpoint.config
+    family, config = checkpoint.family, checkpoint.config
     found: dict[str, ReadableTensor] = {}
     stacks: dict[str, list[ReadableTensor]] = {}
-    for names in arch.tensors(config):
+    for names in family.tensors(config):
         name = names.name(dialect)
         if name is None:
             continue
@@ -40,7 +40,7 @@ def translate_tensors(
         found[name] = tensor
     for name, parts in stacks.items():
         found[name] = DerivedTensor(name, Stacked("experts", len(parts)), parts)
-    return dict(_make_constants(arch, config)) | found if dialect == "gguf" else found
+    return dict(_make_constants(family, config)) | found if dialect == "gguf" else found
 
 
 def _change_tensor(
@@ -60,9 +60,9 @@ def _change_tensor(
     return tensor
 
 
-def _make_constants(arch: Arch, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
+def _make_constants(family: Family, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
     """Yield the tensors that GGUF has for what the other dialect's config says."""
-    for line in arch.names:
+    for line in family.names:
         numbers = None if line.made is None else line.made(config)
         if numbers is not None and line.gguf is not None:
             name = f"{line.gguf}.weight"

@@ -149,6 +149,6 @@ def _describe(request: Request) -> str:
     for info in header.tensors.values():
         sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
     encodings = sorted(sizes, key=lambda name: -sizes[name])
-    family = "of no known family" if checkpoint is None else checkpoint.arch.name
+    family = "of no known family" if checkpoint is None else checkpoint.family.name
     more = f" and {len(encodings) - 3} more" if len(encodings) > 3 else ""
     return f"{header.format}, {family}, {weights:,} weights, {' '.join(encodings[:3])}{more}"

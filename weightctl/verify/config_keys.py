@@ -43,7 +43,7 @@ class Spelling(NamedTuple):
 
 def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
     """Return where a checkpoint says a field, or would."""
-    lines = [key for key in checkpoint.arch.keys if key.field == field]
+    lines = [key for key in checkpoint.family.keys if key.field == field]
     own = [key for key in lines if key.is_in(checkpoint.dialect)] or lines
     found = [_spell_key(checkpoint, key) for key in own]
     said = [each for each in found if each.is_stated]
@@ -75,7 +75,7 @@ def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
     if checkpoint.dialect != "gguf" or not field.startswith("scaling."):
         return ""
     fields: Fields = checkpoint.fields
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         told, tensor = names.line.told, checkpoint.tensors.get(names.module)
         if told is None or tensor is None:
             continue
@@ -121,7 +121,7 @@ def _spell_key(checkpoint: RecognizedModel, key: Key) -> Spelling:
     if checkpoint.dialect == "gguf":
         if key.seen is not None and key.seen.see(header_of(checkpoint.tree).tensors) is not None:
             return Spelling(key.seen.tensor, True, seen=key.seen)
-        name = key.gguf.format(arch=checkpoint.arch.gguf_name)
+        name = key.gguf.format(arch=checkpoint.family.gguf_name)
         is_stated = name in header_of(checkpoint.tree).metadata
         default = None if key.gguf_default is REQUIRED else key.gguf_default
         return Spelling(name, is_stated, default)
@@ -140,7 +140,7 @@ def _spell_path(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
         if _has_path(document, spelling):
             return spelling, True
     try:
-        is_stated = _has_path(checkpoint.arch.standard(document), path)
+        is_stated = _has_path(checkpoint.family.standard(document), path)
     except ValueError:
         is_stated = False
     return last, is_stated

@@ -84,7 +84,7 @@ class Subject:
             return None
         files = header_of(checkpoint.tree).files
         directory = os.path.dirname(files[0]) or "." if files else None
-        kind = str(checkpoint.document.get("model_type", checkpoint.arch.name))
+        kind = str(checkpoint.document.get("model_type", checkpoint.family.name))
         return encoder_of(header_of(checkpoint.tree).metadata, directory, kind, checkpoint.where)
 
     @property

@@ -9,13 +9,15 @@ from weightctl.dtype import DType
 from weightctl.graph.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.nn.module import Module
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
+    from weightctl.families.checkpoint import RecognizedModel
     from weightctl.graph.value import Value
     from weightctl.nn.embedding import Embedding
     from weightctl.nn.layer_list import LayerList
 
-__all__ = ["Beside", "Network"]
+__all__ = ["Beside", "Network", "build_network"]
 
 Beside: TypeAlias = "tuple[Value, ...]"
 
@@ -67,3 +69,21 @@ class Network(Module):
         with Graph(name or type(self).__name__.lower(), self.input_types()) as graph:
             graph.output(self(*graph.inputs))
         return graph
+
+
+def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Network:
+    """Return the whole model, computing in `dtype`, each weight as the checkpoint stores it.
+
+    Raises `ArchitectureError` where the checkpoint is not the whole model of its config, as
+    `RecognizedModel.check` does.
+    """
+    model.check()
+    network: Network = load(model.family.module)(model.config, dtype)
+    for name, weight in network.raw_state_dict().items():
+        encoding = model.tensors[name].info.encoding
+        shape = weight.original_dtype_and_shape[1]
+        if encoding.quantization is not None:
+            weight.configure(DType.float32, shape, encoding.quantization)
+        elif encoding.dtype is not None:
+            weight.configure(encoding.dtype, shape)
+    return network

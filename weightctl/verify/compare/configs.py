@@ -121,7 +121,7 @@ def note_lost_window(subject: RecognizedModel, reference: RecognizedModel) -> st
     here, there = map(_show, windows)
     return (
         f"the sliding window is {here}, and {there} in the reference: no text that fits tells them "
-        f"apart, or llama.cpp has none for {subject.arch.name}"
+        f"apart, or llama.cpp has none for {subject.family.name}"
     )
 
 
@@ -139,7 +139,7 @@ def _list_unequal(
         value, wanted = getattr(own, name), getattr(other, name)
         if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_dialect(subject, name):
             continue
-        has_table = any(line.module == _POSITIONS for line in subject.arch.names)
+        has_table = any(line.module == _POSITIONS for line in subject.family.names)
         if name == _CONTEXT and not (has_table or with_context):
             continue
         if name in _WINDOWS and _is_no_window(subject, reference):
@@ -156,7 +156,7 @@ def _is_same(value: Any, wanted: Any) -> bool:
 
 def _is_of_dialect(subject: RecognizedModel, field: str) -> bool:
     """Whether no key says a field, and the dialect alone does."""
-    lines = [key for key in subject.arch.keys if key.field == field]
+    lines = [key for key in subject.family.keys if key.field == field]
     return not any(key.gguf or key.hugging_face or key.seen for key in lines)
 
 
@@ -165,7 +165,7 @@ def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
     pair = {each.dialect: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
-    may_lack = len(pair) == 2 and in_gguf is None and not subject.arch.keeps_window
+    may_lack = len(pair) == 2 and in_gguf is None and not subject.family.keeps_window
     contexts = [each.config.context for each in (subject, reference)]
     is_wide = all(w is None or w >= c for w, c in zip(windows, contexts, strict=True))
     return may_lack or is_wide
@@ -269,13 +269,13 @@ def spell_out_rope(checkpoint: RecognizedModel) -> Read:
     """
     fields: Fields = checkpoint.fields
     try:
-        for names in checkpoint.arch.tensors(checkpoint.config):
+        for names in checkpoint.family.tensors(checkpoint.config):
             told, tensor = names.line.told, checkpoint.tensors.get(names.module)
             if told is not None and tensor is not None:
                 fields = told(fields, numbers_of(tensor))
         if fields is checkpoint.fields:
             return Read(fields, checkpoint.config)
-        return Read(fields, checkpoint.arch.make_config(checkpoint.arch.checked(fields)))
+        return Read(fields, checkpoint.family.make_config(checkpoint.family.checked(fields)))
     except (KeyError, ValueError, WeightctlError):
         return Read(checkpoint.fields, checkpoint.config)
 

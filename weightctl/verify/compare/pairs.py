@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
-from weightctl.families.arch import TensorNames
+from weightctl.families.family import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
 from weightctl.schemes.buffers import is_buffer
@@ -180,7 +180,7 @@ def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
         own = _adopt(subject.weights, other)
     elif other is None and own is not None:
         other = _adopt(reference.weights, own)
-    if own is None or other is None or own.arch.name != other.arch.name:
+    if own is None or other is None or own.family.name != other.family.name:
         return _pair_by_name(subject.weights, reference.weights)
     return _pair_by_module(own, other)
 
@@ -190,7 +190,7 @@ def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | Non
     best: RecognizedModel | None = None
     for dialect in _DIALECTS:
         try:
-            found = match(weights, known.arch, dialect, known.config, known.where)
+            found = match(weights, known.family, dialect, known.config, known.where)
         except ArchitectureError:
             continue
         is_most = len(found.tensors) > len(found.missing)
@@ -203,8 +203,8 @@ def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | Non
 
 
 def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
-    lines = {each.module: each for each in own.arch.tensors(own.config)}
-    lines |= {each.module: each for each in other.arch.tensors(other.config)}
+    lines = {each.module: each for each in own.family.tensors(own.config)}
+    lines |= {each.module: each for each in other.family.tensors(other.config)}
     mine, theirs = _complete(own, other, lines), _complete(other, own, lines)
     # Which rows are pairs is for the reference to say: the number of heads may be what is wrong.
     own = replace(own, config=other.config)
@@ -232,7 +232,7 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     ]
     missing += [rest[each] for each in rest if each not in left]
     unexpected += [left[each] for each in left if each not in rest]
-    how = f"by the names of {other.arch.name}"
+    how = f"by the names of {other.family.name}"
     if own.dialect != other.dialect:
         how += f", {_SAID[own.dialect]} against {_SAID[other.dialect]}"
     return Pairing(
@@ -254,7 +254,7 @@ def _complete(
     """
     tensors = dict(own.tensors)
     if own.dialect == "hugging_face" and other.dialect == "gguf":
-        for line in own.arch.names:
+        for line in own.family.names:
             numbers = None if line.made is None else line.made(own.config)
             if numbers is not None and line.gguf is not None:
                 module, name = f"{line.module}.weight", f"{line.gguf}.weight"
@@ -310,7 +310,7 @@ def _name_stored(tensor: ReadableTensor) -> str:
 def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
     """Return the tensors that are of no part of the model, by their names without a prefix."""
     return {
-        model.arch.plain(name) if model.dialect == "hugging_face" else name: name
+        model.family.plain(name) if model.dialect == "hugging_face" else name: name
         for name in model.unexpected
     }
 
@@ -355,8 +355,8 @@ def explain_different_models(own: RecognizedModel | None, other: RecognizedModel
     if own is None or other is None:
         return ""
     seen: list[str] = []
-    if own.arch.name != other.arch.name:
-        seen.append(f"the families {own.arch.name} and {other.arch.name}")
+    if own.family.name != other.family.name:
+        seen.append(f"the families {own.family.name} and {other.family.name}")
     unequal = [
         f"{find_spelling(own, field).key} {getattr(own.config, field)} and "
         f"{getattr(other.config, field)}"

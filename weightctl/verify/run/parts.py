@@ -14,6 +14,7 @@ from weightctl.engine import InferenceSession
 from weightctl.errors import ShardingError
 from weightctl.graph.graph import Graph
 from weightctl.nn.base_layer import under
+from weightctl.nn.models.network import build_network
 from weightctl.nn.sites import naming_of
 from weightctl.split import Grid
 from weightctl.verify.run.ranks import Ranks
@@ -82,7 +83,7 @@ class Running:
         self.checkpoint = checkpoint
         self.notes: tuple[str, ...] = ()
         self._session = InferenceSession([device])
-        self._network = checkpoint.module()
+        self._network = build_network(checkpoint)
         self._network.to(device)
         self._weights = self._network.raw_state_dict()
         self._ranks: Ranks | None = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.matching import match
 from weightctl.nn.across_ranks import parallel
+from weightctl.nn.models.network import build_network
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.steps.sliced import Sliced
@@ -36,7 +37,7 @@ class Ranks:
     ) -> None:
         self.grid = gathered.manifest.grid
         grid = self.grid._replace(pp=1)
-        network = checkpoint.module()
+        network = build_network(checkpoint)
         network.to(device)
         self.network = parallel(network, [device] * grid.ranks, grid=grid)
         everywhere = range(self.grid.ranks)
@@ -64,5 +65,5 @@ def _make_tree(gathered: GatheredSource) -> Checkpoint:
 
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
-    arch, config = checkpoint.arch, checkpoint.config
-    return match(tree, arch, checkpoint.dialect, config, checkpoint.where).tensors
+    family, config = checkpoint.family, checkpoint.config
+    return match(tree, family, checkpoint.dialect, config, checkpoint.where).tensors

@@ -187,7 +187,7 @@ def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
     if checkpoint is None:
         return frozenset()
     found: set[str] = set()
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         is_gain = names.module.endswith("norm.weight")
         is_less_one = names.change is PLUS_ONE and checkpoint.dialect == "hugging_face"
         name = getattr(names, checkpoint.dialect)

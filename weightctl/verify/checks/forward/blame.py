@@ -142,7 +142,7 @@ class Blame:
         own, other = self._running.checkpoint, self._pairing.reference
         if other is None:
             return {}
-        names = {each.module: each for each in other.arch.tensors(other.config)}
+        names = {each.module: each for each in other.family.tensors(other.config)}
         lacking = [name for name in running.weights_of(part.name) if name not in own.tensors]
         return {
             name: convert_dialect(names[name], other.tensors[name], other, own.dialect)

@@ -68,7 +68,7 @@ def _list_values(description: Description, checkpoint: RecognizedModel | None) -
         return dict(_list_of_metadata(description.metadata, checkpoint))
     read = set[str]()
     if checkpoint is not None:
-        read = {key.hugging_face.rpartition(".")[2] for key in checkpoint.arch.keys}
+        read = {key.hugging_face.rpartition(".")[2] for key in checkpoint.family.keys}
     return {
         path: number
         for path, number in _walk_leaves(description.config, "", 0)
@@ -85,7 +85,7 @@ def _list_of_metadata(
     name = metadata[ARCHITECTURE].content
     read = set[str]()
     if checkpoint is not None:
-        read = {key.gguf.format(arch=name) for key in checkpoint.arch.keys}
+        read = {key.gguf.format(arch=name) for key in checkpoint.family.keys}
     for key, value in metadata.items():
         if not key.startswith(f"{name}.") or key in read:
             continue

@@ -68,7 +68,7 @@ def _check_known(checkpoint: RecognizedModel) -> Result:
     return Result(
         problems=(*fold_alike(problems), *check_tied(checkpoint), *counts.problems),
         figures=NamesFigures(
-            family=checkpoint.arch.name,
+            family=checkpoint.family.name,
             layers=checkpoint.config.layers,
             expected=fit.expected,
             found=len(checkpoint.tensors),

@@ -21,7 +21,7 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightctl.families.arch import Arch
+    from weightctl.families.family import Family
     from weightctl.families.keys import Key
     from weightctl.verify.checks.names.fit import Fit
 
@@ -71,7 +71,7 @@ def explain_misfit(fitting: list[Correction]) -> Cause | None:
 
 def find_corrections(
     weights: Checkpoint,
-    arch: Arch,
+    family: Family,
     document: Mapping[str, Any] | None,
     now_fits: Fit | None,
     fields: Iterable[str] = FIELDS,
@@ -85,7 +85,7 @@ def find_corrections(
     count = len(header_of(weights).tensors)
     left = _MOST_LOOKS // max(count, 1)
     found: list[Correction] = []
-    for key in _find_keys(arch, fields):
+    for key in _find_keys(family, fields):
         name, now = _read_value(key, weights, document)
         if not name:
             continue
@@ -98,22 +98,22 @@ def find_corrections(
     return found
 
 
-def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Arch | None:
+def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | None:
     """Return the family that a checkpoint says to be of, whose config may be unsound."""
-    from weightctl.families import ARCHS
+    from weightctl.families import FAMILIES
 
-    families: list[Arch] = [load(reference) for reference in ARCHS.values()]
+    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
     if ARCHITECTURE in header_of(weights).metadata:
         name = header_of(weights).metadata[ARCHITECTURE].content
-        alike = [arch for arch in families if arch.gguf_name == name]
+        alike = [family for family in families if family.gguf_name == name]
         told = [each for each in alike if each.is_of and each.is_of(header_of(weights).metadata)]
         return next(iter(told or alike), None)
     kind = document.get(MODEL_TYPE)
-    return next((arch for arch in families if kind in arch.model_types), None)
+    return next((family for family in families if kind in family.model_types), None)
 
 
-def _find_keys(arch: Arch, fields: Iterable[str]) -> list[Key]:
-    known = {key.field: key for key in reversed(arch.keys) if isinstance(key.kind, WholeNumber)}
+def _find_keys(family: Family, fields: Iterable[str]) -> list[Key]:
+    known = {key.field: key for key in reversed(family.keys) if isinstance(key.kind, WholeNumber)}
     return [known[field] for field in fields if field in known]
 
 

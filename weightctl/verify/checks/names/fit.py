@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.dtype import DType
 from weightctl.families.matching import OF_TOKENS
-from weightctl.system.registry import load
+from weightctl.families.parts import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.families import Network, RecognizedModel
-    from weightctl.families.arch import TensorNames
+    from weightctl.families import RecognizedModel
+    from weightctl.families.family import TensorNames
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["Fit", "Misfit", "Wanted", "measure_fit"]
@@ -22,12 +21,12 @@ __all__ = ["Fit", "Misfit", "Wanted", "measure_fit"]
 class Wanted(NamedTuple):
     """A tensor that the config asks for and that is not there: what the checkpoint would call it.
 
-    `shape` is that of its weight, None where the modules do not tell.
+    `shape` is that of its weight.
     """
 
     name: str
     names: TensorNames
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
 
 
 class Misfit(NamedTuple):
@@ -65,18 +64,14 @@ class Fit:
 
 
 def measure_fit(checkpoint: RecognizedModel) -> Fit:
-    """Compare a checkpoint with what its config asks for; no tensor is read.
-
-    Raises `WeightctlError` where no module can be built of such a config.
-    """
-    shapes = _list_shapes(checkpoint)
+    """Compare a checkpoint with what its config asks for; no tensor is read."""
     missing: dict[str, Wanted] = {}
     misshaped: list[Misfit] = []
     no_numbers: list[Misfit] = []
     expected = 0
-    for names in checkpoint.arch.tensors(checkpoint.config):
+    for names in checkpoint.family.tensors(checkpoint.config):
         expected += 1
-        shape = shapes.get(names.in_first_layer)
+        shape = shape_of(names, checkpoint.config)
         tensor = checkpoint.tensors.get(names.module)
         if tensor is None:
             name = names.name(checkpoint.dialect) or names.module
@@ -84,10 +79,10 @@ def measure_fit(checkpoint: RecognizedModel) -> Fit:
             continue
         info = tensor.info
         name = ", ".join(source.name for source in tensor.origin.sources)
-        if shape is not None and shape != info.shape:
+        if shape != info.shape:
             misshaped.append(Misfit(name, names, info, shape))
         if not info.encoding.is_real:
-            no_numbers.append(Misfit(name, names, info, shape or info.shape))
+            no_numbers.append(Misfit(name, names, info, shape))
     return Fit(
         expected=expected,
         missing=[*missing.values()],
@@ -104,13 +99,3 @@ def _list_padded(checkpoint: RecognizedModel) -> Iterator[TensorInfo]:
         for stored in () if tensor is None else tensor.origin.sources:
             if len(stored.shape) == 2 and stored.shape[0] > checkpoint.config.vocabulary:
                 yield stored
-
-
-def _list_shapes(checkpoint: RecognizedModel) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights of a model that has one layer, as all are alike."""
-    config: Any = checkpoint.config
-    small: Network = load(checkpoint.arch.module)(replace(config, layers=1), DType.float32)
-    return {
-        name: weight.original_dtype_and_shape[1].sizes
-        for name, weight in small.raw_state_dict().items()
-    }

@@ -56,7 +56,7 @@ def _find_fitting(checkpoint: RecognizedModel, fit: Fit) -> list[Correction]:
     if not may_help or _is_turned(fit):
         return []
     document = checkpoint.document if checkpoint.dialect == "hugging_face" else None
-    return find_corrections(checkpoint.tree, checkpoint.arch, document, fit, fields)
+    return find_corrections(checkpoint.tree, checkpoint.family, document, fit, fields)
 
 
 def _is_turned(fit: Fit) -> bool:
@@ -95,13 +95,12 @@ def _report_no_number(each: Misfit) -> Problem:
 def _report_missing(
     checkpoint: RecognizedModel, each: Wanted, fitting: list[Correction]
 ) -> Problem:
-    shape = "" if each.shape is None else f", of shape {list(each.shape)}"
     cause = explain_misfit(fitting)
     if each.names.module == OUTPUT_WEIGHT:
         cause = blame_forgotten_output(checkpoint)
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
         cause = _blame_drop(checkpoint)
-    return Problem(where=each.name, text=f"is missing{shape}", cause=cause)
+    return Problem(where=each.name, text=f"is missing, of shape {list(each.shape)}", cause=cause)
 
 
 def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
@@ -111,8 +110,8 @@ def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
 def _blame_drop(checkpoint: RecognizedModel) -> Cause:
     return Cause(
         "bias_dropped",
-        f"its weight is there, and {checkpoint.arch.name} as {checkpoint.where} says it is adds a "
-        "bias: it was left out when the checkpoint was written",
+        f"its weight is there, and {checkpoint.family.name} as {checkpoint.where} says it is adds "
+        "a bias: it was left out when the checkpoint was written",
     )
 
 
@@ -131,16 +130,16 @@ def _report_unexpected(
             cause = Cause("config", f"`{key}` is false or not there, and there are biases")
         yield Problem(
             where=name,
-            text=f"is of no part of {checkpoint.arch.name} as its config describes it",
+            text=f"is of no part of {checkpoint.family.name} as its config describes it",
             cause=cause,
         )
 
 
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
-    plain, dialect = checkpoint.arch.plain, checkpoint.dialect
+    plain, dialect = checkpoint.family.plain, checkpoint.dialect
     kind = _NUMBER.sub("N", plain(name))
-    for line in checkpoint.arch.names:
+    for line in checkpoint.family.names:
         template = line.gguf if dialect == "gguf" else line.hugging_face
         if not isinstance(line.bias, str) or template is None:
             continue

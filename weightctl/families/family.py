@@ -1,4 +1,4 @@
-"""What a family of models calls its tensors and the values of its config, in two dialects."""
+"""Families: their tensors and config keys, by the names of GGUF and of Hugging Face."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Arch", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
+__all__ = ["Family", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
 
 _NUMBER, _EXPERT = "{}", "{expert}"
 
@@ -48,6 +48,11 @@ class Name:
     is_float32: bool = False
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
     told: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether each expert of a layer has the part."""
+        return _EXPERT in self.module
 
     def is_in(self, config: Config) -> bool:
         """Whether a model of this config has the part."""
@@ -136,12 +141,7 @@ class TensorNames(NamedTuple):
     def is_stacked(self, dialect: NamingConvention) -> bool:
         """Whether a dialect has it in one tensor with those of the layer's other experts."""
         template = self.line.gguf if dialect == "gguf" else self.line.hugging_face
-        return _EXPERT in self.line.module and template is not None and _EXPERT not in template
-
-    @property
-    def in_first_layer(self) -> str:
-        """What our modules call the same part of the first layer."""
-        return f"{self.line.module.format(0, expert=self.expert)}.{self.kind}"
+        return self.line.is_of_experts and template is not None and _EXPERT not in template
 
     @property
     def change(self) -> Change | None:
@@ -175,7 +175,7 @@ def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arch:
+class Family:
     """A family of models: how its checkpoints are read in either dialect, and what runs them.
 
     `name` is GGUF's `general.architecture`, unless that is `gguf`; where several families have the
@@ -253,7 +253,7 @@ class Arch:
 
 def _experts(line: Name, config: Any) -> int:
     """Return how many tensors of one layer the line is of."""
-    return config.experts if _EXPERT in line.module else 1
+    return config.experts if line.is_of_experts else 1
 
 
 def _tensor(line: Name, number: int, kind: str, expert: int = 0) -> TensorNames:

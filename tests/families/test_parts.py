@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weightctl.families import ARCHS
-from weightctl.families.sharding import ROLES, part_of_layer, role
+from weightctl.families import FAMILIES
+from weightctl.families.parts import ROLES, part_of_layer, role
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
-    from weightctl.families.arch import Arch, Name
+    from weightctl.families.family import Family, Name
 
-LINES = [(arch, line) for arch in map(load, ARCHS.values()) for line in arch.names]
+LINES = [(family, line) for family in map(load, FAMILIES.values()) for line in family.names]
 
 
 @pytest.mark.parametrize(
-    "line", [pytest.param(line, id=f"{arch.name}-{line.module}") for arch, line in LINES]
+    "line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES]
 )
 def test_every_part_of_every_family_has_a_role(line: Name) -> None:
     found = ROLES[part_of_layer(line)]
@@ -28,9 +28,9 @@ def test_there_is_no_role_of_a_part_that_no_family_has() -> None:
     assert {part_of_layer(line) for _, line in LINES} == ROLES.keys()
 
 
-@pytest.mark.parametrize("arch", [load(each) for each in ARCHS.values()], ids=list(ARCHS))
-def test_what_makes_inner_numbers_is_cut_as_what_reads_them(arch: Arch) -> None:
-    roles = {part_of_layer(line): role(line, "weight") for line in arch.names}
+@pytest.mark.parametrize("family", [load(each) for each in FAMILIES.values()], ids=list(FAMILIES))
+def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> None:
+    roles = {part_of_layer(line): role(line, "weight") for line in family.names}
     made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}
     read = {extent for each in roles.values() if each.axis == 1 for extent in each.extents}
     assert made == {"queries", "keys", "inner", "vocabulary"}
@@ -39,7 +39,7 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(arch: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [pytest.param(line, id=f"{arch.name}-{line.module}") for arch, line in LINES]
+    "line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES]
 )
 def test_a_bias_is_cut_as_the_outputs_that_it_is_added_to(line: Name) -> None:
     weight, bias = role(line, "weight"), role(line, "bias")
