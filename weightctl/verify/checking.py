@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.system.registry import load
+from weightctl.text.wording import join_names
 from weightctl.verify import CHECKS
 from weightctl.verify.request import require_consistent
 from weightctl.verify.results import Problem, Report, Result
@@ -24,6 +25,7 @@ __all__ = ["verify"]
 _STRUCTURE, _FORWARD = "structure", "forward"
 # The checks that read no tensors.
 _OF_HEADERS = {_STRUCTURE, "names"}
+_MOST_ENCODINGS = 3
 _REQUIRE_PROMPT = "weightctl.verify.checks.forward:require_prompt"
 
 
@@ -150,5 +152,5 @@ def _describe(request: Request) -> str:
         sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
     encodings = sorted(sizes, key=lambda name: -sizes[name])
     family = "of no known family" if checkpoint is None else checkpoint.arch.name
-    more = f" and {len(encodings) - 3} more" if len(encodings) > 3 else ""
-    return f"{header.format}, {family}, {weights:,} weights, {' '.join(encodings[:3])}{more}"
+    shown = join_names(encodings, _MOST_ENCODINGS, " ")
+    return f"{header.format}, {family}, {weights:,} weights, {shown}"

@@ -6,6 +6,7 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.text.folding import group_alike
 from weightctl.text.wording import join_names, percent, pluralize
 from weightctl.verify.compare.causes import explain_each
 from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
@@ -85,13 +86,7 @@ class Faults:
 
     def problems(self) -> Sequence[Problem]:
         """Return what is wrong, the first block first, with one problem for what is alike."""
-        alike: dict[tuple[str, Cause | None, bool], list[_Fault]] = {}
-        for fault in self._faults:
-            is_of_all = fault.cause is not None and fault.cause.name in _OF_ALL
-            kind = "" if is_of_all else fault.kind
-            key = (kind, fault.cause, isfinite(fault.part.found.all))
-            alike.setdefault(key, []).append(fault)
-        made = [_fold(same) for same in alike.values()]
+        made = [_fold(same) for same in group_alike(self._faults, _kind_of)]
         return keep_first(made, "{} more that diverge are not named")
 
 
@@ -107,6 +102,12 @@ def _say_distance(part: ComparedPart) -> str:
     if expected > 0:
         return f"{off}, where its encodings cost {percent(expected)}"
     return f"{off}, where its weights should be equal"
+
+
+def _kind_of(fault: _Fault) -> tuple[str, Cause | None, bool]:
+    """Return what faults that are reported together have in common."""
+    is_of_all = fault.cause is not None and fault.cause.name in _OF_ALL
+    return "" if is_of_all else fault.kind, fault.cause, isfinite(fault.part.found.all)
 
 
 def _fold(same: list[_Fault]) -> Problem:

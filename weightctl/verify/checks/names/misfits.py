@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from weightctl.families.matching import OUTPUT_WEIGHT
+from weightctl.text.folding import mask_numbers
 from weightctl.verify.checks.names.corrections import FIELDS, explain_misfit, find_corrections
 from weightctl.verify.checks.names.tying import blame_forgotten_output
 from weightctl.verify.config_keys import find_spelling
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["list_misfits"]
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COUNTS = ("layers", "experts")
 
 
@@ -123,7 +122,7 @@ def _report_unexpected(
     stored = header_of(checkpoint.tree).tensors
     for name in fit.unexpected:
         cause = explain_misfit(fitting)
-        first = _NUMBER.sub("0", name, count=1)
+        first = mask_numbers(name, "0", most=1)
         if name.endswith(".bias") and first != name and first not in stored:
             # In GGUF the first layer says of all whether they have one.
             cause = Cause("bias_dropped", f"`{first}` is not there, and other layers have theirs")
@@ -139,7 +138,7 @@ def _report_unexpected(
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
     plain, dialect = checkpoint.arch.plain, checkpoint.dialect
-    kind = _NUMBER.sub("N", plain(name))
+    kind = mask_numbers(plain(name))
     for line in checkpoint.arch.names:
         template = line.gguf if dialect == "gguf" else line.hugging_face
         if not isinstance(line.bias, str) or template is None:

@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.text.wording import printable
+from weightctl.text.wording import printable, say_more
 from weightctl.verify.results import Problem, keep_first
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _judge(
         problems.append(Problem(where=where, text=text))
         reasons.append(f"does not survive {os.path.basename(where)}: its process {ending}")
     if refused:
-        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        more = f" ({say_more(len(refused) - 1)})" if len(refused) > 1 else ""
         reasons.insert(0, f"refuses {refused[0]}{more}")
     return Answer(reader, tuple(problems), next(iter(reasons), ending))
 

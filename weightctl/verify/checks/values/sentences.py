@@ -7,6 +7,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl.codecs import can_decode
+from weightctl.text.folding import group_alike
 from weightctl.text.wording import percent
 from weightctl.translate.copies import is_same
 from weightctl.verify.compare.distance import (
@@ -137,11 +138,8 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
 
     The order is that of the first of each.
     """
-    alike: dict[Cause | None, list[tuple[Pair, Problem]]] = {}
-    for pair, problem in problems:
-        alike.setdefault(problem.cause, []).append((pair, problem))
-    for cause, group in alike.items():
-        if cause is not None and len(group) > _FEW:
+    for group in group_alike(problems, lambda each: each[1].cause):
+        if group[0][1].cause is not None and len(group) > _FEW:
             yield _fold(group)
         else:
             found = [problem for _, problem in group]
@@ -150,10 +148,9 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
 
 def note_alike(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
     """Yield a note for each cause by which tensors differ that compute the same."""
-    groups: dict[Cause, list[Pair]] = {}
-    for pair, cause in alike:
-        groups.setdefault(cause, []).append(pair)
-    for cause, pairs in groups.items():
+    for group in group_alike(alike, lambda each: each[1]):
+        pairs = [pair for pair, _ in group]
+        cause = group[0][1]
         yield f"{_name_problem(pairs)} {'differ' if len(pairs) > 1 else 'differs'}: {cause.text}"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightctl.text.wording import say_more
 from weightctl.verify.compare.distance import RUN, allowed_error, relative_root, stored_rows
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Cause
@@ -198,8 +199,8 @@ def _name_rows(rows: Sequence[int]) -> str:
             spans.append([row, row])
     shown = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans]
     left = sum(last - first + 1 for first, last in spans[_MOST_NAMED:])
-    more = f" and {left} more" if left else ""
-    return f"row{'s' * (len(rows) > 1)} {', '.join(shown[:_MOST_NAMED])}{more}"
+    named = f"row{'s' * (len(rows) > 1)} {', '.join(shown[:_MOST_NAMED])}"
+    return f"{named} {say_more(left)}" if left else named
 
 
 DAMAGES: tuple[Callable[[Pair, Measured], Cause | None], ...] = (
