@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.text.wording import number, percent, pluralize
+from weightctl.verify.ranking import ratio_to_usual
 from weightctl.verify.report.drawing import (
     HEIGHT,
     WIDTH,
@@ -17,7 +18,6 @@ from weightctl.verify.report.drawing import (
 )
 from weightctl.verify.report.markup import Markup, element, join, show_decimal
 from weightctl.verify.report.phrases import shorten, show_tick, show_times
-from weightctl.verify.report.ranking import ratio_to_usual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from weightctl import __version__
 from weightctl.text.wording import pluralize
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
+from weightctl.verify.ranking import choose_title, sort_strangest_first, sort_worst_first
 from weightctl.verify.report import tables
+from weightctl.verify.report.advice import list_remedies
 from weightctl.verify.report.charts import draw_activations, draw_divergences, draw_histogram
 from weightctl.verify.report.heat_map import draw_errors, draw_excesses, make_grid
 from weightctl.verify.report.markup import Markup, element, join, mark_code
 from weightctl.verify.report.phrases import list_facts, say_all_usual, say_verdict, shorten
-from weightctl.verify.report.ranking import choose_title, sort_strangest_first, sort_worst_first
-from weightctl.verify.report.remedies import list_remedies
 from weightctl.verify.report.style import STYLE
 
 if TYPE_CHECKING:

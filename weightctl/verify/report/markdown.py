@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 from weightctl import __version__
 from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.report.findings import say_finding
+from weightctl.verify.ranking import (
+    choose_title,
+    excess_of,
+    ratio_to_usual,
+    sort_strangest_first,
+    sort_worst_first,
+)
+from weightctl.verify.report.advice import list_remedies
 from weightctl.verify.report.phrases import (
     list_facts,
-    say_check_verdict,
     say_verdict,
     shorten,
     show_encodings,
@@ -20,14 +26,6 @@ from weightctl.verify.report.phrases import (
     show_spaces,
     show_times,
 )
-from weightctl.verify.report.ranking import (
-    choose_title,
-    excess_of,
-    ratio_to_usual,
-    sort_strangest_first,
-    sort_worst_first,
-)
-from weightctl.verify.report.remedies import list_remedies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,8 +64,8 @@ def _render_header(report: Report) -> str:
     rows = [
         (
             quote_code(name),
-            say_check_verdict(result),
-            escape_text(result.skipped or say_finding(result.figures)),
+            result.verdict,
+            escape_text(result.summary),
             f"{report.seconds[name]:.2f}",
         )
         for name, result in report.results.items()

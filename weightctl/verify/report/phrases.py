@@ -6,7 +6,6 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from weightctl.text.wording import number, percent, pluralize, printable
-from weightctl.verify.report.findings import is_partial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,14 +16,13 @@ if TYPE_CHECKING:
         LayerDivergence,
         TensorError,
     )
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Report
 
 __all__ = [
     "DASH",
     "TIMES",
     "list_facts",
     "say_all_usual",
-    "say_check_verdict",
     "say_verdict",
     "shorten",
     "show_encodings",
@@ -77,15 +75,6 @@ def say_verdict(report: Report) -> str:
         return f"{pluralize(found, 'problem')} in {wrong:,} of {pluralize(ran, 'check')}"
     left = len(report.results) - ran
     return f"no problems found in {pluralize(ran, 'check')}" + (f", {left} skipped" if left else "")
-
-
-def say_check_verdict(result: Result) -> str:
-    """Return what came of a check: `fine`, `partly`, `3 problems` or `skipped`."""
-    if result.problems:
-        return pluralize(len(result.problems), "problem")
-    if result.skipped:
-        return "skipped"
-    return "partly" if is_partial(result.figures) else "fine"
 
 
 def list_facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.text.wording import number, percent
 from weightctl.verify import CHECKS
-from weightctl.verify.report.findings import say_finding
+from weightctl.verify.ranking import excess_of, ratio_to_usual
 from weightctl.verify.report.markup import Markup, element, join, mark_code
 from weightctl.verify.report.phrases import (
     DASH,
-    say_check_verdict,
     shorten,
     show_encodings,
     show_shape,
     show_spaces,
     show_times,
 )
-from weightctl.verify.report.ranking import excess_of, ratio_to_usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,12 +72,12 @@ def list_checks(report: Report) -> Markup:
     )  # fmt: skip
     rows: list[Markup] = []
     for name, result in report.results.items():
-        said = say_check_verdict(result)
+        said = result.verdict
         is_whole = said == "fine"
         state = "wrong" if result.problems else "good" if is_whole else "skipped"
         sign = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}[state]
         about = CHECKS[name].about if name in CHECKS else ""
-        told = result.skipped or say_finding(result.figures)
+        told = result.summary
         cells = (
             element("code", name),
             element("span", sign + said, class_=f"state {state}"),

@@ -15,7 +15,7 @@ from weightctl.verify.checks.finite.faults import (
     find_nonfinite,
     has_swapped_bytes,
 )
-from weightctl.verify.results import MOST_NAMED, Cause
+from weightctl.verify.results import MOST_NAMED, Explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,18 +37,20 @@ _ABSURD = 1e18
 _LEAST_MATRIX = 32
 
 
-_ZEROED = Cause(
+_ZEROED = Explanation(
     "zeroed", "it was never written, or a conversion lost it: take it from the original checkpoint"
 )
-_ROWS_LOST = Cause(
+_ROWS_LOST = Explanation(
     "rows_lost",
     "they were never written, or lost; only where neurons were pruned this is meant to be so",
 )
-_TOKENS_LOST = Cause(
+_TOKENS_LOST = Explanation(
     "rows_lost", "they were never written, or lost: take them from the original checkpoint"
 )
-_FLIPPED = Cause("flipped", "a bit of the file has changed: compare its hash with the original's")
-_SWAPPED = Cause(
+_FLIPPED = Explanation(
+    "flipped", "a bit of the file has changed: compare its hash with the original's"
+)
+_SWAPPED = Explanation(
     "byte_order",
     "its byte order is swapped: with the bytes of each number in reverse they are usual weights",
 )
@@ -60,7 +62,7 @@ class Finding(NamedTuple):
     name: str
     kind: str
     text: str
-    cause: Cause | None = None
+    cause: Explanation | None = None
 
 
 class Judge:
@@ -141,7 +143,7 @@ class Judge:
                 "coarse",
                 f"most of its blocks have scales that are too small for float16, about "
                 f"{spreads[0].usual:.1g}, and so its numbers are off by a tenth and more",
-                Cause(
+                Explanation(
                     "scale",
                     f"its numbers are too small for {info.encoding}: keep this tensor in bf16",
                 ),
@@ -206,8 +208,8 @@ def _say_scales(info: TensorInfo, kind: ScaleFault) -> str:
     )
 
 
-def _blame_scale(info: TensorInfo, kind: ScaleFault) -> Cause:
-    return Cause(
+def _blame_scale(info: TensorInfo, kind: ScaleFault) -> Explanation:
+    return Explanation(
         "scale",
         f"the {kind.field.called} of {info.encoding} blocks is damaged: a bit of the file has "
         "changed, or its numbers were not finite when it was quantized",

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
-from weightctl.verify.compare.causes import computes_the_same
 from weightctl.verify.compare.configs import ConfigDifference, correct
 from weightctl.verify.compare.distance import is_within, run_limit
+from weightctl.verify.compare.explaining import computes_the_same
 from weightctl.verify.compare.measure import measure_pair
 from weightctl.verify.compare.pairs import convert_dialect
-from weightctl.verify.results import Cause, Problem
+from weightctl.verify.results import Explanation, Problem
 from weightctl.verify.run.parts import OUTPUT, Running
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Blame:
         self._found = [*found, *_find_output_tied(running.checkpoint, pairing.reference)]
         self._corrected = _build_with_config(running.checkpoint, self._found, device)
 
-    def of_config(self, part: ComparedPart) -> Cause | None:
+    def of_config(self, part: ComparedPart) -> Explanation | None:
         """Return what of the config is to blame: with the reference's the part is as it should be.
 
         None where that does not help.
@@ -58,7 +58,7 @@ class Blame:
         if len(causes) == 1:
             return causes[0]
         keys = ", ".join(f"`{each.problem.where}`" for each in self._found)
-        return Cause("config", f"the config's {keys} are not the reference's")
+        return Explanation("config", f"the config's {keys} are not the reference's")
 
     def of_tensors(
         self, part: ComparedPart, first: Sequence[str] = (), *, is_searched: bool = True
@@ -173,7 +173,7 @@ def _find_output_tied(
     """Yield that the embedding is the output, where the reference has one of its own."""
     is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
     if is_tied and was_tied is False:
-        cause = Cause(
+        cause = Explanation(
             "output_forgotten",
             "the reference's output was left out, and the embedding stands in for it",
         )

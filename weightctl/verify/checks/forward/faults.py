@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.text.folding import group_alike
 from weightctl.text.wording import join_names, percent, pluralize
-from weightctl.verify.compare.causes import explain_each
-from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
-from weightctl.verify.results import MOST_NAMED, Cause, Problem, keep_first
+from weightctl.verify.compare.causes import CAUSES
+from weightctl.verify.compare.explaining import explain_each
+from weightctl.verify.results import MOST_NAMED, Explanation, Problem, keep_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,6 @@ _MOST_SEARCHED = 4
 # With more of one cause it is the block that is wrong, not each of them.
 _FEW = 4
 _AS_IT_SHOULD = "it is as it should be"
-# Causes that a whole checkpoint has, whatever its blocks are called.
-_OF_ALL = {DEQUANTIZED}
 
 
 class _Fault(NamedTuple):
@@ -38,7 +36,7 @@ class _Fault(NamedTuple):
     where: str
     kind: str
     text: str
-    cause: Cause | None
+    cause: Explanation | None
 
 
 class Faults:
@@ -104,10 +102,14 @@ def _say_distance(part: ComparedPart) -> str:
     return f"{off}, where its weights should be equal"
 
 
-def _kind_of(fault: _Fault) -> tuple[str, Cause | None, bool]:
+def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
     """Return what faults that are reported together have in common."""
-    is_of_all = fault.cause is not None and fault.cause.name in _OF_ALL
-    return "" if is_of_all else fault.kind, fault.cause, isfinite(fault.part.found.all)
+    cause = None if fault.cause is None else CAUSES.get(fault.cause.name)
+    return (
+        "" if cause is not None and cause.of_the_file else fault.kind,
+        fault.cause,
+        isfinite(fault.part.found.all),
+    )
 
 
 def _fold(same: list[_Fault]) -> Problem:

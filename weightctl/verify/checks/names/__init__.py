@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
     from weightctl.verify.request import Request
-    from weightctl.verify.results import Cause
+    from weightctl.verify.results import Explanation
     from weightctl.verify.subject import Subject
 
 
@@ -163,7 +163,7 @@ def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(keep_first(made, "{} more problems of these kinds are not named"))
 
 
-def _kind_of(problem: Problem) -> tuple[str, str, Cause | None]:
+def _kind_of(problem: Problem) -> tuple[str, str, Explanation | None]:
     """Return what problems of several layers have in common."""
     return mask_numbers(problem.where), mask_numbers(problem.text), problem.cause
 

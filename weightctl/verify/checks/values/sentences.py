@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair
-    from weightctl.verify.results import Cause, Problem
+    from weightctl.verify.results import Explanation, Problem
     from weightctl.weights.info import TensorInfo
 
 
@@ -146,7 +146,7 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
             yield from keep_first(found, "and {} more tensors are as far off")
 
 
-def note_alike(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
+def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
     """Yield a note for each cause by which tensors differ that compute the same."""
     for group in group_alike(alike, lambda each: each[1]):
         pairs = [pair for pair, _ in group]
