@@ -249,9 +249,7 @@ class Plan:
 
     def _remedy(self) -> str:
         unheld = {
-            item.info.encoding
-            for item in self.items
-            if getattr(item.info.encoding, self.format, None) is None
+            item.info.encoding for item in self.items if self.format not in item.info.encoding.ids
         }
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
             return "another format holds it, or another --dtype or --quant"

@@ -222,7 +222,7 @@ def _describe_difference(
 ) -> str:
     if tuple(shape) != info.shape:
         return f"sees it as {list(shape)}, and we as {list(info.shape)}"
-    ours = getattr(info.encoding, format_name)
+    ours = info.encoding.ids.get(format_name)
     if info.encoding.is_known and ours is not None and ours != dtype:
         return f"sees it as {dtype}, and we as {info.encoding}"
     return ""
