@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Figures(ABC):
-    """What a check measured; each check has a dataclass of its own for that."""
+    """The figures of a check; each check has a dataclass of its own for that."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class StructureFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteFigures(Figures):
-    """How much was looked at."""
+    """The amount of numbers that were looked at."""
 
     tensors: int
     numbers: int
@@ -130,7 +130,7 @@ class MetadataFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """How far a tensor is from the same one of the reference.
+    """The distance of a tensor from the same one of the reference.
 
     `name` and `reference` are what either calls it, `part` what our modules call it without the
     layer (`attention.q.weight`, or the name where the family is unknown), `layer` its number, None
@@ -182,7 +182,7 @@ class ValuesFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """What a part of a model gives: the root mean square of its numbers, and the greatest.
+    """The output of a part of a model: the root mean square of its numbers, and the greatest.
 
     `name` is `embedding`, `layers.0` ... or `output`, the logits. `nonfinite` counts numbers that
     are infinite or NaN; the rest is of the others.
@@ -205,7 +205,7 @@ class NextToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixGain:
-    """How long the vector is that a matrix of an unknown model makes of a random unit vector.
+    """The length of the vector that a matrix of an unknown model makes of a random unit vector.
 
     `usual` is what a matrix of independent numbers of the same root mean square would make of it.
     """
@@ -218,7 +218,7 @@ class MatrixGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDivergence:
-    """How far what a part of a model gives is from the reference's, both given the reference's.
+    """The distance of a part's output from the reference's, both given what the reference's is.
 
     `divergence` is the root mean square, over positions, of the length of the difference over that
     of what the part adds, so that no position with huge numbers hides the others; `expected` is
@@ -233,7 +233,7 @@ class LayerDivergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """How far what a model says is from what the reference says, over all positions.
+    """The distance of what a model says from what the reference says, over all positions.
 
     Kullback-Leibler divergences are of the reference's distribution from the model's, in nats, None
     for encoders, of which `cosine` is the least between their states. `histogram` counts positions
@@ -263,7 +263,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardFigures(Figures):
-    """How a model ran: on how many tokens, cut into windows that do not see each other.
+    """The run of a model: on how many tokens, cut into windows that do not see each other.
 
     `source` says where the tokens are from. A checkpoint that is cut for several ranks was computed
     by as many: `tp` in each of `ep` groups of experts, in each of `pp` stages in turn. `perplexity`

@@ -1,4 +1,4 @@
-"""What checks find: problems with their probable causes, results, and the report of all."""
+"""Problems with their probable causes, the results of checks, and the report of all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Kind = TypeVar("_Kind", bound=Figures)
 
 
 class Explanation(NamedTuple):
-    """What probably went wrong: a stable name for scripts, and a sentence for people."""
+    """A cause as it is met: its name in the table of causes, and a sentence about this problem."""
 
     name: str
     text: str

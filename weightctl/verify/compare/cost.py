@@ -76,7 +76,7 @@ def typical_error(encoding: Encoding, bits: float) -> float:
 
 
 class PairSide(NamedTuple):
-    """How one of two tensors is stored: its encoding, and bits per number in the file."""
+    """The storage of one of two tensors: its encoding, and bits per number in the file."""
 
     encoding: Encoding
     bits: float

@@ -57,7 +57,7 @@ _SWAPPED = Explanation(
 
 
 class Finding(NamedTuple):
-    """What is wrong with a tensor: `kind` is the same for all of which the same is wrong."""
+    """A fault of a tensor: `kind` is the same for all of which the same is wrong."""
 
     name: str
     kind: str
@@ -66,7 +66,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """What is wrong with tensors, by a quick survey and, where that is unusual, a closer look.
+    """A judge of tensors, by a quick survey and, where that is unusual, a closer look.
 
     `notes` are what a person should know of those that are unusual and not wrong.
     """
@@ -92,9 +92,9 @@ class Judge:
         info = tensor.info
         damaged: list[Finding] = []
         if not all(each.are_usual for each in survey.extremes):
-            damaged = list(self._scales(tensor))
+            damaged = list(self._judge_scales(tensor))
         if survey.has_nonfinite:
-            text = self._nonfinite(tensor)
+            text = self._find_nonfinite(tensor)
             # What a scale does to its block is no problem of its own.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
             if cause is None and has_swapped_bytes(tensor):
@@ -114,11 +114,11 @@ class Judge:
         if survey.rows and survey.zeros == survey.rows:
             constant = 0.0
         if constant is not None and (is_matrix or (constant == 0 and info.name in self._norms)):
-            yield from self._constant(info, constant)
+            yield from self._judge_constant(info, constant)
         elif survey.zeros:
-            yield from self._empty_rows(info, survey)
+            yield from self._judge_empty_rows(info, survey)
 
-    def _nonfinite(self, tensor: ReadableTensor) -> str:
+    def _find_nonfinite(self, tensor: ReadableTensor) -> str:
         info = tensor.info
         nan, infinite = find_nonfinite(tensor, self._memory)
         kinds = [("NaN", nan), ("infinite", infinite)]
@@ -132,7 +132,7 @@ class Judge:
         ]
         return "; ".join(told)
 
-    def _scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
+    def _judge_scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
         info = tensor.info
         kinds, spreads = find_bad_scales(tensor, self._memory)
         for kind in kinds:
@@ -149,7 +149,7 @@ class Judge:
                 ),
             )
 
-    def _constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
+    def _judge_constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
         if constant:
             text = f"all {info.size:,} numbers are {_say_number(constant)}"
             yield Finding(info.name, "constant", text, _ZEROED)
@@ -159,7 +159,7 @@ class Judge:
             text = f"all {info.size:,} numbers are zero"
             yield Finding(info.name, "zero", text, _ZEROED)
 
-    def _empty_rows(self, info: TensorInfo, survey: Survey) -> Iterator[Finding]:
+    def _judge_empty_rows(self, info: TensorInfo, survey: Survey) -> Iterator[Finding]:
         lost: Sequence[tuple[int, int]] = survey.zero_runs
         count, cause = survey.zeros, _ROWS_LOST
         if is_table(info.name) and len(info.shape) == 2:

@@ -22,7 +22,7 @@ Codes = NDArray[Any]
 
 
 class ScaleForm(NamedTuple):
-    """How scales are stored, as unsigned integers of a NumPy type.
+    """A form that scales are stored in, as unsigned integers of a NumPy type.
 
     Without the bits of `sign` they are in the order of the magnitudes that they stand for, and from
     `limit` on not finite. `as_float32` gives these numbers.

@@ -30,7 +30,7 @@ _BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")
 
 
 class Counts(NamedTuple):
-    """Where the numbers of tokens contradict each other, and what a person should know of them."""
+    """The contradictions between counts of tokens, and what a person should know of them."""
 
     problems: list[Problem]
     notes: list[str]

@@ -46,7 +46,7 @@ _STRANGE = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class Answer(NamedTuple):
-    """What came of asking the reader of a format: its problems, and why it was not asked.
+    """The answer of another reader of a format: its problems, and why it was not asked.
 
     `reader` is what it is called; empty where the format has none. `reason` is empty where it
     reads all files as we do; else it says in one line which file the reader refuses and why, or

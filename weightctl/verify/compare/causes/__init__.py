@@ -8,7 +8,7 @@ __all__ = ["CAUSES", "Cause"]
 
 
 class Cause(NamedTuple):
-    """What may have gone wrong: a sentence about it, and a remedy, both for people.
+    """A thing that may have gone wrong: a sentence about it, and a remedy, both for people.
 
     A cause that makes a tensor another than its reference is found in a pair of them. `detector` is
     `(pair, pairing, measured) -> Explanation | None`, and may find several causes of the table.

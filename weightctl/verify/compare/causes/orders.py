@@ -62,7 +62,7 @@ _NOUNS = {ROWS: "rows", COLUMNS: "columns"}
 
 
 class _Sides(NamedTuple):
-    """What distinguishes the rows or columns of a tensor, and of its reference: [places, n]."""
+    """The numbers that distinguish rows or columns of both tensors: [places, n]."""
 
     own: F32
     reference: F32
