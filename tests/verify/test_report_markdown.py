@@ -52,7 +52,7 @@ def test_activations_of_which_none_is_finite_have_no_range() -> None:
     text = Rendered(
         render_page(report(forward=Result(figures=ForwardFigures(activations=parts))))
     ).text
-    assert "none of it finite" in text
+    assert "No part gives numbers that are finite and not 0." in text
 
 
 def test_divergences_are_told_the_worst_first() -> None:
