@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from weightctl import __version__
 from weightctl.text.wording import pluralize
 from weightctl.verify.report.markup import Markup, element, join, mark_code
-from weightctl.verify.report.outline import Bullets, Chart, Facts, Paragraph, ProblemList, Table
+from weightctl.verify.report.outline import (
+    Bullets,
+    Chart,
+    Facts,
+    OutlineTable,
+    Paragraph,
+    ProblemList,
+)
 from weightctl.verify.report.phrases import shorten
 from weightctl.verify.report.sections import make_outline
 from weightctl.verify.report.style import STYLE
@@ -103,7 +110,7 @@ def _render_block(block: Block) -> Markup:
             return element("p", mark_code(block.text), class_="soft")
         case Facts():
             return element("div", *map(_render_fact, block.facts), class_="tiles")
-        case Table():
+        case OutlineTable():
             return _render_table(block)
         case Chart():
             return _render_chart(block)
@@ -127,7 +134,7 @@ def _render_chart(chart: Chart) -> Markup:
     return element("figure", title, chart.draw(), caption, class_="card")
 
 
-def _render_table(table: Table) -> Markup:
+def _render_table(table: OutlineTable) -> Markup:
     drawn = make_table(table)
     if table.is_folded:
         return _make_card(element("details", element("summary", table.title), drawn))

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from weightctl import __version__
 from weightctl.text.wording import printable
-from weightctl.verify.report.outline import Bullets, Chart, Facts, Paragraph, ProblemList, Table
+from weightctl.verify.report.outline import (
+    Bullets,
+    Chart,
+    Facts,
+    OutlineTable,
+    Paragraph,
+    ProblemList,
+)
 from weightctl.verify.report.phrases import shorten
 from weightctl.verify.report.sections import make_outline
 
@@ -66,7 +73,7 @@ def _render_block(block: Block) -> Iterator[str]:
             yield escape_text(block.text)
         case Facts():
             yield _join_rows(["", "", ""], [[*map(escape_text, each)] for each in block.facts], {1})
-        case Table():
+        case OutlineTable():
             yield from () if block.is_folded else _render_table(block)
         case Chart():
             yield from _render_chart(block) if block.values else ()
@@ -82,7 +89,7 @@ def _render_chart(chart: Chart) -> Iterator[str]:
         yield from _render_table(chart.table)
 
 
-def _render_table(table: Table) -> Iterator[str]:
+def _render_table(table: OutlineTable) -> Iterator[str]:
     if table.title:
         yield f"**{table.title}**"
     shown = [place for place, column in enumerate(table.columns) if column.brief]

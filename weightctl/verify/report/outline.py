@@ -20,12 +20,12 @@ __all__ = [
     "Fact",
     "Facts",
     "Outline",
+    "OutlineTable",
     "Paragraph",
     "ProblemList",
     "Row",
     "Section",
     "State",
-    "Table",
 ]
 
 
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class OutlineTable:
     """A table with a title and a caption, which may be empty.
 
     In one that `marks_problems` rows may be problems. One that `is_folded` is shown on request, and
@@ -126,10 +126,10 @@ class Chart:
     sentence: str = ""
     values: tuple[float, ...] = ()
     text: str = ""
-    table: Table | None = None
+    table: OutlineTable | None = None
 
 
-Block: TypeAlias = Paragraph | Bullets | ProblemList | Facts | Table | Chart
+Block: TypeAlias = Paragraph | Bullets | ProblemList | Facts | OutlineTable | Chart
 
 
 class Section(NamedTuple):

@@ -26,11 +26,11 @@ from weightctl.verify.report.outline import (
     Column,
     Facts,
     Outline,
+    OutlineTable,
     Paragraph,
     ProblemList,
     Row,
     Section,
-    Table,
 )
 from weightctl.verify.report.phrases import (
     list_facts,
@@ -126,7 +126,7 @@ def _outline_forward(figures: ForwardFigures | None) -> Iterator[Section]:
     yield Section("Matrices", _outline_matrices(figures.matrices))
 
 
-def _list_next_tokens(tokens: Sequence[NextToken]) -> Table:
+def _list_next_tokens(tokens: Sequence[NextToken]) -> OutlineTable:
     most = max((token.probability for token in tokens if token.probability <= 1), default=0) or 1
     columns = (
         Column("Next token", "number"), Column("Text", "code"), Column("Probability", "number"),
@@ -138,7 +138,7 @@ def _list_next_tokens(tokens: Sequence[NextToken]) -> Table:
         )
         for token in tokens
     )
-    return Table(title="What the model would say next", columns=columns, rows=tuple(rows))
+    return OutlineTable(title="What the model would say next", columns=columns, rows=tuple(rows))
 
 
 def _outline_divergence(divergence: Divergence) -> Chart:
@@ -156,7 +156,7 @@ def _outline_divergence(divergence: Divergence) -> Chart:
     )
 
 
-def _list_divergences(layers: Sequence[LayerDivergence]) -> Table:
+def _list_divergences(layers: Sequence[LayerDivergence]) -> OutlineTable:
     order = sorted(
         layers,
         key=lambda part: (part.is_problem, ratio_to_usual(part.divergence, part.expected)),
@@ -179,14 +179,14 @@ def _list_divergences(layers: Sequence[LayerDivergence]) -> Table:
         )
         for part in order[: min(most, _LAYERS)]
     )
-    return Table(columns=columns, rows=tuple(rows), marks_problems=True)
+    return OutlineTable(columns=columns, rows=tuple(rows), marks_problems=True)
 
 
 def _outline_activations(activations: Sequence[Activation]) -> Iterator[Block]:
     lost = [part for part in activations if part.nonfinite]
     columns = (Column("Part", "name"), Column("NaN or infinite", "number"))
     rows = (Row((part.name, f"{part.nonfinite:,}")) for part in lost[:_LAYERS])
-    table = Table(columns=columns, rows=tuple(rows)) if lost else None
+    table = OutlineTable(columns=columns, rows=tuple(rows)) if lost else None
     sound = [part.rms for part in activations if isfinite(part.rms)]
     if not any(sound):
         yield Paragraph("No part gives numbers that are finite and not 0.")
@@ -229,7 +229,7 @@ def _outline_matrices(matrices: Sequence[MatrixGain]) -> tuple[Block, ...]:
         )
         for matrix in shown
     )
-    return Paragraph(text), Table(columns=columns, rows=tuple(rows))
+    return Paragraph(text), OutlineTable(columns=columns, rows=tuple(rows))
 
 
 def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
@@ -264,7 +264,7 @@ def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
 
 def _list_tensors(
     errors: Sequence[TensorError], title: str, caption: str = "", *, is_folded: bool = False
-) -> Table:
+) -> OutlineTable:
     """Return a table of the distances of tensors from the reference's."""
     columns = (
         Column("Tensor", "name"), Column("Encoding"), Column("Relative RMSE", "number"),
@@ -288,7 +288,7 @@ def _list_tensors(
         )
         for error in errors
     )
-    return Table(
+    return OutlineTable(
         columns=columns,
         rows=tuple(rows),
         title=title,

@@ -11,7 +11,7 @@ from weightctl.verify.report.phrases import DASH, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightctl.verify.report.outline import CheckLine, Column, Row, Table
+    from weightctl.verify.report.outline import CheckLine, Column, OutlineTable, Row
 
 __all__ = ["list_checks", "make_table"]
 
@@ -30,7 +30,7 @@ def list_checks(checks: Sequence[CheckLine]) -> Markup:
     return _make_frame(heads, map(_make_check_row, checks))
 
 
-def make_table(table: Table) -> Markup:
+def make_table(table: OutlineTable) -> Markup:
     """Return a table with a bar at the end of rows that have a share."""
     heads = [_make_head(column.title, _CLASSES[column.kind]) for column in table.columns]
     has_shares = any(row.share is not None for row in table.rows)
