@@ -53,7 +53,9 @@ class Encoding(NamedTuple):
     that is mostly of it (llama.h, `llama_ftype`). `fallback` takes its place where blocks do not
     divide the row (llama-quant.cpp, `tensor_type_fallback`); what fits neither becomes F16. Where
     it `takes_importance`, ggml weights its search for blocks (ggml-quants.c). `scales` are the
-    fields of a block that scale its numbers.
+    fields of a block that scale its numbers. `significand` counts its bits, the hidden one too, of
+    floating-point numbers that are stored one by one. One that does not have `holds_weights` is for
+    scales, or for numbers that have scales beside them.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Encoding(NamedTuple):
     fallback: str = ""
     takes_importance: bool = False
     scales: tuple[BlockScale, ...] = ()
+    significand: int | None = None
+    holds_weights: bool = True
 
     def __hash__(self) -> int:
         return hash((self.name, self.block, self.size))
@@ -134,21 +138,28 @@ _SCALE_AND_MINIMUM = (*_POSITIVE, BlockScale("minimum", 2, is_added=True))
 # where `block_dtype` of the codec has them; of those without a codec, as in ggml-common.h.
 # fmt: off
 _TABLE = (
-    Encoding("F64", 1, 8, "Q", {"gguf": 28, "safetensors": "F64", "pytorch": "float64"}),
+    Encoding("F64", 1, 8, "Q", {"gguf": 28, "safetensors": "F64", "pytorch": "float64"},
+        significand=53),
     Encoding("F32", 1, 4, "I", {"gguf": 0, "safetensors": "F32", "pytorch": "float32"},
-        file_type=0),
+        file_type=0, significand=24),
     Encoding("F16", 1, 2, "H", {"gguf": 1, "safetensors": "F16", "pytorch": "float16"},
-        file_type=1),
+        file_type=1, significand=11),
     Encoding("BF16", 1, 2, "H", {"gguf": 30, "safetensors": "BF16", "pytorch": "bfloat16"},
-        file_type=32),
-    Encoding("F8_E4M3", 1, 1, "B", {"safetensors": "F8_E4M3", "pytorch": "float8_e4m3fn"}),
-    Encoding("F8_E5M2", 1, 1, "B", {"safetensors": "F8_E5M2", "pytorch": "float8_e5m2"}),
+        file_type=32, significand=8),
+    Encoding("F8_E4M3", 1, 1, "B", {"safetensors": "F8_E4M3", "pytorch": "float8_e4m3fn"},
+        significand=4),
+    Encoding("F8_E5M2", 1, 1, "B", {"safetensors": "F8_E5M2", "pytorch": "float8_e5m2"},
+        significand=3),
     Encoding("F8_E4M3FNUZ", 1, 1, "B",
-        {"safetensors": "F8_E4M3FNUZ", "pytorch": "float8_e4m3fnuz"}),
+        {"safetensors": "F8_E4M3FNUZ", "pytorch": "float8_e4m3fnuz"},
+        significand=4),
     Encoding("F8_E5M2FNUZ", 1, 1, "B",
-        {"safetensors": "F8_E5M2FNUZ", "pytorch": "float8_e5m2fnuz"}),
-    Encoding("F8_E8M0", 1, 1, "B", {"safetensors": "F8_E8M0", "pytorch": "float8_e8m0fnu"}),
-    Encoding("F4", 2, 1, "B", {"safetensors": "F4", "pytorch": "float4_e2m1fn_x2"}),
+        {"safetensors": "F8_E5M2FNUZ", "pytorch": "float8_e5m2fnuz"},
+        significand=3),
+    Encoding("F8_E8M0", 1, 1, "B", {"safetensors": "F8_E8M0", "pytorch": "float8_e8m0fnu"},
+        holds_weights=False),
+    Encoding("F4", 2, 1, "B", {"safetensors": "F4", "pytorch": "float4_e2m1fn_x2"},
+        holds_weights=False),
     Encoding("F6_E2M3", 4, 3, "3B", {"safetensors": "F6_E2M3"}),
     Encoding("F6_E3M2", 4, 3, "3B", {"safetensors": "F6_E3M2"}),
     Encoding("I8", 1, 1, "B", {"gguf": 24, "safetensors": "I8", "pytorch": "int8"}),
