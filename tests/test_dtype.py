@@ -22,17 +22,17 @@ from weightctl.dtype import (
     ENCODINGS,
     Encoding,
     encoding_by_id,
-    parse_encoding,
     unknown_encoding,
 )
+from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import EncodingError
 
 every_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=str)
 in_gguf = pytest.mark.parametrize(
-    "encoding", [e for e in ENCODINGS.values() if e.gguf is not None], ids=str
+    "encoding", [e for e in ENCODINGS.values() if "gguf" in e.ids], ids=str
 )
 in_torch = pytest.mark.parametrize(
-    "encoding", [e for e in ENCODINGS.values() if e.pytorch is not None], ids=str
+    "encoding", [e for e in ENCODINGS.values() if "pytorch" in e.ids], ids=str
 )
 
 
@@ -58,7 +58,7 @@ def test_an_encoding_is_of_plain_numbers_or_of_blocks_or_never_interpreted(
     encoding: Encoding,
 ) -> None:
     kinds = (encoding.dtype is not None) + (encoding.quantization is not None)
-    is_opaque = encoding.name.startswith(("F6_", "Q", "C32")) and encoding.gguf is None
+    is_opaque = encoding.name.startswith(("F6_", "Q", "C32")) and "gguf" not in encoding.ids
     assert kinds == (0 if is_opaque else 1)
 
 
@@ -70,10 +70,10 @@ def test_an_encoding_stands_in_the_table_under_its_name(encoding: Encoding) -> N
 
 @pytest.mark.parametrize("format_name", ["gguf", "safetensors", "pytorch"])
 def test_each_id_of_a_format_belongs_to_one_encoding(format_name: str) -> None:
-    named = [e for e in ENCODINGS.values() if getattr(e, format_name) is not None]
+    named = [e for e in ENCODINGS.values() if format_name in e.ids]
     for encoding in named:
-        assert encoding_by_id(format_name, getattr(encoding, format_name)) is encoding
-    assert len({getattr(e, format_name) for e in named}) == len(named)
+        assert encoding_by_id(format_name, encoding.ids[format_name]) is encoding
+    assert len({e.ids[format_name] for e in named}) == len(named)
 
 
 def test_an_id_that_no_encoding_has_is_none() -> None:
@@ -83,14 +83,14 @@ def test_an_id_that_no_encoding_has_is_none() -> None:
 
 @in_gguf
 def test_gguf_ids_and_sizes_are_those_of_ggml(encoding: Encoding, ggml: ctypes.CDLL) -> None:
-    assert ggml.ggml_type_name(encoding.gguf).decode().upper() == encoding.name
-    assert ggml.ggml_blck_size(encoding.gguf) == encoding.block
-    assert ggml.ggml_type_size(encoding.gguf) == encoding.size
+    assert ggml.ggml_type_name(encoding.ids["gguf"]).decode().upper() == encoding.name
+    assert ggml.ggml_blck_size(encoding.ids["gguf"]) == encoding.block
+    assert ggml.ggml_type_size(encoding.ids["gguf"]) == encoding.size
 
 
 def test_every_type_of_ggml_has_a_line(ggml: ctypes.CDLL) -> None:
     living = {number for number in range(43) if ggml.ggml_type_size(number)}
-    assert living == {e.gguf for e in ENCODINGS.values() if e.gguf is not None}
+    assert living == {e.ids["gguf"] for e in ENCODINGS.values() if "gguf" in e.ids}
 
 
 @pytest.mark.parametrize("kind", gguf.GGMLQuantizationType, ids=lambda kind: kind.name)
@@ -98,27 +98,28 @@ def test_every_type_of_the_gguf_package_has_a_line_with_its_sizes(
     kind: gguf.GGMLQuantizationType,
 ) -> None:
     encoding = ENCODINGS[kind.name]
-    assert encoding.gguf == kind.value
+    assert encoding.ids["gguf"] == kind.value
     if encoding.name != "Q8_1":  # where the package differs from ggml
         assert (encoding.block, encoding.size) == gguf.GGML_QUANT_SIZES[kind]
 
 
 @in_torch
 def test_torch_names_are_types_of_torch_of_that_size(encoding: Encoding) -> None:
-    assert encoding.pytorch is not None
-    kind = getattr(torch, encoding.pytorch)
+    kind = getattr(torch, str(encoding.ids["pytorch"]))
     assert isinstance(kind, torch.dtype)
     assert kind.itemsize == encoding.size
 
 
 @pytest.mark.parametrize(
-    "encoding", [e for e in ENCODINGS.values() if e.pytorch and e.safetensors], ids=str
+    "encoding",
+    [e for e in ENCODINGS.values() if {"pytorch", "safetensors"} <= e.ids.keys()],
+    ids=str,
 )
 def test_safetensors_names_are_those_that_safetensors_writes(encoding: Encoding) -> None:
     tensor = torch.zeros(2, dtype=torch.uint8).repeat(encoding.size)
-    raw = safetensors_bytes({"w": tensor.view(getattr(torch, str(encoding.pytorch)))})
+    raw = safetensors_bytes({"w": tensor.view(getattr(torch, str(encoding.ids["pytorch"])))})
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert header["w"]["dtype"] == encoding.safetensors
+    assert header["w"]["dtype"] == encoding.ids["safetensors"]
 
 
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)

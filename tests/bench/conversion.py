@@ -13,7 +13,8 @@ import time
 import numpy as np
 
 from weightctl.codecs import transcode
-from weightctl.dtype import ENCODINGS, parse_encoding
+from weightctl.dtype import ENCODINGS
+from weightctl.dtype.spellings import parse_encoding
 
 COUNT = 1 << 18
 # The least share, in percent, of the speed without measuring that should be left with it.

@@ -117,10 +117,8 @@ def plain(count: int) -> Iterator[Work]:
         before, after = ENCODINGS[source], ENCODINGS[target]
         raw = stored(source, count)
         out = np.empty((len(raw), ROW * after.size), np.uint8)
-        assert before.pytorch is not None
-        assert after.pytorch is not None
-        tensor = torch.from_numpy(raw).view(getattr(torch, before.pytorch))
-        made = torch.empty(tensor.shape, dtype=getattr(torch, after.pytorch))
+        tensor = torch.from_numpy(raw).view(getattr(torch, str(before.ids["pytorch"])))
+        made = torch.empty(tensor.shape, dtype=getattr(torch, str(after.ids["pytorch"])))
 
         def ours(raw: U8 = raw, pair: Any = (before, after), out: U8 = out) -> U8:
             return transcode(raw, *pair, out=out).raw

@@ -21,7 +21,7 @@ from build import safetensors
 from conftest import ROOT
 from weightctl import open_weights, recognize, save
 from weightctl.cli.shard import app
-from weightctl.dtype import parse_encoding
+from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import WeightctlError
 from weightctl.plan.cast import cast
 from weightctl.sharding.planning import shard_plan

@@ -29,17 +29,17 @@ from weightctl.verify.figures import (
     NextToken,
     ValuesFigures,
 )
-from weightctl.verify.results import Cause, Problem, Report, Result
+from weightctl.verify.results import Explanation, Problem, Report, Result
 
 SCREENS = Path(__file__).parent / "verdicts"
 COLUMNS = (80, 200)
 SHOWN = ("alone", "deep", "faulty", "encoder", "unknown_family", "hostile", "nonfinite", "empty")
-ROPE = Cause(
+ROPE = Explanation(
     "rope_rows",
     "the rows are in the order of Hugging Face's rotation, and GGUF's llama wants pairs side by "
     "side",
 )
-THETA = Cause("config", "rope_theta is 10000 here and 1000000 in the reference")
+THETA = Explanation("config", "rope_theta is 10000 here and 1000000 in the reference")
 
 
 def text_of(lines: list[list[Cell]]) -> str:
@@ -58,7 +58,7 @@ def of(*problems: Problem, reference: str | None = None) -> Report:
     return reports.only({"names": Result(problems=problems)}, reference)
 
 
-def problem(where: str, text: str, cause: Cause | None = None) -> Problem:
+def problem(where: str, text: str, cause: Explanation | None = None) -> Problem:
     return Problem(check="names", where=where, text=text, cause=cause)
 
 
@@ -82,7 +82,7 @@ def test_every_verdict_belongs_to_a_report() -> None:
 
 def test_a_pipe_gets_each_problem_and_each_cause_on_one_line() -> None:
     long = "of another shape " * 20
-    shown = piped(of(problem("blk.0.attn_q.weight", long, Cause("transposed", long))))
+    shown = piped(of(problem("blk.0.attn_q.weight", long, Explanation("transposed", long))))
     assert f"  blk.0.attn_q.weight: {long.strip()}\n" in shown
     assert f"    probably: {long.strip()}\n" in shown
 
@@ -108,7 +108,7 @@ def test_what_a_checkpoint_calls_itself_cannot_move_the_cursor() -> None:
     for name in reports.MADE:
         assert not set(screen(name, 80)) & set("\x1b\r\u202e\udcff")
     evil = "\x1b[2J\r\u202e"
-    shown = piped(of(problem(evil, evil, Cause(evil, evil)), reference=evil))
+    shown = piped(of(problem(evil, evil, Explanation(evil, evil)), reference=evil))
     assert not set(shown) & set("\x1b\r\u202e")
     assert not set(text_of(brief(of(problem(evil, evil))))) & set("\x1b\r\u202e")
 
@@ -136,7 +136,7 @@ def test_the_brief_form_is_one_line_for_each_problem() -> None:
     ],
 )
 def test_a_cause_comes_with_what_to_do(cause: str, said: str) -> None:
-    shown = piped(of(problem("a", "is wrong", Cause(cause, "so")), reference="good"))
+    shown = piped(of(problem("a", "is wrong", Explanation(cause, "so")), reference="good"))
     assert re.search(rf"^next: .*{re.escape(said)}", shown, re.MULTILINE)
 
 

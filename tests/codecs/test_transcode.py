@@ -38,7 +38,9 @@ def reference(raw: U8, encoding: Encoding) -> F32:
 def random_blocks(encoding: Encoding) -> U8:
     """Return rows of random blocks, none of which gives an infinity, NaN or huge numbers."""
     need = ROWS * COLUMNS // encoding.block
-    raw = np.random.default_rng(encoding.gguf).integers(0, 256, (4 * need, encoding.size), np.uint8)
+    raw = np.random.default_rng(int(encoding.ids["gguf"])).integers(
+        0, 256, (4 * need, encoding.size), np.uint8
+    )
     values = reference(raw, encoding)
     finite = np.isfinite(values).all(axis=1)
     # Nor a number that could overflow the scale of another block.

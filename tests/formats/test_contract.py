@@ -340,7 +340,7 @@ def test_a_big_endian_file_has_the_values_of_a_little_endian_one(
         for numbers in struct.iter_unpack("<" + FIELDS[kind], little)
     )
     values = {key: tuple(value) for key, value in METADATA.items()}
-    tensor = Tensor("a", shape, encoding.gguf or 0, big)
+    tensor = Tensor("a", shape, int(encoding.ids.get("gguf", 0)), big)
     (tmp_path / "big.gguf").write_bytes(Gguf(order=">").file([tensor], values))
     back = copied(open_weights(tmp_path / "big.gguf"), tmp_path / f"a{FORMATS[name].suffix}")
     assert contents(back) == {"a": (kind, shape, little)}

@@ -83,7 +83,7 @@ def test_what_the_reference_writes_is_read(dtype: torch.dtype, tmp_path: Path) -
     save_file({"a": tensor}, tmp_path / "a.safetensors")
     weights = open_weights(tmp_path / "a.safetensors")
     assert weights.a.info.shape == tuple(tensor.shape)
-    assert weights.a.info.encoding.pytorch == str(dtype).removeprefix("torch.")
+    assert weights.a.info.encoding.ids["pytorch"] == str(dtype).removeprefix("torch.")
     assert raw(weights, "a") == bytes(range(1, 17))
 
 

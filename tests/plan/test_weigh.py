@@ -17,7 +17,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.imatrix import Importance, read_importance
 from weightctl.plan.cast import cast
-from weightctl.plan.importance import WEIGHTED, apply_importance
+from weightctl.plan.importance import apply_importance
 from weightctl.storage.byte_range import FileRange
 from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save
@@ -83,12 +83,14 @@ def test_a_type_whose_search_heeds_nothing_gets_nothing(encoding: str) -> None:
     assert plan.notes == ("i.gguf changes nothing: no tensor becomes a type whose search heeds it",)
 
 
-@pytest.mark.parametrize("encoding", [*sorted(WEIGHTED), "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"])
+@pytest.mark.parametrize(
+    "encoding", [name for name, each in ENCODINGS.items() if each.quantization and each.codec]
+)
 def test_the_types_that_heed_importance_are_those_of_ggml(encoding: str) -> None:
     rows = ARRAYS[MATRIX]
     plain = ggml_quantize(encoding, rows, None)
     heeded = ggml_quantize(encoding, rows, SUMS[0]).tobytes() != plain.tobytes()
-    assert heeded is (encoding in WEIGHTED)
+    assert heeded is ENCODINGS[encoding].takes_importance
 
 
 def test_what_stays_as_it_is_gets_nothing() -> None:

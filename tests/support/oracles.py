@@ -43,7 +43,7 @@ def ggml_quantize(
     They are in `out` where that is given.
     """
     kind = ENCODINGS[encoding]
-    number, block, size = kind.gguf, kind.block, kind.size
+    number, block, size = int(kind.ids["gguf"]), kind.block, kind.size
     rows = np.ascontiguousarray(rows, np.float32)
     if importance is not None:
         importance = np.ascontiguousarray(importance, np.float32)

@@ -19,7 +19,7 @@ from weightctl.verify.figures import (
     TensorError,
     ValuesFigures,
 )
-from weightctl.verify.results import Cause, Problem, Report, Result
+from weightctl.verify.results import Explanation, Problem, Report, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +150,9 @@ def alone() -> Report:
 
 def faulty() -> Report:
     """Return the report of a model that has three faults, one of which makes others."""
-    rows = Cause("rope_rows", "its rows are in the order that Hugging Face has, not in GGUF's")
+    rows = Explanation(
+        "rope_rows", "its rows are in the order that Hugging Face has, not in GGUF's"
+    )
     values = [
         replace(each, relative_rmse=1.39, worst=44.0, cosine=0.03, is_problem=True)
         if each.part in {"attention.q.weight", "attention.k.weight"} and each.layer == 7
@@ -175,7 +177,7 @@ def faulty() -> Report:
                 Problem(
                     check="finite", where="blk.24.attn_v.weight",
                     text="the scale of block 311 (row 103, column 512) is NaN: 32 numbers are lost",
-                    cause=Cause("scale", "a block's scale is damaged; convert it again"),
+                    cause=Explanation("scale", "a block's scale is damaged; convert it again"),
                 ),
             ),
         ),
@@ -237,7 +239,7 @@ def hostile() -> Report:
     figures = forward(2)
     problems = tuple(
         Problem(check="names", where=name, text=f"`{name}` is unexpected: {name}",
-                cause=Cause("config", f"the key is {name}"))
+                cause=Explanation("config", f"the key is {name}"))
         for name in HOSTILE
     )  # fmt: skip
     return replace(

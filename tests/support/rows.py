@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8, Codec
 
-BLOCKS = [name for name, encoding in ENCODINGS.items() if encoding.codec and encoding.gguf]
+BLOCKS = [name for name, encoding in ENCODINGS.items() if encoding.codec]
 SHAPE = (8, 768)
 COLUMNS = SHAPE[1]
 

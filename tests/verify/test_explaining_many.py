@@ -8,7 +8,7 @@ import numpy as np
 
 from arrays import stored
 from weightctl.verify import Subject
-from weightctl.verify.compare.causes import PATIENCE, explain_each
+from weightctl.verify.compare.explaining import PATIENCE, explain_each
 from weightctl.verify.compare.measure import Samples, take_sample
 from weightctl.verify.compare.pairs import pair_tensors
 from weightctl.weights.derived import DerivedTensor

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from weightctl.verify import Cause, Problem
+    from weightctl.verify import Explanation, Problem
 
     Array = np.ndarray[Any, Any]
 
@@ -127,6 +127,6 @@ def test_swapped_bytes_are_named_in_any_plain_type(tmp_path: Path, dtype: type) 
     assert cause.name == "byte_order"
 
 
-def cause_of(problem: Problem) -> Cause:
+def cause_of(problem: Problem) -> Explanation:
     assert problem.cause is not None
     return problem.cause

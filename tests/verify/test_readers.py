@@ -18,7 +18,6 @@ from weightctl.verify import Request, Subject
 from weightctl.verify.checks.structure import check, reader_process
 from weightctl.verify.checks.structure.pickles import scan_pickles
 from weightctl.verify.checks.structure.readers import ask_reader
-from weightctl.verify.report.findings import say_finding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +90,7 @@ def test_the_line_of_the_structure_names_the_reader_that_refuses_the_file_and_wh
 ) -> None:
     path = tmp_path / "trained.pt"
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
-    line = say_finding(check(Request(subject=Subject(path))).figures)
+    line = check(Request(subject=Subject(path))).summary
     assert line.endswith("; torch: refuses trained.pt: it also holds an `argparse.Namespace`")
 
 

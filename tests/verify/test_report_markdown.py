@@ -12,7 +12,7 @@ from pages import Rendered
 from reports import HOSTILE, MADE, faulty, hostile, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, ValuesFigures
 from weightctl.verify.report.markdown import render_page
-from weightctl.verify.results import Cause, Problem, Result
+from weightctl.verify.results import Explanation, Problem, Result
 
 OURS = {
     "h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "code", "ul", "li", "em",
@@ -52,7 +52,7 @@ def test_activations_of_which_none_is_finite_have_no_range() -> None:
     text = Rendered(
         render_page(report(forward=Result(figures=ForwardFigures(activations=parts))))
     ).text
-    assert "none of it finite" in text
+    assert "No part gives numbers that are finite and not 0." in text
 
 
 def test_divergences_are_told_the_worst_first() -> None:
@@ -78,7 +78,7 @@ def test_a_note_that_looks_like_a_list_is_a_sentence() -> None:
     st.text("`|\\<>_*[]()#!&-+=~$@\n a1.:", max_size=14),
 )
 def test_no_name_or_text_becomes_markup(name: str, text: str) -> None:
-    problem = Problem(check="names", where=name, text=text, cause=Cause("config", text))
+    problem = Problem(check="names", where=name, text=text, cause=Explanation("config", text))
     rendered = Rendered(
         render_page(
             report(

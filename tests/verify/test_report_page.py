@@ -13,7 +13,7 @@ from pages import of_class, page_of, parsed, section, text_of
 from reports import MADE, faulty, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, NextToken, ValuesFigures
 from weightctl.verify.report.html import render_page
-from weightctl.verify.results import Cause, Problem, Result
+from weightctl.verify.results import Explanation, Problem, Result
 
 OURS = {
     "html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "div",
@@ -120,7 +120,7 @@ def test_what_a_file_says_is_text_on_the_page() -> None:
 
 @given(st.text(max_size=12), st.text("`<>&'\"\n|\\ a]\u202e-", max_size=12))
 def test_no_name_or_text_breaks_a_page(name: str, text: str) -> None:
-    problem = Problem(check=name, where=name, text=text, cause=Cause(name, text))
+    problem = Problem(check=name, where=name, text=text, cause=Explanation(name, text))
     made = replace(
         report(
             layers=1,

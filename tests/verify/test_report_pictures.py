@@ -14,11 +14,11 @@ from pages import of_class, page_of, pictures, text_of
 
 from reports import MADE, encoder, experts, faulty, norm, report, tensor, unknown_family
 from weightctl.verify.figures import Divergence
+from weightctl.verify.ranking import sort_worst_first
 from weightctl.verify.report.charts import draw_histogram
 from weightctl.verify.report.drawing import make_axis
 from weightctl.verify.report.heat_map import draw_errors, make_grid
 from weightctl.verify.report.html import render_page
-from weightctl.verify.report.ranking import sort_worst_first
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

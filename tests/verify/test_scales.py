@@ -43,8 +43,7 @@ def blocks_of(encoding: str, spread: float = 0.05) -> U8:
 
 def found_in(path: Path, encoding: str, raw: U8) -> tuple[Problem, ...]:
     """Return the problems of a GGUF file with one matrix of such blocks."""
-    number = ENCODINGS[encoding].gguf
-    assert number is not None
+    number = int(ENCODINGS[encoding].ids["gguf"])
     matrix = Tensor("blk.0.ffn_up.weight", (ROWS, COLUMNS), number, raw.tobytes())
     (path / "matrix.gguf").write_bytes(Gguf().file([matrix]))
     return check(Request(subject=Subject(path / "matrix.gguf"))).problems

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import fault_files
 from faults import inject
 from verdicts import report_on, told
-from weightctl.verify import Cause, Request, Subject, verify
+from weightctl.verify import Explanation, Request, Subject, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def test_what_the_check_of_values_has_found_is_not_looked_for_again(
     assert request.pairing.within.keys() == request.pairing.by_module.keys()
     assert request.pairing.causes == {pairs[found.where].module: found.cause}
     # As if it had been another.
-    request.pairing.causes[pairs[found.where].module] = Cause("told", "so it was told")
+    request.pairing.causes[pairs[found.where].module] = Explanation("told", "so it was told")
     (again,) = verify(request, ["forward"]).problems
     assert (again.where, again.cause) == (found.where, ("told", "so it was told"))
 

@@ -9,9 +9,8 @@ from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell, in_columns, shape_text
 from weightctl.cli.wrapping import hung
 from weightctl.text.wording import number, percent, printable
-from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.report.findings import show_cosine
-from weightctl.verify.report.ranking import (
+from weightctl.verify.figures import ForwardFigures, ValuesFigures, show_cosine
+from weightctl.verify.ranking import (
     choose_title,
     excess_of,
     sort_strangest_first,

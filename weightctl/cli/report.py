@@ -14,7 +14,7 @@ from weightctl.errors import OutputError
 from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import join_names, printable
+from weightctl.text.wording import join_names, printable, say_more
 from weightctl.write.advice import notes_on
 from weightctl.write.claims import find_journal
 from weightctl.write.describe import input_files
@@ -144,7 +144,7 @@ def _place(where: Target, outcome: Outcome) -> str:
     if count == 1 or where.file_name is not None:
         return printable(stream_name(where.path))
     first = os.path.join(os.path.dirname(where.path), next(iter(outcome.parts)))
-    return f"{printable(first)} and {count - 1} more"
+    return f"{printable(first)} {say_more(count - 1)}"
 
 
 def _files(outcome: Outcome) -> str:

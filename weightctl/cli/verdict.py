@@ -11,8 +11,7 @@ from weightctl.cli.render import Cell, width
 from weightctl.cli.wrapping import hung
 from weightctl.text.wording import number, pluralize, printable
 from weightctl.verify.figures import ForwardFigures
-from weightctl.verify.report.findings import is_partial, say_finding
-from weightctl.verify.report.remedies import list_remedies
+from weightctl.verify.report.advice import list_remedies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,16 +78,15 @@ def _checks(report: Report, room: int | None) -> Lines:
             said[name]._replace(text=f"{said[name].text:<{second}}"),
             Cell("  "),
         ]
-        lines += hung(heads, result.skipped or say_finding(result.figures), room, "dim")
+        lines += hung(heads, result.summary, room, "dim")
     return lines
 
 
 def _summarize_result(result: Result) -> Cell:
     if result.problems:
-        return Cell(pluralize(len(result.problems), "problem"), "red bold")
-    if result.skipped:
-        return Cell("skipped", "yellow")
-    return Cell("partly", "yellow") if is_partial(result.figures) else Cell("ok", "green")
+        return Cell(result.verdict, "red bold")
+    is_fine = result.verdict == "fine"
+    return Cell("ok", "green") if is_fine else Cell(result.verdict, "yellow")
 
 
 def _problems(problems: list[Problem], room: int | None) -> Lines:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.parts import shape_of
+from weightctl.text.folding import group_alike, mask_numbers
+from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
 
@@ -23,7 +24,6 @@ __all__ = ["RecognizedModel"]
 
 # Of thousands nobody reads more; a file may claim any number of them.
 _MOST_NAMED = 20
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,13 @@ class RecognizedModel:
     def _error(self, problems: list[str]) -> ArchitectureError:
         """Return the error for a checkpoint that is not a whole model, with all that is wrong."""
         folded = _fold_problems(problems)
-        more = len(folded) - _MOST_NAMED
-        named = [*folded[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
         return ArchitectureError(
-            "\n  ".join([f"the checkpoint is no whole {self.family.name} of its config:", *named]),
+            "\n  ".join(
+                [
+                    f"the checkpoint is no whole {self.family.name} of its config:",
+                    *list_first(folded, _MOST_NAMED),
+                ]
+            ),
             hint="is the config that of this checkpoint, and is no part of it left out? If tensors "
             "are called otherwise: --rename FILE",
         )
@@ -111,12 +114,9 @@ class RecognizedModel:
 
 def _fold_problems(problems: list[str]) -> list[str]:
     """Return the problems, one for all that differ in the numbers of layers and experts alone."""
-    alike: dict[str, list[str]] = {}
-    for problem in problems:
-        alike.setdefault(_NUMBER.sub("N", problem), []).append(problem)
     return [
         same[0] if len(same) == 1 else f"{same[0]}, and so are {len(same) - 1} more like it"
-        for same in alike.values()
+        for same in group_alike(problems, mask_numbers)
     ]
 
 

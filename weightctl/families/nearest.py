@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.families import FAMILIES
 from weightctl.schemes.buffers import is_buffer
 from weightctl.system.registry import load
+from weightctl.text.folding import mask_numbers
+from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_nearest"]
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _MOST = 4
 
 
@@ -33,7 +33,7 @@ def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -
 
     Empty where no family has a third of them.
     """
-    kinds = dict.fromkeys(_NUMBER.sub("N", each.name) for each in tensors if not is_buffer(each))
+    kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
     likenesses = [_likeness(load(reference), kinds, dialect) for reference in FAMILIES.values()]
     closest = max(likenesses, key=lambda each: len(each.common))
     if 3 * len(closest.common) < len(kinds) or not kinds:
@@ -41,9 +41,8 @@ def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -
     share = f"closest is {closest.family.name}, with {len(closest.common)} of {len(kinds)} kinds"
     if not closest.beyond:
         return f"{share} of tensors: its config may be all that differs"
-    shown = ", ".join(f"`{kind}`" for kind in closest.beyond[:_MOST])
-    more = len(closest.beyond) - _MOST
-    return f"{share} of tensors, and without {shown}{f' and {more} more' if more > 0 else ''}"
+    shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)
+    return f"{share} of tensors, and without {shown}"
 
 
 def _likeness(family: Family, kinds: Iterable[str], dialect: NamingConvention) -> _Likeness:

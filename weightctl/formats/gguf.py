@@ -251,7 +251,7 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
     for info in tensors:
         if not is_text(info.name):
             problems.append(f"{info.name!r} is a name that is no UTF-8")
-        if info.encoding.gguf is None:
+        if "gguf" not in info.encoding.ids:
             who = "GGUF does not have" if info.encoding.is_known else "weightctl does not know"
             problems.append(f"`{info.name}` is {info.encoding.name}, which {who}")
         if len(info.shape) > _MAX_DIMENSIONS:
@@ -287,7 +287,7 @@ def layout(
         offsets.append(position)
         entries += pack_string(info.name) + struct.pack(
             f"<I{len(info.shape)}QIQ",
-            len(info.shape), *info.shape[::-1], info.encoding.gguf, position,
+            len(info.shape), *info.shape[::-1], info.encoding.ids["gguf"], position,
         )  # fmt: skip
         position += info.nbytes + pad(info.nbytes, boundary)
     header = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(values)))

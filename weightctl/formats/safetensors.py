@@ -245,7 +245,7 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
         f"`{info.name}` is {info.encoding.name}, which "
         + ("safetensors does not have" if info.encoding.is_known else "weightctl does not know")
         for info in tensors
-        if info.encoding.safetensors is None
+        if "safetensors" not in info.encoding.ids
     ]
     problems += [
         f"{info.name!r} is a name that is no UTF-8" for info in tensors if not is_text(info.name)
@@ -274,7 +274,7 @@ def layout(
         ends[info.name] = position
     document: dict[str, Any] = {
         info.name: {
-            "dtype": info.encoding.safetensors,
+            "dtype": info.encoding.ids["safetensors"],
             "shape": list(info.shape),
             "data_offsets": [ends[info.name] - info.nbytes, ends[info.name]],
         }

@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_RULE", "TypeRule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
-# What takes the place of a block type whose block does not divide the row (llama.cpp,
-# src/llama-quant.cpp, `tensor_type_fallback`); what does not fit either becomes F16.
-_FALLBACK = {
-    "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0",
-    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ2_XXS": "IQ4_NL", "IQ2_XS": "IQ4_NL",
-    "IQ2_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL",
-}  # fmt: skip
-
 # What the `line` of an item begins with whose encoding a rule has chosen, and no recipe.
 BY_RULE = "--tensor-type "
 
@@ -207,7 +198,7 @@ def _cast_item(
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
         return item
     # PyTorch's half of complex64, and its integers with a scale of their own, have no `DType`.
-    if source.pytorch is not None and source.dtype is None:
+    if "pytorch" in source.ids and source.dtype is None:
         return item
     rule = next((rule for rule in rules if rule.pattern.search(item.info.name)), None)
     line = ""
@@ -236,7 +227,7 @@ def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
     runs_in_llama_cpp = is_gguf and ARCHITECTURE in plan.metadata
     if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):
         return target
-    cannot_stay = is_gguf and info.encoding.gguf is None
+    cannot_stay = is_gguf and "gguf" not in info.encoding.ids
     is_vector = runs_in_llama_cpp and len(info.shape) <= 1
     return ENCODINGS["F32"] if cannot_stay or is_vector else info.encoding
 
@@ -257,14 +248,14 @@ def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
 def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
     if target.fits(shape):
         return target
-    substitute = ENCODINGS.get(_FALLBACK.get(target.name, ""))
+    substitute = ENCODINGS.get(target.fallback)
     return substitute if substitute and substitute.fits(shape) else ENCODINGS["F16"]
 
 
 def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
     for encoding in asked:
-        if encoding is not None and getattr(encoding, plan.format, None) is None:
-            holders = [name for name in FORMATS if getattr(encoding, name, None) is not None]
+        if encoding is not None and plan.format not in encoding.ids:
+            holders = [name for name in FORMATS if name in encoding.ids]
             names = " or ".join(f"*{FORMATS[name].suffix}" for name in holders)
             raise ConversionError(
                 f"{plan.format} does not have {encoding}",

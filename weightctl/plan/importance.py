@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix import Importance
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["WEIGHTED", "apply_importance"]
-
-# The block encodings whose search ggml weights (ggml-quants.c); for the rest it ignores importance.
-WEIGHTED = {
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-}  # fmt: skip
+__all__ = ["apply_importance"]
 
 # Embeddings, which are looked up and not multiplied, may have importance of another size: llama.cpp
 # quantizes them without.
@@ -83,7 +78,7 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
 
 
 def _uses_importance(item: Item) -> bool:
-    return not item.is_copy and item.info.encoding.name in WEIGHTED
+    return not item.is_copy and item.info.encoding.takes_importance
 
 
 def _add_importance(item: Item, importance: Importance) -> Item:

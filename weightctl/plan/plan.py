@@ -12,6 +12,7 @@ from weightctl.formats import format_module
 from weightctl.formats.base import Part
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.sizes import format_size
+from weightctl.text.wording import list_first
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import find_stored_name, header_of, source_of
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Described", "Item", "Plan"]
 
+_MOST_NAMED = 5
 # What a tensor is called that weightctl cannot read.
 _UNREAD = "torch.Tensor"
 # Where no weight of a matrix is above this, blocks weighted by them would hold nothing but 0: what
@@ -216,13 +218,15 @@ class Plan:
 
     def _refuse(self, what: str, problems: list[str]) -> None:
         if problems:
-            raise ConversionError("\n  ".join([what, *_few(problems)]), hint=self._remedy())
+            raise ConversionError(
+                "\n  ".join([what, *list_first(problems, _MOST_NAMED)]), hint=self._remedy()
+            )
 
     def _refuse_unread(self) -> None:
         if unread := self.unread:
             problems = [f"`{name}`: {leaf.look or leaf.kind}" for name, leaf in unread.items()]
             raise ConversionError(
-                "\n  ".join(["not all tensors can be read:", *_few(problems)]),
+                "\n  ".join(["not all tensors can be read:", *list_first(problems, _MOST_NAMED)]),
                 hint=f"--exclude {next(iter(unread))} leaves it out" if len(unread) == 1
                 else "--exclude leaves out what it names",
             )  # fmt: skip
@@ -245,9 +249,7 @@ class Plan:
 
     def _remedy(self) -> str:
         unheld = {
-            item.info.encoding
-            for item in self.items
-            if getattr(item.info.encoding, self.format, None) is None
+            item.info.encoding for item in self.items if self.format not in item.info.encoding.ids
         }
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
             return "another format holds it, or another --dtype or --quant"
@@ -285,8 +287,3 @@ def _unkept(header: Header) -> dict[str, Leaf]:
 def _colliding(tensors: list[TensorInfo]) -> list[str]:
     counts = Counter(info.name for info in tensors)
     return [f"{n} tensors would be called `{name}`" for name, n in counts.items() if n > 1]
-
-
-def _few(problems: list[str]) -> list[str]:
-    rest = [f"... and {len(problems) - 5} more"] if len(problems) > 5 else []
-    return problems[:5] + rest

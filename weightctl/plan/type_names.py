@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from weightctl.dtype import ENCODINGS, parse_encoding
+from weightctl.dtype import ENCODINGS
+from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 
@@ -59,7 +60,7 @@ def type_named(text: str) -> Encoding | None:
 def is_plain(encoding: Encoding) -> bool:
     """Whether numbers are stored one by one in a type that holds weights by itself."""
     dtype = encoding.dtype
-    return dtype is not None and dtype.is_float and encoding.name not in {"F8_E8M0", "F4"}
+    return dtype is not None and dtype.is_float and encoding.holds_weights
 
 
 def _is_made(encoding: Encoding) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
-from weightctl.dtype import Encoding, QuantizationEncoding, as_dtype, parse_encoding
+from weightctl.dtype import Encoding, QuantizationEncoding, as_dtype
+from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.recipe_files import read_recipe

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["join_names", "number", "percent", "pluralize", "printable"]
+__all__ = ["join_names", "list_first", "number", "percent", "pluralize", "printable", "say_more"]
 
 
 def printable(text: str) -> str:
@@ -26,11 +26,21 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def join_names(names: Sequence[object], most: int) -> str:
+def say_more(count: int, what: str = "") -> str:
+    """Return how many are not shown: `and 3 more`, `and 3 more files`; nothing where none are."""
+    return f"and {count} more {what}".rstrip() if count > 0 else ""
+
+
+def join_names(names: Sequence[object], most: int, separator: str = ", ") -> str:
     """Return the first names and how many more there are: `a, b and 3 more`."""
-    more = len(names) - most
-    shown = ", ".join(map(str, names[:most]))
-    return f"{shown} and {more} more" if more > 0 else shown
+    shown = separator.join(map(str, names[:most]))
+    return f"{shown} {say_more(len(names) - most)}".rstrip() if len(names) > most else shown
+
+
+def list_first(lines: Sequence[str], most: int, what: str = "") -> list[str]:
+    """Return the first lines, and one that says how many more there are: `... and 3 more`."""
+    more = say_more(len(lines) - most, what)
+    return [*lines[:most], f"... {more}"] if more else [*lines]
 
 
 def number(value: float, digits: int = 3) -> str:

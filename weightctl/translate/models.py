@@ -13,6 +13,7 @@ from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
+from weightctl.text.wording import join_names
 from weightctl.translate import card, tokenizer
 from weightctl.translate.copies import check_copies
 from weightctl.translate.pooling import pooling_keys
@@ -81,9 +82,8 @@ def translate(checkpoint: RecognizedModel, dialect: NamingConvention) -> Transla
 
 def _describe_left_out(checkpoint: RecognizedModel, dialect: NamingConvention) -> Iterator[str]:
     if beside := checkpoint.beside:
-        shown = ", ".join(beside[:_MOST_NAMED])
-        more = f" and {len(beside) - _MOST_NAMED} more" if len(beside) > _MOST_NAMED else ""
-        yield f"left out, for want of a place in {_TITLES[dialect]}'s model: {shown}{more}"
+        shown = join_names(beside, _MOST_NAMED)
+        yield f"left out, for want of a place in {_TITLES[dialect]}'s model: {shown}"
     embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
     if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:

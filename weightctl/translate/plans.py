@@ -255,7 +255,7 @@ def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
     document = config(header_of(stored).files)
     named = str(document.get("dtype") or document.get("torch_dtype"))
     found = ENCODINGS[_DTYPES[named]] if named in _DTYPES else _of_rest(plan)
-    return found if getattr(found, plan.format, None) is not None else ENCODINGS["F32"]
+    return found if plan.format in found.ids else ENCODINGS["F32"]
 
 
 def _of_rest(plan: Plan) -> Encoding:

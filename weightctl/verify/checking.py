@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.system.registry import load
+from weightctl.text.wording import join_names
 from weightctl.verify import CHECKS
 from weightctl.verify.request import require_consistent
 from weightctl.verify.results import Problem, Report, Result
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["verify"]
 
-_STRUCTURE, _FORWARD = "structure", "forward"
-# The checks that read no tensors.
-_OF_HEADERS = {_STRUCTURE, "names"}
-_REQUIRE_PROMPT = "weightctl.verify.checks.forward:require_prompt"
+_MOST_ENCODINGS = 3
 
 
 def verify(
@@ -47,8 +45,7 @@ def verify(
     require_consistent(request, wanted)
     if damage is None:
         _refuse_unreadable(request, wanted)
-    if _FORWARD in wanted and damage is None:
-        load(_REQUIRE_PROMPT)(request)
+        _prepare(request, wanted)
     results: dict[str, Result] = {}
     seconds: dict[str, float] = {}
     reported: set[Problem] = set()
@@ -57,7 +54,7 @@ def verify(
         if damage is None:
             told = {each.text for result in results.values() for each in result.problems}
             found = _run_check(name, request, told)
-        elif name == _STRUCTURE:
+        elif CHECKS[name].opens_files:
             problem = Problem(where=damage.path, text=damage.message, hint=damage.hint)
             found = Result(problems=(problem,))
         else:
@@ -68,7 +65,7 @@ def verify(
         problems = tuple(replace(each, check=name) for each in problems)
         results[name] = replace(found, problems=problems)
         seconds[name] = time.monotonic() - started
-    if damage is not None and _STRUCTURE not in wanted:
+    if damage is not None and not _opens_files(wanted):
         raise damage
     return Report(
         path=subject.path,
@@ -85,13 +82,25 @@ def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
     That an encoding of the checkpoint is not known is a problem of its structure, where that is
     checked.
     """
-    if not {*wanted} - _OF_HEADERS:
+    if not any(CHECKS[name].reads_tensors for name in wanted):
         return
     for subject in filter(None, (request.subject, request.reference)):
         tensors = [*header_of(subject.stored).tensors.values()]
-        if subject is request.reference or _STRUCTURE not in wanted:
+        if subject is request.reference or not _opens_files(wanted):
             refuse_unknown(tensors)
         refuse_expanded(source_of(subject.stored), tensors)
+
+
+def _prepare(request: Request, wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if CHECKS[name].prepares:
+            prepare: Callable[[Request], object] = load(CHECKS[name].prepares)
+            prepare(request)
+
+
+def _opens_files(wanted: Sequence[str]) -> bool:
+    """Whether one of the checks reports files that cannot be opened."""
+    return any(CHECKS[name].opens_files for name in wanted)
 
 
 def _run_check(name: str, request: Request, told: Container[str]) -> Result:
@@ -150,5 +159,5 @@ def _describe(request: Request) -> str:
         sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
     encodings = sorted(sizes, key=lambda name: -sizes[name])
     family = "of no known family" if checkpoint is None else checkpoint.family.name
-    more = f" and {len(encodings) - 3} more" if len(encodings) > 3 else ""
-    return f"{header.format}, {family}, {weights:,} weights, {' '.join(encodings[:3])}{more}"
+    shown = join_names(encodings, _MOST_ENCODINGS, " ")
+    return f"{header.format}, {family}, {weights:,} weights, {shown}"

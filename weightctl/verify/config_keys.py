@@ -27,7 +27,7 @@ _LOUDNESS = {
 
 
 class Spelling(NamedTuple):
-    """Where a checkpoint says a field: a key, or a tensor that tells it by being there.
+    """The place where a checkpoint says a field: a key, or a tensor that tells it by being there.
 
     `is_stated`: whether it does; else `default` is the value, or what gives it from the others.
     `seen` is what of the tensors tells it, None where a key does. A field that has no key of its

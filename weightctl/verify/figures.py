@@ -1,9 +1,15 @@
-"""Figures that the checks measure, whether or not something is wrong: plain numbers for people."""
+"""Figures that the checks measure, whether or not something is wrong, and a line about each."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from weightctl.split import Grid
+from weightctl.text.sizes import format_count, format_size
+from weightctl.text.wording import number, percent, pluralize
+from weightctl.verify.ranking import sort_worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Activation",
     "Divergence",
+    "Figures",
     "FiniteFigures",
     "ForwardFigures",
     "LayerDivergence",
@@ -21,11 +28,27 @@ __all__ = [
     "StructureFigures",
     "TensorError",
     "ValuesFigures",
+    "show_cosine",
 ]
 
 
+class Figures(ABC):
+    """The figures of a check; each check has a dataclass of its own for that."""
+
+    __slots__ = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the check could be made in part alone."""
+        return False
+
+    @abstractmethod
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StructureFigures:
+class StructureFigures(Figures):
     """The files of a checkpoint, and what other readers say of them.
 
     `readers` are by name (`safetensors`, `gguf`, `torch`): empty for one that reads the files, else
@@ -37,18 +60,33 @@ class StructureFigures:
     tensors: int
     readers: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+        reading = [name for name, said in self.readers.items() if not said]
+        readers = f"; read by {_list_names(reading)} too" if reading else ""
+        # What another reader refuses is its verdict, and says so by its name.
+        others = "".join(f"; {name}: {said}" for name, said in self.readers.items() if said)
+        files = pluralize(self.files, "file")
+        tensors = pluralize(self.tensors, "tensor")
+        return f"{files}, {tensors}, {format_size(self.nbytes)}{readers}{others}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiniteFigures:
-    """How much was looked at."""
+class FiniteFigures(Figures):
+    """The amount of numbers that were looked at."""
 
     tensors: int
     numbers: int
     nbytes: int
 
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+        tensors = pluralize(self.tensors, "tensor")
+        return f"{tensors}, {format_count(self.numbers)} numbers looked at"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamesFigures:
+class NamesFigures(Figures):
     """The family that a checkpoint is of, empty where it is unknown, and how many tensors it has.
 
     `expected` is how many tensors its config asks for, as our modules count them, and `found` how
@@ -60,9 +98,17 @@ class NamesFigures:
     expected: int
     found: int
 
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+        if not self.family:
+            return f"of no known family; {pluralize(self.found, 'tensor')}"
+        of = f"{self.found:,} of {self.expected:,} tensors"
+        found = f"all {self.found:,} tensors" if self.found == self.expected else of
+        return f"{self.family}, {pluralize(self.layers, 'layer')}, {found}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataFigures:
+class MetadataFigures(Figures):
     """The tokenizer that goes with a checkpoint: how many tokens it has, and GGUF's name for it.
 
     The name is empty where there is none. `is_compared` tells whether a reference was there to
@@ -73,10 +119,18 @@ class MetadataFigures:
     tokenizer: str
     is_compared: bool
 
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+        if not self.tokenizer:
+            tokenizer = "no tokenizer"
+        else:
+            tokenizer = f"tokenizer {self.tokenizer}, {pluralize(self.tokens, 'token')}"
+        return f"{tokenizer}; compared with the reference's" if self.is_compared else tokenizer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """How far a tensor is from the same one of the reference.
+    """The distance of a tensor from the same one of the reference.
 
     `name` and `reference` are what either calls it, `part` what our modules call it without the
     layer (`attention.q.weight`, or the name where the family is unknown), `layer` its number, None
@@ -102,7 +156,7 @@ class TensorError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValuesFigures:
+class ValuesFigures(Figures):
     """The tensors that were compared, in the order of the checkpoint, and how they were paired.
 
     `pairing` tells people how: by the names of a family, or by equal names.
@@ -111,10 +165,24 @@ class ValuesFigures:
     tensors: tuple[TensorError, ...]
     pairing: str = ""
 
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+        compared = f"{pluralize(len(self.tensors), 'tensor')} compared"
+        if not self.tensors:
+            return compared
+        off = [error for error in self.tensors if error.relative_rmse]
+        if not off:
+            return f"{compared}, no difference"
+        worst = sort_worst_first(off)[0]
+        usual = f", where {percent(worst.expected)} is usual" if worst.expected else ""
+        rmse = f"relative RMSE {percent(worst.relative_rmse)}"
+        called = "furthest from usual" if worst.is_problem else "largest error"
+        return f"{compared}; {called}: {worst.name}, {rmse}{usual}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """What a part of a model gives: the root mean square of its numbers, and the greatest.
+    """The output of a part of a model: the root mean square of its numbers, and the greatest.
 
     `name` is `embedding`, `layers.0` ... or `output`, the logits. `nonfinite` counts numbers that
     are infinite or NaN; the rest is of the others.
@@ -137,7 +205,7 @@ class NextToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixGain:
-    """How long the vector is that a matrix of an unknown model makes of a random unit vector.
+    """The length of the vector that a matrix of an unknown model makes of a random unit vector.
 
     `usual` is what a matrix of independent numbers of the same root mean square would make of it.
     """
@@ -150,7 +218,7 @@ class MatrixGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDivergence:
-    """How far what a part of a model gives is from the reference's, both given the reference's.
+    """The distance of a part's output from the reference's, both given what the reference's is.
 
     `divergence` is the root mean square, over positions, of the length of the difference over that
     of what the part adds, so that no position with huge numbers hides the others; `expected` is
@@ -165,7 +233,7 @@ class LayerDivergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """How far what a model says is from what the reference says, over all positions.
+    """The distance of what a model says from what the reference says, over all positions.
 
     Kullback-Leibler divergences are of the reference's distribution from the model's, in nats, None
     for encoders, of which `cosine` is the least between their states. `histogram` counts positions
@@ -181,10 +249,21 @@ class Divergence:
     cosine: float | None = None
     histogram: tuple[tuple[float, int], ...] = ()
 
+    def summarize(self) -> list[str]:
+        """Return what was measured, in a few words each."""
+        parts: list[str] = []
+        if self.reference_perplexity is not None:
+            parts.append(f"the reference's {number(self.reference_perplexity)}")
+        if self.mean is not None:
+            parts.append(f"KL divergence {number(self.mean)}")
+        if self.cosine is not None:
+            parts.append(f"cosine of states at least {show_cosine(self.cosine)}")
+        return parts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardFigures:
-    """How a model ran: on how many tokens, cut into windows that do not see each other.
+class ForwardFigures(Figures):
+    """The run of a model: on how many tokens, cut into windows that do not see each other.
 
     `source` says where the tokens are from. A checkpoint that is cut for several ranks was computed
     by as many: `tp` in each of `ep` groups of experts, in each of `pp` stages in turn. `perplexity`
@@ -204,3 +283,44 @@ class ForwardFigures:
     next_tokens: tuple[NextToken, ...] = ()
     matrices: tuple[MatrixGain, ...] = ()
     divergence: Divergence | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether matrices were tried one by one, as the model that they make up is not known."""
+        return bool(self.matrices)
+
+    def summarize(self) -> str:
+        """Return what was measured, in a line."""
+        parts: list[str] = []
+        if self.tokens:
+            source = f" of {self.source}" if self.source else ""
+            grid = Grid(self.tp, self.ep, self.pp)
+            ranks = (
+                f" by {pluralize(grid.ranks, 'rank')} ({grid.degrees})" if grid.ranks > 1 else ""
+            )
+            device = _name_device(self.device)
+            parts.append(f"{pluralize(self.tokens, 'token')}{source} on {device}{ranks}")
+        if self.matrices:
+            count = len(self.matrices)
+            noun = "matrix" if count == 1 else "matrices"
+            parts.append(f"{count:,} {noun}, each on a random unit vector")
+            parts.append(f"on {_name_device(self.device)}")
+        if self.perplexity is not None:
+            parts.append(f"perplexity {number(self.perplexity)}")
+        if self.divergence is not None:
+            parts += self.divergence.summarize()
+        return ", ".join(parts)
+
+
+def show_cosine(value: float) -> str:
+    """Return a cosine with the digits that tell it from 1."""
+    return f"{value:.5f}" if abs(value) < 2 else number(value)
+
+
+def _list_names(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _name_device(name: str) -> str:
+    """Return a device as people name it to the command."""
+    return "cpu" if name == "cpu:0" else name.replace("gpu", "cuda")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
 from weightctl.errors import ConversionError
+from weightctl.verify import CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -83,30 +84,13 @@ class Request:
         return max(filter(self.has_layer, range(layers)), default=-1)
 
 
-class _Limit(NamedTuple):
-    """A limit: what sets it, its field of the request, and the check that it is applied in."""
-
-    option: str
-    field: str
-    check: str
-    needs_reference: bool
-    is_of_the_end: bool
-
-
-_LIMITS = (
-    _Limit("--max-ppl", "max_perplexity", "forward", needs_reference=False, is_of_the_end=True),
-    _Limit("--max-kld", "max_divergence", "forward", needs_reference=True, is_of_the_end=True),
-    _Limit("--max-rmse", "max_rmse", "values", needs_reference=True, is_of_the_end=False),
-)
-
-
 def require_consistent(request: Request, wanted: Container[str]) -> None:
     """Raise `ConversionError` for a limit that no check would apply, and layers that there are not.
 
     A limit that is silently not applied would look as if it was passed.
     """
     last = _find_last_layer(request)
-    for limit in _LIMITS:
+    for name, limit in [(name, limit) for name, each in CHECKS.items() for limit in each.limits]:
         if getattr(request, limit.field) is None:
             continue
         if limit.needs_reference and request.reference is None:
@@ -114,13 +98,13 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
                 f"{limit.option} is about a difference, and there is nothing to compare with",
                 hint="name a checkpoint that is known to be good: --against PATH",
             )
-        if limit.check not in wanted:
+        if name not in wanted:
             raise ConversionError(
-                f"{limit.option} is applied by the check `{limit.check}`, which --check or --skip "
+                f"{limit.option} is applied by the check `{name}`, which --check or --skip "
                 "leaves out",
-                hint=f"leave out {limit.option}, or ask for `{limit.check}`",
+                hint=f"leave out {limit.option}, or ask for `{name}`",
             )
-        if limit.is_of_the_end and last is not None and not request.has_layer(last):
+        if limit.of_whole_model and last is not None and not request.has_layer(last):
             raise ConversionError(
                 f"{limit.option} is about the whole model, and --layers leaves out its last layer, "
                 f"{last}",

@@ -1,41 +1,27 @@
-"""What checks find: problems with their probable causes, results, and the report of all."""
+"""Problems with their probable causes, the results of checks, and the report of all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from weightctl.verify.figures import (
-    FiniteFigures,
-    ForwardFigures,
-    MetadataFigures,
-    NamesFigures,
-    StructureFigures,
-    ValuesFigures,
-)
+from weightctl.text.wording import pluralize
+from weightctl.verify.figures import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["MOST_NAMED", "Cause", "Figures", "Problem", "Report", "Result", "keep_first"]
+__all__ = ["MOST_NAMED", "Explanation", "Problem", "Report", "Result", "keep_first"]
 
 # Of thousands that are alike nobody reads more; a file may claim any number of them.
 MOST_NAMED = 20
-Figures: TypeAlias = (
-    StructureFigures
-    | FiniteFigures
-    | NamesFigures
-    | MetadataFigures
-    | ValuesFigures
-    | ForwardFigures
-)
 
 _Kind = TypeVar("_Kind", bound=Figures)
 
 
-class Cause(NamedTuple):
-    """What probably went wrong: a stable name for scripts, and a sentence for people."""
+class Explanation(NamedTuple):
+    """A cause as it is met: its name in the table of causes, and a sentence about this problem."""
 
     name: str
     text: str
@@ -53,7 +39,7 @@ class Problem:
 
     where: str
     text: str
-    cause: Cause | None = None
+    cause: Explanation | None = None
     hint: str = ""
     check: str = ""
 
@@ -91,6 +77,22 @@ class Result:
     figures: Figures | None = None
     notes: tuple[str, ...] = ()
     skipped: str = ""
+
+    @property
+    def summary(self) -> str:
+        """What was measured, or why nothing was, in a line; empty where there is nothing to say."""
+        if self.skipped or self.figures is None:
+            return self.skipped
+        return self.figures.summarize()
+
+    @property
+    def verdict(self) -> str:
+        """What came of the check: `3 problems`, `skipped`, `partly` or `fine`."""
+        if self.problems:
+            return pluralize(len(self.problems), "problem")
+        if self.skipped:
+            return "skipped"
+        return "partly" if self.figures is not None and self.figures.is_partial else "fine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

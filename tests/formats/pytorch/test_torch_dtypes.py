@@ -14,7 +14,9 @@ from weightctl.dtype import ENCODINGS
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLAIN = [e.pytorch for e in ENCODINGS.values() if e.pytorch and not e.name.startswith("Q")]
+PLAIN = [
+    str(e.ids["pytorch"]) for e in ENCODINGS.values() if "pytorch" in e.ids and e.name[0] != "Q"
+]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),

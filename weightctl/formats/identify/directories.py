@@ -11,6 +11,7 @@ from weightctl.formats.identify import identify_file
 from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NonCheckpointFile
 from weightctl.formats.open.index import few
 from weightctl.storage.location import open_reader
+from weightctl.text.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -106,9 +107,9 @@ def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
         else f"{few(group)}, {len(group)} files, are each {found.what}"
         for group, found in groups.values()
     ]
-    if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more kinds of files"]
-    return lines, [found.hint for _, found in groups.values()]
+    return list_first(lines, _MOST_LINES, "kinds of files"), [
+        found.hint for _, found in groups.values()
+    ]
 
 
 def _downloads(directory: str) -> int:

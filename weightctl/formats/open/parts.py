@@ -31,6 +31,7 @@ from weightctl.formats.open.sets import (
 from weightctl.formats.switch import switch_of
 from weightctl.storage.location import open_reader
 from weightctl.system.temporary import asides_of
+from weightctl.text.wording import say_more
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -219,7 +220,7 @@ def _odd_names(parts: PartSet) -> Iterator[str]:
     odd = [path for path in parts.paths if format_by_suffix(path) not in {None, parts.format}]
     if odd:
         base = os.path.basename(odd[0])
-        others = f" and {len(odd) - 1} more are" if len(odd) > 1 else " is"
+        others = f" {say_more(len(odd) - 1)} are" if len(odd) > 1 else " is"
         its = "their names say" if len(odd) > 1 else "its suffix says"
         yield f"{base}{others} {parts.format}, whatever {its}"
     for path in parts.paths:

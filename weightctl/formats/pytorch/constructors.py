@@ -165,7 +165,11 @@ _TORCH: dict[str, Callable[..., Any] | None] = {
         )
     },
     **{f"torch.{name}": None for name in (*_LAYOUTS, "nested")},
-    **{f"torch.{encoding.pytorch}": None for encoding in ENCODINGS.values() if encoding.pytorch},
+    **{
+        f"torch.{each.ids['pytorch']}": None
+        for each in ENCODINGS.values()
+        if "pytorch" in each.ids
+    },
     **{f"torch.{name}Tensor": None for name in (
         "Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool",
     )},

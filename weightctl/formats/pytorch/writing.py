@@ -48,9 +48,10 @@ def _problem(info: TensorInfo) -> str:
     encoding = info.encoding
     if not encoding.is_known:
         return f"{encoding.name}, which weightctl does not know"
-    if encoding.pytorch is None:
+    name = encoding.ids.get("pytorch")
+    if name is None:
         return f"{encoding.name}, which PyTorch does not have"
-    if encoding.pytorch.startswith(("qint", "quint")):
+    if str(name).startswith(("qint", "quint")):
         return "quantized with a scale of its own, which weightctl cannot write"
     if encoding.block > 1 and info.row % encoding.block:
         return f"{encoding.name} with rows of {info.row}, where PyTorch has pairs"
@@ -132,7 +133,7 @@ def _state(
 
 def _tensor(info: TensorInfo, key: str) -> PickledCall:
     """Return the record of a contiguous tensor that has a storage for itself."""
-    dtype = info.encoding.pytorch or ""
+    dtype = str(info.encoding.ids.get("pytorch", ""))
     shape = info.shape
     if info.encoding.block > 1:
         # PyTorch counts the bytes of pairs.

@@ -13,6 +13,7 @@ from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.storage.location import open_reader
+from weightctl.text.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -130,7 +131,5 @@ def _error(listing: str, problems: list[str], failures: list[FormatError]) -> Fo
     hint = (hints.pop() if are_alike else "") or _HINT
     if len(problems) == 1:
         return FormatError(listing, None, f"the shards are not whole: {problems[0]}", hint=hint)
-    more = len(problems) - _MOST_NAMED
-    rest = [f"... and {more} more"] if more > 0 else []
-    lines = ["the shards are not whole:", *problems[:_MOST_NAMED], *rest]
+    lines = ["the shards are not whole:", *list_first(problems, _MOST_NAMED)]
     return FormatError(listing, None, "\n  ".join(lines), hint=hint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.added import ADDED
 from weightctl.translate.tokenizer.surroundings import read_surroundings
 
@@ -193,6 +194,4 @@ def _quote(texts: Collection[str]) -> str:
 
 
 def _join(texts: Collection[str]) -> str:
-    shown = sorted(texts)[:_MOST_NAMED]
-    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
-    return ", ".join(f"`{text}`" for text in shown) + more
+    return join_names([f"`{text}`" for text in sorted(texts)], _MOST_NAMED)

@@ -15,7 +15,7 @@ from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.rope_scaling import inverse_frequencies
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.config_keys import Spelling, find_spelling
-from weightctl.verify.results import Cause, Problem
+from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.steps.numbers import numbers_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _CONTEXT, _POSITIONS = "context", "position_embedding"
 _WINDOWS = ("sliding_window", "windowed_layers")
 # What tells the speeds of rotations but for how they are stretched.
 _TURNS = ("rope_base", "rope_dimensions")
-_BIAS_DROPPED = "bias_dropped"
 # A few roundings of float32, in which GGUF has factors.
 _ROUNDING = 1e-5
 _LONGEST = 1 << 30
@@ -200,7 +199,7 @@ def _make_difference(
         text = f"{own}, and {other} in the reference"
     else:
         text = _say_both(where, there, value, wanted)
-    cause = Cause("config", f"the config's {text}")
+    cause = Explanation("config", f"the config's {text}")
     problem = Problem(where=where.key, text="differs from the reference's", cause=cause)
     return ConfigDifference(problem, {field: wanted})
 
@@ -227,7 +226,9 @@ def _say_value(where: Spelling, name: str, value: Any) -> str:
 def _describe_bias(where: Spelling, *, has_none: bool) -> Problem:
     if not has_none:
         return Problem(where=where.key, text="is there, and the reference has no such bias")
-    cause = Cause(_BIAS_DROPPED, "the reference's biases were left out, in this and other layers")
+    cause = Explanation(
+        "bias_dropped", "the reference's biases were left out, in this and other layers"
+    )
     return Problem(where=where.key, text="is not there, and the reference has one", cause=cause)
 
 

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["PairSide", "count_bits", "decode_values", "typical_error"]
 
 _F32 = ENCODINGS["F32"]
-# Bits of the significand, the hidden one too.
-_PRECISION = {
-    "F64": 53, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3,
-    "F8_E4M3FNUZ": 4, "F8_E5M2FNUZ": 3,
-}  # fmt: skip
 # The root mean square of rounding errors that are spread evenly, in half units of the last place,
 # of significands that are.
 _EVENLY = 0.4
@@ -65,10 +60,9 @@ def typical_error(encoding: Encoding, bits: float) -> float:
     `bits` are those per number in the file, fewer than those of the encoding where a weight is
     stored in parts.
     """
-    precision = _PRECISION.get(encoding.name)
     is_apart = bits != encoding.size * 8 / encoding.block
-    if precision is not None and not is_apart:
-        return _EVENLY / (1 << precision)
+    if encoding.significand is not None and not is_apart:
+        return _EVENLY / (1 << encoding.significand)
     found = _ABOVE_BOUND / exp2(bits)
     if is_apart and _EIGHT_BITS[0] < bits < _EIGHT_BITS[1]:
         found *= _ABOVE_BLOCKS
@@ -76,7 +70,7 @@ def typical_error(encoding: Encoding, bits: float) -> float:
 
 
 class PairSide(NamedTuple):
-    """How one of two tensors is stored: its encoding, and bits per number in the file."""
+    """The storage of one of two tensors: its encoding, and bits per number in the file."""
 
     encoding: Encoding
     bits: float

@@ -67,7 +67,7 @@ _OF_BOTH = "of_both"
 
 @dataclass(slots=True)
 class Measured:
-    """How far a tensor is from its reference; what was measured of its pieces adds up.
+    """The distance of a tensor from its reference; what was measured of its pieces adds up.
 
     `squares` are of the reference, `own_squares` of the tensor, `product` of one with the other,
     `error` of their differences and `cost` of what their encodings should cost. `worst` is how many

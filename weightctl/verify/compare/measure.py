@@ -227,16 +227,16 @@ class Tile:
         difference = own - reference
         error, squares = _sum_squares(difference), _sum_squares(reference)
         if not (isfinite(error.sum()) and isfinite(squares.sum())):
-            own, reference = self._without_nonfinite(own, reference, found)
+            own, reference = self._zero_nonfinite(own, reference, found)
             difference = own - reference
             error, squares = _sum_squares(difference), _sum_squares(reference)
         found.squares = float(squares.sum())
-        is_unequal = self._unequal(error)
+        is_unequal = self._find_unequal(error)
         if is_unequal is None:
             # Equal bytes cost nothing.
             found.own_squares = found.product = found.squares
             if not self._is_same:
-                found.cost = float(self._cost(own, reference, squares, error, limit).sum())
+                found.cost = float(self._measure_cost(own, reference, squares, error, limit).sum())
             return found
         own_squares = _sum_squares(own)
         found.own_squares = float(own_squares.sum())
@@ -244,11 +244,11 @@ class Tile:
         found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
         found.error = float(error.sum())
         found.max_error = float(np.abs(difference).max())
-        cost = self._cost(own, reference, squares, error, limit)
+        cost = self._measure_cost(own, reference, squares, error, limit)
         found.cost = float(cost.sum())
-        ratio = error / self._allowed(cost, squares)
+        ratio = error / self._allow_error(cost, squares)
         found.worst = sqrt(float(ratio.max()))
-        is_beyond = self._beyond(ratio, limit, error, own, reference)
+        is_beyond = self._find_beyond(ratio, limit, error, own, reference)
         # A coarse encoding may be allowed as much as that.
         is_beyond |= (own_squares == 0) & (cost < squares * _KEPT)
         beyond = np.flatnonzero(is_beyond)
@@ -260,7 +260,7 @@ class Tile:
         return found
 
     @staticmethod
-    def _beyond(ratio: F64, limit: float, error: F64, own: F32, reference: F32) -> Bools:
+    def _find_beyond(ratio: F64, limit: float, error: F64, own: F32, reference: F32) -> Bools:
         """Return which runs are further off than the limit, or nearly so and all by one factor.
 
         A bit of a scale's exponent makes that a power of two. For the sake of a few numbers that
@@ -278,7 +278,7 @@ class Tile:
             beyond[near[is_power & (rest < error[near] * _REST)]] = True
         return beyond
 
-    def _without_nonfinite(self, own: F32, reference: F32, found: Measured) -> tuple[F32, F32]:
+    def _zero_nonfinite(self, own: F32, reference: F32, found: Measured) -> tuple[F32, F32]:
         is_finite, other = np.isfinite(own), np.isfinite(reference)
         is_damaged = is_finite != other
         is_alike = (own == reference) | (np.isnan(own) & np.isnan(reference))
@@ -290,7 +290,7 @@ class Tile:
         both = is_finite & other
         return np.where(both, own, np.float32(0)), np.where(both, reference, np.float32(0))
 
-    def _unequal(self, error: F64) -> Bools | None:
+    def _find_unequal(self, error: F64) -> Bools | None:
         """Return which runs are not equal, in bytes where both are of one encoding."""
         if not self._is_same:
             return error > 0 if error.any() else None
@@ -303,7 +303,9 @@ class Tile:
         is_unequal[np.flatnonzero(one != other) // width] = True
         return np.repeat(is_unequal, max(encoding.block // RUN, 1))[: len(error)]
 
-    def _cost(self, own: F32, reference: F32, squares: F64, error: F64, limit: float) -> F64:
+    def _measure_cost(
+        self, own: F32, reference: F32, squares: F64, error: F64, limit: float
+    ) -> F64:
         """Return what the encodings cost each run, in squares.
 
         That is of the reference's numbers in the encoding of fewer bits; where the difference is
@@ -312,29 +314,29 @@ class Tile:
         mine, theirs = self._sides
         if self._is_same:
             # Which numbers both were made of nobody knows.
-            return self._usual(mine, squares) * 2
+            return self._estimate_cost(mine, squares) * 2
         ways = [(mine, reference), (theirs, own)]
         if mine.bits > theirs.bits:
             ways.reverse()
         cost = np.zeros(len(squares))
         for side, numbers in ways:
-            cost += self._of(side, numbers, squares)
-            is_beyond = (error > limit * limit * self._allowed(cost, squares)).any()
+            cost += self._measure_cost_of(side, numbers, squares)
+            is_beyond = (error > limit * limit * self._allow_error(cost, squares)).any()
             if not is_beyond and error.sum() <= _NEAR**2 * cost.sum():
                 break
         return cost
 
-    def _of(self, side: PairSide, numbers: F32, squares: F64) -> F64:
+    def _measure_cost_of(self, side: PairSide, numbers: F32, squares: F64) -> F64:
         if side.keeps_all:
             return np.zeros(len(squares))
         flat = numbers.reshape(-1)[: self._count]
         through = side.through(np.ascontiguousarray(flat))
         if through is None:
-            return self._usual(side, squares)
+            return self._estimate_cost(side, squares)
         lost = _sum_squares(_shape_runs(through - flat))
         return np.where(np.isfinite(lost), lost, 0)
 
-    def _usual(self, side: PairSide, squares: F64) -> F64:
+    def _estimate_cost(self, side: PairSide, squares: F64) -> F64:
         """Return what is usual for numbers as large as those that a scale is shared with."""
         if side.keeps_all:
             return np.zeros(len(squares))
@@ -344,7 +346,7 @@ class Tile:
             squares = np.repeat(groups, together)[: len(squares)]
         return squares * side.typical**2
 
-    def _allowed(self, cost: F64, squares: F64) -> F64:
+    def _allow_error(self, cost: F64, squares: F64) -> F64:
         coarser = max(side.typical for side in self._sides)
         least = squares * ((_SHARE * coarser) ** 2 + _ROUNDING**2)
         if self._is_shifted:

@@ -40,7 +40,7 @@ _MOST_TENSORS = 48
 
 
 class OnceQuantized(NamedTuple):
-    """What the tensors of two checkpoints were in once, of each the commonest encoding first."""
+    """The former encodings of the tensors of two checkpoints, the commonest of each first."""
 
     own: Sequence[str]
     reference: Sequence[str]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
-    from weightctl.verify.results import Cause
+    from weightctl.verify.results import Explanation
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
@@ -97,9 +97,9 @@ class Pairing:
     checkpoint: RecognizedModel | None = None
     reference: RecognizedModel | None = None
     within: dict[str, bool] = field(default_factory=dict[str, bool])
-    causes: dict[str, Cause | None] = field(default_factory=dict[str, "Cause | None"])
+    causes: dict[str, Explanation | None] = field(default_factory=dict[str, "Explanation | None"])
     orders: dict[OrderKey, Places | None] = field(default_factory=dict["OrderKey", "Places | None"])
-    alike: dict[str, Cause | None] = field(default_factory=dict[str, "Cause | None"])
+    alike: dict[str, Explanation | None] = field(default_factory=dict[str, "Explanation | None"])
     samples: Samples = field(default_factory=Samples)
 
     @cached_property

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.text.wording import number, percent, pluralize
+from weightctl.verify.ranking import ratio_to_usual
 from weightctl.verify.report.drawing import (
     HEIGHT,
     WIDTH,
@@ -17,7 +18,6 @@ from weightctl.verify.report.drawing import (
 )
 from weightctl.verify.report.markup import Markup, element, join, show_decimal
 from weightctl.verify.report.phrases import shorten, show_tick, show_times
-from weightctl.verify.report.ranking import ratio_to_usual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +106,7 @@ def draw_divergences(layers: Sequence[LayerDivergence]) -> Markup:
 def _draw_frame(
     names: Sequence[str], values: Sequence[float], *, in_percent: bool = False
 ) -> _Frame:
-    def written(value: float) -> str:
+    def show_value(value: float) -> str:
         return f"{show_tick(100 * value)} %" if in_percent else show_tick(value)
 
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
@@ -115,7 +115,7 @@ def _draw_frame(
         join(
             [
                 draw_line(_LEFT, scale.at(value), right, scale.at(value)),
-                draw_label(written(value), _LEFT - 8, scale.at(value) + 4, anchor="end"),
+                draw_label(show_value(value), _LEFT - 8, scale.at(value) + 4, anchor="end"),
             ]
         )
         for value in scale.ticks()

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import percent, pluralize
+from weightctl.verify.ranking import badness_of, excess_of
 from weightctl.verify.report.drawing import WIDTH, draw_label, draw_legend, draw_picture, make_axis
 from weightctl.verify.report.markup import Markup, element, join
 from weightctl.verify.report.phrases import (
@@ -16,7 +17,6 @@ from weightctl.verify.report.phrases import (
     show_tick,
     show_times,
 )
-from weightctl.verify.report.ranking import badness_of, excess_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from math import isfinite, log10
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
-from weightctl.text.wording import number, percent, pluralize, printable
-from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.report.findings import say_finding
-from weightctl.verify.report.phrases import (
-    list_facts,
-    say_check_verdict,
-    say_verdict,
-    shorten,
-    show_encodings,
-    show_shape,
-    show_spaces,
-    show_times,
+from weightctl.text.wording import printable
+from weightctl.verify.report.outline import (
+    Bullets,
+    Chart,
+    Facts,
+    OutlineTable,
+    Paragraph,
+    ProblemList,
 )
-from weightctl.verify.report.ranking import (
-    choose_title,
-    excess_of,
-    ratio_to_usual,
-    sort_strangest_first,
-    sort_worst_first,
-)
-from weightctl.verify.report.remedies import list_remedies
+from weightctl.verify.report.phrases import shorten
+from weightctl.verify.report.sections import make_outline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.verify.figures import Activation, Divergence, MatrixGain, NextToken
+    from weightctl.verify.report.outline import Block, Column, Outline, Section
     from weightctl.verify.results import Problem, Report
 
 
 __all__ = ["escape_text", "quote_code", "render_page"]
 
-_WORST, _GAINS, _LAYERS = 12, 20, 40
 _BARS = "▁▂▃▄▅▆▇█"
 # What begins markup, a link or a mention; an underscore between letters does not.
 _SIGNS = re.compile(r"[\\`*\[\]<>~&#$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -49,48 +39,76 @@ _LONGEST = 120
 
 def render_page(report: Report) -> str:
     """Return a report as a page of Markdown, as GitHub reads it."""
-    sections = [
-        _render_header(report),
-        _render_problems(report.problems),
-        _render_advice(list_remedies(report)),
-        *_render_forward(report.figures(ForwardFigures)),
-        *_render_values(report.figures(ValuesFigures)),
-        _render_notes(report.notes),
-        f"Written by weightctl {__version__} verify.",
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    outline = make_outline(report)
+    blocks = [*_render_header(outline), *chain.from_iterable(map(_render, outline.sections))]
+    return "\n\n".join([*blocks, f"Written by weightctl {__version__} verify."]) + "\n"
 
 
-def _render_header(report: Report) -> str:
-    against = f", against {quote_code(report.reference)}" if report.reference else ""
+def _render_header(outline: Outline) -> Iterator[str]:
+    yield f"# {quote_code(outline.path)}: {outline.verdict}"
+    against = f"against {quote_code(outline.reference)}" if outline.reference else ""
+    if outline.description or against:
+        yield ", ".join(filter(None, (escape_text(outline.description), against)))
     rows = [
-        (
-            quote_code(name),
-            say_check_verdict(result),
-            escape_text(result.skipped or say_finding(result.figures)),
-            f"{report.seconds[name]:.2f}",
-        )
-        for name, result in report.results.items()
+        (quote_code(each.name), each.verdict, escape_text(each.summary), f"{each.seconds:.2f}")
+        for each in outline.checks
     ]
-    lines = [
-        f"# {quote_code(report.path)}: {say_verdict(report)}",
-        f"{escape_text(report.description)}{against}"
-        if report.description
-        else against.strip(", "),
-        _render_table(["Check", "Verdict", "Looked at", "Seconds"], rows, right={3}),
+    yield _join_rows(["Check", "Verdict", "Looked at", "Seconds"], rows, right={3})
+
+
+def _render(section: Section) -> Iterator[str]:
+    blocks = [text for block in section.blocks for text in _render_block(block)]
+    if blocks:
+        yield f"## {section.title}"
+        yield from blocks
+
+
+def _render_block(block: Block) -> Iterator[str]:
+    match block:
+        case ProblemList():
+            yield "\n".join(map(_render_problem, block.problems))
+        case Bullets():
+            yield "\n".join(f"- {escape_text(each)}" for each in block.items)
+        case Paragraph():
+            yield escape_text(block.text)
+        case Facts():
+            yield _join_rows(["", "", ""], [[*map(escape_text, each)] for each in block.facts], {1})
+        case OutlineTable():
+            yield from () if block.is_folded else _render_table(block)
+        case Chart():
+            yield from _render_chart(block) if block.values else ()
+
+
+def _render_chart(chart: Chart) -> Iterator[str]:
+    """Yield a curve in the place of a picture, and the table that goes with it."""
+    yield f"**{chart.title}**"
+    if chart.sentence:
+        yield escape_text(chart.sentence)
+    yield f"`{_draw_curve(chart.values)}` {escape_text(chart.text)}"
+    if chart.table is not None:
+        yield from _render_table(chart.table)
+
+
+def _render_table(table: OutlineTable) -> Iterator[str]:
+    if table.title:
+        yield f"**{table.title}**"
+    shown = [place for place, column in enumerate(table.columns) if column.brief]
+    columns = [table.columns[place] for place in shown]
+    rows = [
+        [_mark_cell(row.cells[place], table.columns[place]) for place in shown]
+        + ["problem" if row.is_problem else ""] * table.marks_problems
+        for row in table.rows
     ]
-    return "\n\n".join(line for line in lines if line)
+    titles = [column.title for column in columns] + [""] * table.marks_problems
+    right = {place for place, column in enumerate(columns) if column.kind == "number"}
+    yield _join_rows(titles, rows, right)
 
 
-def _render_problems(problems: Sequence[Problem]) -> str:
-    if not problems:
-        return ""
-    return "\n".join(["## What is wrong", "", *map(_render_problem, problems)])
-
-
-def _render_advice(advice: Sequence[str]) -> str:
-    listed = [f"- {escape_text(each)}" for each in advice]
-    return "\n".join(["## What to do next", "", *listed]) if advice else ""
+def _mark_cell(text: str, column: Column) -> str:
+    """Return a name or another text of a file as code, any other text escaped."""
+    if column.kind == "name" or (column.kind == "code" and text):
+        return quote_code(text)
+    return text if column.kind == "number" else escape_text(text)
 
 
 def _render_problem(problem: Problem) -> str:
@@ -104,127 +122,7 @@ def _render_problem(problem: Problem) -> str:
     return f"{told}\n  **Likely cause:** {escape_text(text)} ({quote_code(name)})"
 
 
-def _render_forward(figures: ForwardFigures | None) -> Iterator[str]:
-    if figures is None:
-        return
-    known = list_facts(figures)
-    if known or figures.next_tokens:
-        yield "## What the model says"
-    if known:
-        yield _render_table(
-            ["", "", ""], [list(map(escape_text, fact)) for fact in known], right={1}
-        )
-    if figures.next_tokens:
-        yield _render_next_tokens(figures.next_tokens)
-    if figures.divergence is not None and figures.divergence.layers:
-        yield from _render_divergence(figures.divergence)
-    if figures.activations:
-        yield from _render_activations(figures.activations)
-    if figures.matrices:
-        yield from _render_matrices(figures.matrices)
-
-
-def _render_next_tokens(tokens: Sequence[NextToken]) -> str:
-    rows = [
-        (
-            str(token.token),
-            quote_code(show_spaces(token.text)) if token.text else "",
-            percent(token.probability),
-        )
-        for token in tokens
-    ]
-    return _render_table(["Next token", "Text", "Probability"], rows, right={0, 2})
-
-
-def _render_activations(activations: Sequence[Activation]) -> Iterator[str]:
-    rms = [part.rms for part in activations]
-    yield "## Activations"
-    sound = [value for value in rms if isfinite(value)]
-    ends = f"{number(min(sound))} to {number(max(sound))}" if any(sound) else "none of it finite"
-    yield f"`{_draw_curve(rms)}` root mean square of what each part gives, {ends} (log scale)"
-    lost = [part for part in activations if part.nonfinite]
-    if lost:
-        rows = [(quote_code(part.name), f"{part.nonfinite:,}") for part in lost[:_LAYERS]]
-        yield _render_table(["Part", "NaN or infinite"], rows, right={1})
-
-
-def _render_matrices(matrices: Sequence[MatrixGain]) -> Iterator[str]:
-    rows = [
-        (
-            quote_code(matrix.name),
-            show_shape(matrix.shape),
-            number(matrix.gain),
-            show_times(ratio_to_usual(matrix.gain, matrix.usual)),
-        )
-        for matrix in sort_strangest_first(matrices)[:_GAINS]
-    ]
-    yield "## Matrices"
-    count = f"the {len(rows)} farthest from usual, of {len(matrices):,}"
-    yield f"How long what each makes of a random unit vector is: {count}."
-    yield _render_table(["Matrix", "Shape", "Length", "Times usual"], rows, right={2, 3})
-
-
-def _render_divergence(divergence: Divergence) -> Iterator[str]:
-    values = [part.divergence for part in divergence.layers]
-    yield "## Divergence from the reference, part by part"
-    yield f"`{_draw_curve(values)}` from the embedding to the output (log scale)"
-    order = sorted(
-        divergence.layers,
-        key=lambda part: (part.is_problem, ratio_to_usual(part.divergence, part.expected)),
-        reverse=True,
-    )
-    most = max(_WORST, sum(part.is_problem for part in order))
-    rows = [
-        (
-            quote_code(part.name),
-            percent(part.divergence),
-            percent(part.expected),
-            show_times(ratio_to_usual(part.divergence, part.expected)),
-            "problem" if part.is_problem else "",
-        )
-        for part in order[: min(most, _LAYERS)]
-    ]
-    yield _render_table(["Part", "Divergence", "Usual", "Times usual", ""], rows, right={1, 2, 3})
-
-
-def _render_values(figures: ValuesFigures | None) -> Iterator[str]:
-    if figures is None or not figures.tensors:
-        return
-    ranked = sort_worst_first(figures.tensors)
-    rows = [
-        (
-            quote_code(error.name),
-            escape_text(show_encodings(error)),
-            percent(error.relative_rmse),
-            percent(error.expected),
-            show_times(excess_of(error)),
-            show_times(error.worst),
-            number(error.cosine, 5),
-            "problem" if error.is_problem else "",
-        )
-        for error in ranked[:_WORST]
-    ]
-    titles = [
-        "Tensor",
-        "Encoding",
-        "Relative RMSE",
-        "Usual",
-        "Times usual",
-        "Worst run",
-        "Cosine",
-        "",
-    ]
-    yield f"## {choose_title(ranked).capitalize()}, of {pluralize(len(ranked), 'pair')}"
-    yield _render_table(titles, rows, right={2, 3, 4, 5, 6})
-
-
-def _render_notes(notes: Sequence[str]) -> str:
-    return (
-        "\n".join(["## Notes", "", *(f"- {escape_text(note)}" for note in notes)]) if notes else ""
-    )
-
-
-def _render_table(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:
+def _join_rows(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:
     rules = ["--:" if place in right else ":--" for place in range(len(titles))]
     return "\n".join(f"| {' | '.join(row)} |" for row in [titles, rules, *rows])
 

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from weightctl.text.wording import number, percent, pluralize, printable
-from weightctl.verify.report.findings import is_partial
+from weightctl.verify.report.outline import Fact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
         LayerDivergence,
         TensorError,
     )
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Report
 
 __all__ = [
     "DASH",
     "TIMES",
     "list_facts",
     "say_all_usual",
-    "say_check_verdict",
     "say_verdict",
     "shorten",
     "show_encodings",
@@ -79,18 +78,9 @@ def say_verdict(report: Report) -> str:
     return f"no problems found in {pluralize(ran, 'check')}" + (f", {left} skipped" if left else "")
 
 
-def say_check_verdict(result: Result) -> str:
-    """Return what came of a check: `fine`, `partly`, `3 problems` or `skipped`."""
-    if result.problems:
-        return pluralize(len(result.problems), "problem")
-    if result.skipped:
-        return "skipped"
-    return "partly" if is_partial(result.figures) else "fine"
-
-
-def list_facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:
+def list_facts(figures: ForwardFigures) -> list[Fact]:
     """Return what is known of how a model ran: what it is, the number, and what that means."""
-    found: list[tuple[str, str, str]] = []
+    found: list[Fact] = []
     divergence = figures.divergence
     if figures.perplexity is not None:
         other = divergence.reference_perplexity if divergence else None
@@ -99,22 +89,22 @@ def list_facts(figures: ForwardFigures) -> list[tuple[str, str, str]]:
             if other is not None
             else "the less, the better"
         )
-        found.append(("perplexity", number(figures.perplexity, 4), against))
+        found.append(Fact("perplexity", number(figures.perplexity, 4), against))
     return found + (_list_divergence(divergence) if divergence else [])
 
 
-def _list_divergence(divergence: Divergence) -> list[tuple[str, str, str]]:
-    found: list[tuple[str, str, str]] = []
+def _list_divergence(divergence: Divergence) -> list[Fact]:
+    found: list[Fact] = []
     if divergence.mean is not None:
-        found.append(("mean KL", number(divergence.mean), "nats a position"))
+        found.append(Fact("mean KL", number(divergence.mean), "nats a position"))
     if divergence.percentile_99 is not None:
-        found.append(("99th percentile", number(divergence.percentile_99), "nats"))
+        found.append(Fact("99th percentile", number(divergence.percentile_99), "nats"))
     if divergence.greatest is not None:
-        found.append(("greatest KL", number(divergence.greatest), "nats"))
+        found.append(Fact("greatest KL", number(divergence.greatest), "nats"))
     if divergence.top_1 is not None:
-        found.append(("top-1 agreement", percent(divergence.top_1), "same likeliest token"))
+        found.append(Fact("top-1 agreement", percent(divergence.top_1), "same likeliest token"))
     if divergence.cosine is not None:
-        found.append(("least cosine", number(divergence.cosine, 5), "between states"))
+        found.append(Fact("least cosine", number(divergence.cosine, 5), "between states"))
     return found
 
 

@@ -3,169 +3,91 @@
 from __future__ import annotations
 
 from math import isnan
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from weightctl.text.wording import number, percent
-from weightctl.verify import CHECKS
-from weightctl.verify.report.findings import say_finding
 from weightctl.verify.report.markup import Markup, element, join, mark_code
-from weightctl.verify.report.phrases import (
-    DASH,
-    say_check_verdict,
-    shorten,
-    show_encodings,
-    show_shape,
-    show_spaces,
-    show_times,
-)
-from weightctl.verify.report.ranking import excess_of, ratio_to_usual
+from weightctl.verify.report.phrases import DASH, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightctl.verify.figures import MatrixGain, NextToken, TensorError
-    from weightctl.verify.results import Report
+    from weightctl.verify.report.outline import CheckLine, Column, OutlineTable, Row
 
-__all__ = ["list_checks", "list_gains", "list_next_tokens", "list_tensors"]
+__all__ = ["list_checks", "make_table"]
 
-# A longer name of a tensor has dots in its middle, and so has a token a third as long.
+# A longer name of a tensor has dots in its middle, and so has a text a third as long.
 _LONGEST = 120
+_CLASSES = {"name": "wide", "number": "n", "code": "nowrap", "text": None}
+_SIGNS = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}
 
 
-class _Column(NamedTuple):
-    title: str
-    class_: str | None = None
+def list_checks(checks: Sequence[CheckLine]) -> Markup:
+    """Return a table of what each check looked at, and what came of it."""
+    heads = (
+        _make_head("Check", "nowrap"), _make_head("Verdict", "nowrap"),
+        _make_head("Looked at", "wide"), _make_head("Seconds", "n time"),
+    )  # fmt: skip
+    return _make_frame(heads, map(_make_check_row, checks))
 
 
-def _make_table(
-    columns: Sequence[_Column],
-    rows: Iterable[Markup],
-    caption: str = "",
-    class_: str | None = None,
+def make_table(table: OutlineTable) -> Markup:
+    """Return a table with a bar at the end of rows that have a share."""
+    heads = [_make_head(column.title, _CLASSES[column.kind]) for column in table.columns]
+    has_shares = any(row.share is not None for row in table.rows)
+    if has_shares:
+        heads.append(_make_head("", "track"))
+    rows = [_make_row(table.columns, row) for row in table.rows]
+    return _make_frame(heads, rows, table.caption, "slim" if has_shares else None)
+
+
+def _make_head(title: str, class_: str | None) -> Markup:
+    return element("th", title, scope="col", class_=class_)
+
+
+def _make_frame(
+    heads: Iterable[Markup], rows: Iterable[Markup], caption: str = "", class_: str | None = None
 ) -> Markup:
-    head = element(
-        "tr", *(element("th", title, scope="col", class_=kind) for title, kind in columns)
-    )
     table = element(
         "table",
         *((element("caption", caption),) if caption else ()),
-        element("thead", head),
+        element("thead", element("tr", *heads)),
         element("tbody", *rows),
         class_=class_,
     )
     return element("div", table, class_="scroll", tabindex="0")
 
 
-def _make_row(
-    columns: Sequence[_Column], cells: Sequence[str], class_: str | None = None
-) -> Markup:
-    written = [
-        element("td", cell, class_=column.class_)
-        for column, cell in zip(columns, cells, strict=True)
-    ]
-    return element("tr", *written, class_=class_)
+def _make_check_row(check: CheckLine) -> Markup:
+    state = element("span", _SIGNS[check.state] + check.verdict, class_=f"state {check.state}")
+    summary = [element("div", mark_code(check.summary), class_="soft")] if check.summary else []
+    return element(
+        "tr",
+        element("td", element("code", check.name), class_="nowrap"),
+        element("td", state, class_="nowrap"),
+        element("td", join([check.about, *summary]), class_="wide"),
+        element("td", f"{check.seconds:.2f}", class_="n time"),
+    )
 
 
-def list_checks(report: Report) -> Markup:
-    """Return what each check looked at, and what came of it."""
-    columns = (
-        _Column("Check", "nowrap"), _Column("Verdict", "nowrap"), _Column("Looked at", "wide"),
-        _Column("Seconds", "n time"),
-    )  # fmt: skip
-    rows: list[Markup] = []
-    for name, result in report.results.items():
-        said = say_check_verdict(result)
-        is_whole = said == "fine"
-        state = "wrong" if result.problems else "good" if is_whole else "skipped"
-        sign = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}[state]
-        about = CHECKS[name].about if name in CHECKS else ""
-        told = result.skipped or say_finding(result.figures)
-        cells = (
-            element("code", name),
-            element("span", sign + said, class_=f"state {state}"),
-            join([about, *([element("div", mark_code(told), class_="soft")] if told else [])]),
-            f"{report.seconds[name]:.2f}",
-        )
-        rows.append(_make_row(columns, cells))
-    return _make_table(columns, rows)
+def _make_row(columns: Sequence[Column], row: Row) -> Markup:
+    notes = [element("div", row.note, class_="soft")] if row.note else []
+    cells = [
+        element("td", _mark_cell(text, column), *(notes if place == 0 else ()),
+                class_=_CLASSES[column.kind])
+        for place, (text, column) in enumerate(zip(row.cells, columns, strict=True))
+    ]  # fmt: skip
+    if row.share is not None:
+        cells.append(element("td", _draw_bar(row.share), class_="track"))
+    return element("tr", *cells, class_="bad" if row.is_problem else None)
 
 
-def list_tensors(errors: Sequence[TensorError], caption: str = "") -> Markup:
-    """Return how far tensors are off."""
-    columns = (
-        _Column("Tensor", "wide"), _Column("Encoding"), _Column("Relative RMSE", "n"),
-        _Column("Usual", "n"), _Column("Times usual", "n"), _Column("Worst run", "n"),
-        _Column("Max error", "n"), _Column("Cosine", "n"),
-    )  # fmt: skip
-    rows = [
-        _make_row(
-            columns,
-            (
-                join(
-                    [
-                        element("code", shorten(error.name, _LONGEST)),
-                        element("div", show_shape(error.shape), class_="soft"),
-                    ]
-                ),
-                show_encodings(error),
-                percent(error.relative_rmse),
-                percent(error.expected),
-                show_times(excess_of(error)),
-                show_times(error.worst),
-                number(error.max_error),
-                number(error.cosine, 5),
-            ),
-            "bad" if error.is_problem else None,
-        )
-        for error in errors
-    ]
-    return _make_table(columns, rows, caption)
-
-
-def list_next_tokens(tokens: Sequence[NextToken]) -> Markup:
-    """Return which tokens may come next, and how likely that is."""
-    columns = (
-        _Column("Token", "n"), _Column("Text", "nowrap"), _Column("Probability", "n"),
-        _Column("", "track"),
-    )  # fmt: skip
-    most = max((token.probability for token in tokens if token.probability <= 1), default=0) or 1
-    rows = [
-        _make_row(
-            columns,
-            (
-                str(token.token),
-                element("code", shorten(show_spaces(token.text), _LONGEST // 3))
-                if token.text
-                else "",
-                percent(token.probability),
-                _draw_bar(token.probability / most),
-            ),
-        )
-        for token in tokens
-    ]
-    return _make_table(columns, rows, class_="slim")
-
-
-def list_gains(matrices: Sequence[MatrixGain]) -> Markup:
-    """Return how long the vectors are that matrices make of unit vectors."""
-    columns = (
-        _Column("Matrix", "wide"), _Column("Shape"), _Column("Length", "n"), _Column("Usual", "n"),
-        _Column("Times usual", "n"),
-    )  # fmt: skip
-    rows = [
-        _make_row(
-            columns,
-            (
-                element("code", shorten(matrix.name, _LONGEST)),
-                show_shape(matrix.shape),
-                number(matrix.gain),
-                number(matrix.usual),
-                show_times(ratio_to_usual(matrix.gain, matrix.usual)),
-            ),
-        )
-        for matrix in matrices
-    ]
-    return _make_table(columns, rows)
+def _mark_cell(text: str, column: Column) -> str:
+    """Return a name or another text of a file as code, any other text as it is."""
+    if column.kind == "name":
+        return element("code", shorten(text, _LONGEST))
+    if column.kind == "code":
+        return element("code", shorten(text, _LONGEST // 3)) if text else ""
+    return text
 
 
 def _draw_bar(share: float) -> Markup:

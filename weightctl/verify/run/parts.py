@@ -123,8 +123,8 @@ class Running:
         Raises `EngineError` for tokens that it does not know.
         """
         given = [mask.astype(np.int64) if name == _MASK else ids for name in self._network.INPUTS]
-        with self._with(replaced):
-            graph = self._begin(self._computing(replaced))
+        with self._hold_replaced(replaced):
+            graph = self._begin(self._choose_network(replaced))
         x, *beside = self._run(graph, given, replaced)
         return Flow(x.to_numpy(), tuple(beside))
 
@@ -132,8 +132,11 @@ class Running:
         self, number: int, x: F32, beside: Sequence[Buffer], replaced: Replaced = _NOTHING
     ) -> F32:
         """Return what a layer makes of any number of windows, as many times those of `beside`."""
-        network = self._computing(replaced)
-        with self._with(replaced), _build(network, name_layer(number), self._types) as graph:
+        network = self._choose_network(replaced)
+        with (
+            self._hold_replaced(replaced),
+            _build(network, name_layer(number), self._types) as graph,
+        ):
             first, *others = graph.inputs
             graph.output(network.through(network.layers[number], first, tuple(others)))
         given = [
@@ -146,8 +149,8 @@ class Running:
 
         No position sees another here: any part of what came out of the last layer will do.
         """
-        with self._with(replaced):
-            graph = self._end(self._computing(replaced))
+        with self._hold_replaced(replaced):
+            graph = self._end(self._choose_network(replaced))
         return self._run(graph, [x], replaced)[0].to_numpy()
 
     def weights_of(self, part: str) -> list[str]:
@@ -161,7 +164,7 @@ class Running:
             return list(self._end(self._network).weights_by_name)
         return [name for name in self._weights if name.startswith(f"{part}.")]
 
-    def _computing(self, replaced: Replaced) -> Network:
+    def _choose_network(self, replaced: Replaced) -> Network:
         """Return what computes a part: the ranks together, where nothing stands in for weights."""
         return self._network if replaced or self._ranks is None else self._ranks.network
 
@@ -180,20 +183,20 @@ class Running:
         registry: dict[str, Any] = {}
         for name, weight in graph.weights_by_name.items():
             if name in replaced:
-                registry[name] = self._stood_in(name, replaced[name])
+                registry[name] = self._stand_in(name, replaced[name])
             elif self._ranks is not None and weight.shard_of is not None:
                 registry[name] = self._ranks.part(weight)
             else:
                 registry[name] = self.checkpoint.weights[name]
         return self._session.load(graph, registry).execute(*given)
 
-    def _stood_in(self, name: str, given: ReadableTensor | F32) -> Checkpoint | F32:
+    def _stand_in(self, name: str, given: ReadableTensor | F32) -> Checkpoint | F32:
         if isinstance(given, np.ndarray):
             return given
         return Checkpoint(Derived(source_of(self.checkpoint.tree), {name: given}, {}))[name]
 
     @contextmanager
-    def _with(self, replaced: Replaced) -> Generator[None]:
+    def _hold_replaced(self, replaced: Replaced) -> Generator[None]:
         """Have the weights be stored as what stands in for them, in graphs that are built here."""
         changed = {name: self._weights[name] for name in replaced}
         before = {

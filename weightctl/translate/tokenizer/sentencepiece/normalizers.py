@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
+from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.charsmap import Charsmap
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
@@ -89,10 +90,9 @@ class Steps:
             yield _FIRST
         other = self._white_space() if self._is_cut or self._is_stripped else []
         if other:
-            listed = ", ".join(f"U+{ord(each):04X}" for each in other[:_MOST_LISTED])
-            more = f" and {len(other) - _MOST_LISTED} more" if len(other) > _MOST_LISTED else ""
+            listed = join_names([f"U+{ord(each):04X}" for each in other], _MOST_LISTED)
             where = "between words" if self._is_cut else "at the ends of a text"
-            yield f"transformers removes {listed}{more} {where}, and llama.cpp keeps them"
+            yield f"transformers removes {listed} {where}, and llama.cpp keeps them"
 
     def _takes_sequence(self, step: Mapping[str, Any]) -> bool:
         return step.get("normalizers", step.get("pretokenizers")) is not None  # they come next

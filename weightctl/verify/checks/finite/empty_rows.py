@@ -71,7 +71,7 @@ class EmptyRows(NamedTuple):
 
 
 class UsedTokens:
-    """What is known of a checkpoint's tokens; its tokenizer is read when that is asked for."""
+    """The tokens of a checkpoint that are in use; its tokenizer is read when that is asked for."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -81,7 +81,7 @@ class UsedTokens:
         """Tell rows of zeros of a table that nothing uses from those that were lost."""
         rows = info.shape[0]
         is_of_tokens = _POSITIONS.search(info.name) is None
-        tokenizer = self._tokenizer(rows) if is_of_tokens else None
+        tokenizer = self._find_tokenizer(rows) if is_of_tokens else None
         found = EmptyRows([], [])
         for start, stop in runs:
             if tokenizer is None:
@@ -96,7 +96,7 @@ class UsedTokens:
                 found.unused.append((end, stop))
         return found
 
-    def _tokenizer(self, rows: int) -> Tokenizer | None:
+    def _find_tokenizer(self, rows: int) -> Tokenizer | None:
         if rows not in self._read:
             try:
                 self._read[rows] = _load_tokenizer(self._subject, rows)

@@ -48,7 +48,7 @@ _MOST = (10, 90)
 
 @dataclasses.dataclass(slots=True)
 class Occurrences:
-    """How many there are of what was looked for, and the first: its element and what it is."""
+    """A count of what was looked for, and the first of it: its element and what it is."""
 
     count: int = 0
     first: int = -1

@@ -15,7 +15,7 @@ from weightctl.verify.checks.finite.faults import (
     find_nonfinite,
     has_swapped_bytes,
 )
-from weightctl.verify.results import MOST_NAMED, Cause
+from weightctl.verify.results import MOST_NAMED, Explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,34 +37,36 @@ _ABSURD = 1e18
 _LEAST_MATRIX = 32
 
 
-_ZEROED = Cause(
+_ZEROED = Explanation(
     "zeroed", "it was never written, or a conversion lost it: take it from the original checkpoint"
 )
-_ROWS_LOST = Cause(
+_ROWS_LOST = Explanation(
     "rows_lost",
     "they were never written, or lost; only where neurons were pruned this is meant to be so",
 )
-_TOKENS_LOST = Cause(
+_TOKENS_LOST = Explanation(
     "rows_lost", "they were never written, or lost: take them from the original checkpoint"
 )
-_FLIPPED = Cause("flipped", "a bit of the file has changed: compare its hash with the original's")
-_SWAPPED = Cause(
+_FLIPPED = Explanation(
+    "flipped", "a bit of the file has changed: compare its hash with the original's"
+)
+_SWAPPED = Explanation(
     "byte_order",
     "its byte order is swapped: with the bytes of each number in reverse they are usual weights",
 )
 
 
 class Finding(NamedTuple):
-    """What is wrong with a tensor: `kind` is the same for all of which the same is wrong."""
+    """A fault of a tensor: `kind` is the same for all of which the same is wrong."""
 
     name: str
     kind: str
     text: str
-    cause: Cause | None = None
+    cause: Explanation | None = None
 
 
 class Judge:
-    """What is wrong with tensors, by a quick survey and, where that is unusual, a closer look.
+    """A judge of tensors, by a quick survey and, where that is unusual, a closer look.
 
     `notes` are what a person should know of those that are unusual and not wrong.
     """
@@ -90,9 +92,9 @@ class Judge:
         info = tensor.info
         damaged: list[Finding] = []
         if not all(each.are_usual for each in survey.extremes):
-            damaged = list(self._scales(tensor))
+            damaged = list(self._judge_scales(tensor))
         if survey.has_nonfinite:
-            text = self._nonfinite(tensor)
+            text = self._find_nonfinite(tensor)
             # What a scale does to its block is no problem of its own.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
             if cause is None and has_swapped_bytes(tensor):
@@ -112,11 +114,11 @@ class Judge:
         if survey.rows and survey.zeros == survey.rows:
             constant = 0.0
         if constant is not None and (is_matrix or (constant == 0 and info.name in self._norms)):
-            yield from self._constant(info, constant)
+            yield from self._judge_constant(info, constant)
         elif survey.zeros:
-            yield from self._empty_rows(info, survey)
+            yield from self._judge_empty_rows(info, survey)
 
-    def _nonfinite(self, tensor: ReadableTensor) -> str:
+    def _find_nonfinite(self, tensor: ReadableTensor) -> str:
         info = tensor.info
         nan, infinite = find_nonfinite(tensor, self._memory)
         kinds = [("NaN", nan), ("infinite", infinite)]
@@ -130,7 +132,7 @@ class Judge:
         ]
         return "; ".join(told)
 
-    def _scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
+    def _judge_scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
         info = tensor.info
         kinds, spreads = find_bad_scales(tensor, self._memory)
         for kind in kinds:
@@ -141,13 +143,13 @@ class Judge:
                 "coarse",
                 f"most of its blocks have scales that are too small for float16, about "
                 f"{spreads[0].usual:.1g}, and so its numbers are off by a tenth and more",
-                Cause(
+                Explanation(
                     "scale",
                     f"its numbers are too small for {info.encoding}: keep this tensor in bf16",
                 ),
             )
 
-    def _constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
+    def _judge_constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
         if constant:
             text = f"all {info.size:,} numbers are {_say_number(constant)}"
             yield Finding(info.name, "constant", text, _ZEROED)
@@ -157,7 +159,7 @@ class Judge:
             text = f"all {info.size:,} numbers are zero"
             yield Finding(info.name, "zero", text, _ZEROED)
 
-    def _empty_rows(self, info: TensorInfo, survey: Survey) -> Iterator[Finding]:
+    def _judge_empty_rows(self, info: TensorInfo, survey: Survey) -> Iterator[Finding]:
         lost: Sequence[tuple[int, int]] = survey.zero_runs
         count, cause = survey.zeros, _ROWS_LOST
         if is_table(info.name) and len(info.shape) == 2:
@@ -206,8 +208,8 @@ def _say_scales(info: TensorInfo, kind: ScaleFault) -> str:
     )
 
 
-def _blame_scale(info: TensorInfo, kind: ScaleFault) -> Cause:
-    return Cause(
+def _blame_scale(info: TensorInfo, kind: ScaleFault) -> Explanation:
+    return Explanation(
         "scale",
         f"the {kind.field.called} of {info.encoding} blocks is damaged: a bit of the file has "
         "changed, or its numbers were not finite when it was quantized",

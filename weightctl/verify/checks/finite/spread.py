@@ -93,7 +93,7 @@ class Extremes:
 
 
 class ScaleSpread:
-    """How many scales of a field of a tensor's blocks are of each power of two."""
+    """The counts of scales of each power of two, of a field of a tensor's blocks."""
 
     def __init__(self, field: ScaleField) -> None:
         self.field = field

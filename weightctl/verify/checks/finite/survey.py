@@ -43,7 +43,7 @@ _COLUMNS = 8192
 
 @dataclass(slots=True)
 class Survey:
-    """What is known of some of a tensor's rows.
+    """A survey of some of a tensor's rows.
 
     `rows` were looked at, of which `zeros` are zero; `zero_runs` are these, from the first to
     behind the last. All numbers are `constant`, None where they are not. `extremes` are of each

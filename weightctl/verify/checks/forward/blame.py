@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
-from weightctl.verify.compare.causes import computes_the_same
 from weightctl.verify.compare.configs import ConfigDifference, correct
 from weightctl.verify.compare.distance import is_within, run_limit
+from weightctl.verify.compare.explaining import computes_the_same
 from weightctl.verify.compare.measure import measure_pair
 from weightctl.verify.compare.pairs import convert_dialect
-from weightctl.verify.results import Cause, Problem
+from weightctl.verify.results import Explanation, Problem
 from weightctl.verify.run.parts import OUTPUT, Running
 
 if TYPE_CHECKING:
@@ -46,19 +46,21 @@ class Blame:
         self._found = [*found, *_find_output_tied(running.checkpoint, pairing.reference)]
         self._corrected = _build_with_config(running.checkpoint, self._found, device)
 
-    def of_config(self, part: ComparedPart) -> Cause | None:
+    def of_config(self, part: ComparedPart) -> Explanation | None:
         """Return what of the config is to blame: with the reference's the part is as it should be.
 
         None where that does not help.
         """
         running = self._corrected
-        if running is None or not _Trial(part, running, self._lent(part, running)).is_well({}):
+        if running is None or not _Trial(part, running, self._lend_tensors(part, running)).is_well(
+            {}
+        ):
             return None
         causes = [each.problem.cause for each in self._found if each.problem.cause is not None]
         if len(causes) == 1:
             return causes[0]
         keys = ", ".join(f"`{each.problem.where}`" for each in self._found)
-        return Cause("config", f"the config's {keys} are not the reference's")
+        return Explanation("config", f"the config's {keys} are not the reference's")
 
     def of_tensors(
         self, part: ComparedPart, first: Sequence[str] = (), *, is_searched: bool = True
@@ -68,11 +70,11 @@ class Blame:
         Those that are called as `first` says are tried at first, and others if it `is_searched`.
         """
         running = self._corrected or self._running
-        trial = _Trial(part, running, self._lent(part, running))
-        groups = self._pairs_of(part, running)
+        trial = _Trial(part, running, self._lend_tensors(part, running))
+        groups = self._list_pairs(part, running)
         told = [groups[name] for name in first if name in groups]
         if told and self._is_well_without(trial, told):
-            return self._guilty(told)
+            return self._find_guilty(told)
         if not is_searched:
             return []
         off = [group for group in groups.values() if any(map(self._is_off, group))]
@@ -81,19 +83,19 @@ class Blame:
             off = list(groups.values())
             if not self._is_well_without(trial, off):
                 return []
-        return self._guilty(self._needed(trial, off))
+        return self._find_guilty(self._find_needed(trial, off))
 
-    def _needed(self, trial: _Trial, groups: Sequence[list[Pair]]) -> Sequence[list[Pair]]:
+    def _find_needed(self, trial: _Trial, groups: Sequence[list[Pair]]) -> Sequence[list[Pair]]:
         """Return those of some groups of tensors without which a part is not well."""
         if len(groups) > _MOST_APART:
             return groups
         for group in groups:
             rest = [each for each in groups if each is not group]
             if rest and self._is_well_without(trial, rest):
-                return self._needed(trial, rest)
+                return self._find_needed(trial, rest)
         return groups
 
-    def _guilty(self, groups: Sequence[Sequence[Pair]]) -> list[Pair]:
+    def _find_guilty(self, groups: Sequence[Sequence[Pair]]) -> list[Pair]:
         """Return those of some groups that are off: one expert may be, and the others are not.
 
         All of them where each is within what its encoding costs, and they are not together.
@@ -114,7 +116,7 @@ class Blame:
     def _is_well_without(self, trial: _Trial, groups: Sequence[Sequence[Pair]]) -> bool:
         return trial.is_well(self._stand_ins([pair for group in groups for pair in group]))
 
-    def _pairs_of(self, part: ComparedPart, running: Running) -> dict[str, list[Pair]]:
+    def _list_pairs(self, part: ComparedPart, running: Running) -> dict[str, list[Pair]]:
         """Return the pairs of a part by what they are called; experts of one layer together."""
         modules = set(running.weights_of(part.name))
         groups: dict[str, list[Pair]] = {}
@@ -137,7 +139,7 @@ class Blame:
                 continue
         return made
 
-    def _lent(self, part: ComparedPart, running: Running) -> dict[str, ReadableTensor]:
+    def _lend_tensors(self, part: ComparedPart, running: Running) -> dict[str, ReadableTensor]:
         """Return the reference's tensors that a corrected config asks for and nobody has."""
         own, other = self._running.checkpoint, self._pairing.reference
         if other is None:
@@ -173,7 +175,7 @@ def _find_output_tied(
     """Yield that the embedding is the output, where the reference has one of its own."""
     is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
     if is_tied and was_tied is False:
-        cause = Cause(
+        cause = Explanation(
             "output_forgotten",
             "the reference's output was left out, and the embedding stands in for it",
         )

@@ -115,7 +115,7 @@ class Degraded:
         at_once = max(1, _RUN // max(1, row)) * row
         for first in range(begin // row * row, end, at_once):
             last = min(first + at_once, -(-end // row) * row)
-            numbers = self._numbers(inputs, first, last, row)
+            numbers = self._read_numbers(inputs, first, last, row)
             kept = slice(max(begin - first, 0), max(min(end, last) - first, 0))
             part = numbers.reshape(-1)[kept]
             made[max(first - begin, 0) :][: len(part)] = part
@@ -123,7 +123,9 @@ class Degraded:
     def __str__(self) -> str:
         return "as far off as its encoding"
 
-    def _numbers(self, inputs: Sequence[ReadableTensor], first: int, last: int, row: int) -> F32:
+    def _read_numbers(
+        self, inputs: Sequence[ReadableTensor], first: int, last: int, row: int
+    ) -> F32:
         numbers = read_values(inputs[0], first, last - first).reshape(-1, row)
         if self.is_again:
             return _add_noise(numbers, self.stored.typical, first)

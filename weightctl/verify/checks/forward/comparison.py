@@ -118,28 +118,28 @@ class _Comparison:
         request, walk = self._request, self._walk
         last = request.last_layer(walk.reference.layers)
         if request.layers is None:
-            self._look(walk.embedding())
+            self._look_at(walk.embedding())
         for number in range(last + 1):
             request.tell(f"comparing layer {number}", number / (last + 2))
             part = walk.layer(number)
             if request.has_layer(number):
-                self._look(part)
+                self._look_at(part)
         is_whole = last == walk.reference.layers - 1
-        figures = self._figures(Divergence(layers=()), None)
+        figures = self._make_figures(Divergence(layers=()), None)
         if is_whole and walk.subject.has_logits and walk.reference.has_logits:
             request.tell("comparing the output", (last + 1) / (last + 2))
             if request.layers is None:
-                self._look(walk.output())
+                self._look_at(walk.output())
             figures = self._of_logits()
         elif is_whole:
             mask = self._given.mask
             cosine = find_least_cosine(walk.wanted[mask], walk.own[mask])
-            figures = self._figures(Divergence(layers=(), cosine=cosine), None)
+            figures = self._make_figures(Divergence(layers=(), cosine=cosine), None)
         problems = [*problems, *self._faults.problems(), *self._check_limits(figures)]
         notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
         return Result(problems=tuple(problems), figures=figures, notes=notes)
 
-    def _look(self, part: ComparedPart) -> None:
+    def _look_at(self, part: ComparedPart) -> None:
         self._layers.append(
             LayerDivergence(
                 name=part.name,
@@ -166,10 +166,10 @@ class _Comparison:
             reference_perplexity=heard.reference_perplexity,
             histogram=count_by_bound(numbers),
         )
-        made = self._figures(divergence, heard.perplexity)
+        made = self._make_figures(divergence, heard.perplexity)
         return replace(made, next_tokens=heard.next_tokens)
 
-    def _figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
+    def _make_figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
         given, request, grid = self._given, self._request, self._walk.subject.grid
         asked = [
             each for number, each in enumerate(self._walk.activations, -1)

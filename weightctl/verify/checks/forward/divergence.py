@@ -26,7 +26,7 @@ _BOUNDS = tuple(float(f"{10 ** (third / 3):.2g}") for third in range(-18, 4))
 
 
 class Agreement:
-    """What two models say of the same positions, gathered a few positions at a time.
+    """The divergence of what two models say of the same positions, a few at a time.
 
     `divergences` are of the reference's distribution from the other, in nats, float64, one for each
     position; infinite where either has numbers that are not finite. `agreed` counts positions where

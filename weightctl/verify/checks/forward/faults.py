@@ -6,10 +6,11 @@ from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.text.folding import group_alike
 from weightctl.text.wording import join_names, percent, pluralize
-from weightctl.verify.compare.causes import explain_each
-from weightctl.verify.compare.causes.dequantized import DEQUANTIZED
-from weightctl.verify.results import MOST_NAMED, Cause, Problem, keep_first
+from weightctl.verify.compare.causes import CAUSES
+from weightctl.verify.compare.explaining import explain_each
+from weightctl.verify.results import MOST_NAMED, Explanation, Problem, keep_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,6 @@ _MOST_SEARCHED = 4
 # With more of one cause it is the block that is wrong, not each of them.
 _FEW = 4
 _AS_IT_SHOULD = "it is as it should be"
-# Causes that a whole checkpoint has, whatever its blocks are called.
-_OF_ALL = {DEQUANTIZED}
 
 
 class _Fault(NamedTuple):
@@ -37,7 +36,7 @@ class _Fault(NamedTuple):
     where: str
     kind: str
     text: str
-    cause: Cause | None
+    cause: Explanation | None
 
 
 class Faults:
@@ -85,13 +84,7 @@ class Faults:
 
     def problems(self) -> Sequence[Problem]:
         """Return what is wrong, the first block first, with one problem for what is alike."""
-        alike: dict[tuple[str, Cause | None, bool], list[_Fault]] = {}
-        for fault in self._faults:
-            is_of_all = fault.cause is not None and fault.cause.name in _OF_ALL
-            kind = "" if is_of_all else fault.kind
-            key = (kind, fault.cause, isfinite(fault.part.found.all))
-            alike.setdefault(key, []).append(fault)
-        made = [_fold(same) for same in alike.values()]
+        made = [_fold(same) for same in group_alike(self._faults, _kind_of)]
         return keep_first(made, "{} more that diverge are not named")
 
 
@@ -107,6 +100,16 @@ def _say_distance(part: ComparedPart) -> str:
     if expected > 0:
         return f"{off}, where its encodings cost {percent(expected)}"
     return f"{off}, where its weights should be equal"
+
+
+def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
+    """Return what faults that are reported together have in common."""
+    cause = None if fault.cause is None else CAUSES.get(fault.cause.name)
+    return (
+        "" if cause is not None and cause.of_the_file else fault.kind,
+        fault.cause,
+        isfinite(fault.part.found.all),
+    )
 
 
 def _fold(same: list[_Fault]) -> Problem:

@@ -25,7 +25,7 @@ __all__ = ["Predictions", "predict"]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """How two models' distributions agree, and how well each foretells what follows.
+    """The agreement of two models' distributions, and how well each foretells what follows.
 
     Perplexities are None where nothing is foretold, where the tokens are no text, and where what is
     said is not finite.

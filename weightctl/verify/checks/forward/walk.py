@@ -56,7 +56,7 @@ class ComparedPart:
 
 
 class Walk:
-    """Where two models are, on the tokens of a prompt: first at their embeddings.
+    """A walk through two models, on the tokens of a prompt: first at their embeddings.
 
     `own` is what came out of the subject's last part, which was given what came out of the one
     before, and `wanted` the same of the reference: float32[windows, positions, hidden].
@@ -71,7 +71,7 @@ class Walk:
         self._prompt = prompt
         self._flows: dict[Running, Flow] = {}
         self._beside = reference.begin(prompt.ids, prompt.mask)
-        self.own, self.wanted = self._flow(subject).x, self._beside.x
+        self.own, self.wanted = self._make_flow(subject).x, self._beside.x
         self.activations: list[Activation] = []
         self._note(EMBEDDING)
 
@@ -81,10 +81,10 @@ class Walk:
         wanted = self.wanted
 
         def again(running: Running, replaced: Replaced) -> Share:
-            return self._share(running.begin(ids, mask, replaced).x, wanted, wanted)
+            return self._measure_share(running.begin(ids, mask, replaced).x, wanted, wanted)
 
-        found = self._share(self.own, wanted, wanted)
-        return self._part(EMBEDDING, found, again)
+        found = self._measure_share(self.own, wanted, wanted)
+        return self._compare_part(EMBEDDING, found, again)
 
     def layer(self, number: int) -> ComparedPart:
         """Go through a layer, and compare it."""
@@ -93,18 +93,18 @@ class Walk:
         added = _subtract(wanted, given)
 
         def again(running: Running, replaced: Replaced) -> Share:
-            beside = self._flow(running).beside
+            beside = self._make_flow(running).beside
             made = running.layer(number, given, beside, replaced)
-            return self._share(made, wanted, added)
+            return self._measure_share(made, wanted, added)
 
         is_apart = not np.array_equal(self.own, given)
         both = np.concatenate([self.own, given]) if is_apart else given
-        made = self.subject.layer(number, both, self._flow(self.subject).beside)
+        made = self.subject.layer(number, both, self._make_flow(self.subject).beside)
         self.own, forced = made[: len(given)], made[-len(given) :]
         self.wanted = wanted
         self._note(name_layer(number))
-        found = self._share(forced, wanted, added)
-        return self._part(name_layer(number), found, again)
+        found = self._measure_share(forced, wanted, added)
+        return self._compare_part(name_layer(number), found, again)
 
     def output(self) -> ComparedPart:
         """Compare what is said at some positions behind the last layer."""
@@ -119,9 +119,9 @@ class Walk:
             aim = wanted[:, :width]
             return measure_share(center(made[:, :width]), aim, aim)
 
-        return self._part(OUTPUT, again(self.subject, {}), again)
+        return self._compare_part(OUTPUT, again(self.subject, {}), again)
 
-    def _part(
+    def _compare_part(
         self, name: str, found: Share, again: Callable[[Running, Replaced], Share]
     ) -> ComparedPart:
         expected = Share(0.0, 0.0)
@@ -143,7 +143,7 @@ class Walk:
                 found[module] = made
         return found
 
-    def _flow(self, running: Running) -> Flow:
+    def _make_flow(self, running: Running) -> Flow:
         """Return what goes into a model's first layer, and is given to all."""
         if running is self.reference:
             return self._beside
@@ -151,7 +151,7 @@ class Walk:
             self._flows[running] = running.begin(self._prompt.ids, self._prompt.mask)
         return self._flows[running]
 
-    def _share(self, found: F32, wanted: F32, added: F32) -> Share:
+    def _measure_share(self, found: F32, wanted: F32, added: F32) -> Share:
         mask = self._prompt.mask
         return measure_share(found[mask], wanted[mask], added[mask])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from weightctl.text.wording import printable
+from weightctl.text.wording import printable, say_more
 from weightctl.verify.results import Problem
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Compared:
 def state_differences(examples: Iterable[str], count: int) -> str:
     """Return some examples, and how many more differences of the same kind there are."""
     shown = "; ".join(examples)
-    more = count - _MOST_EXAMPLES
-    return f"{shown}; and {more:,} more" if more > 0 else shown
+    more = say_more(count - _MOST_EXAMPLES)
+    return f"{shown}; {more}" if more else shown
 
 
 def first_examples(places: Sequence[int]) -> Sequence[int]:

@@ -43,7 +43,7 @@ _FILES = {word: f"{name}_token" for name, word in WORDS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a checkpoint says beside its tensors, in its own naming convention.
+    """The metadata of a checkpoint, in its own naming convention.
 
     `where` is the GGUF file, or the directory of config.json. `tokenizer` is None where there is
     none, or `refusal` says why it cannot be read. `metadata` are GGUF's keys. `files` are those of

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS
-from weightctl.plan.file_types import FILE_TYPES, GUESSED
+from weightctl.plan.file_types import GUESSED
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.text.wording import percent
 from weightctl.verify.checks.metadata.comparison import Compared
@@ -79,7 +79,7 @@ def _read_stated(header: Header) -> int | None:
 
 def _find_file_type(number: int) -> _FileType | None:
     """Return what a number of llama.cpp's stands for, None where that is not known."""
-    plain = [name for name, each in FILE_TYPES.items() if each == number]
+    plain = [name for name, each in ENCODINGS.items() if each.file_type == number]
     recipes = [recipe for recipe in LLAMA_RECIPES.values() if recipe.file_type == number]
     usual = {*plain, *_OTHERS.get(number, ())}
     usual |= {recipe.otherwise for recipe in recipes if recipe.otherwise is not None}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import UnknownArchitectureError, WeightctlError
 from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, config
+from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import join_names
 from weightctl.verify.checks.names.corrections import explain_misfit, find_corrections, find_family
 from weightctl.verify.checks.names.fit import measure_fit
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
     from weightctl.verify.request import Request
+    from weightctl.verify.results import Explanation
     from weightctl.verify.subject import Subject
 
 
@@ -36,7 +38,6 @@ _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
 # So many alike are still told one by one.
 _FEW = 3
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def check(request: Request) -> Result:
@@ -156,14 +157,15 @@ def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
     Where more than `MOST_NAMED` are left the last says how many are not named.
     """
-    alike: dict[tuple[str, str], list[Problem]] = {}
-    for problem in problems:
-        kind = (_NUMBER.sub("N", f"{problem.where}: {problem.text}"), str(problem.cause))
-        alike.setdefault(kind, []).append(problem)
     made: list[Problem] = []
-    for same in alike.values():
+    for same in group_alike(problems, _kind_of):
         made += same if len(same) <= _FEW else [_fold(same)]
     return tuple(keep_first(made, "{} more problems of these kinds are not named"))
+
+
+def _kind_of(problem: Problem) -> tuple[str, str, Explanation | None]:
+    """Return what problems of several layers have in common."""
+    return mask_numbers(problem.where), mask_numbers(problem.text), problem.cause
 
 
 def _fold(same: list[Problem]) -> Problem:

@@ -13,7 +13,7 @@ from weightctl.families.names import layer
 from weightctl.families.recognition import recognize
 from weightctl.system.registry import load
 from weightctl.verify.checks.names.fit import measure_fit
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint, header_of, source_of
@@ -62,11 +62,11 @@ class Correction(NamedTuple):
         return f"`{self.key}` {self.statement}, and {any_of}{values} would fit"
 
 
-def explain_misfit(fitting: list[Correction]) -> Cause | None:
+def explain_misfit(fitting: list[Correction]) -> Explanation | None:
     """Return the cause that corrections, of which any one would do, make likely."""
     if not fitting:
         return None
-    return Cause("config", "; or ".join(each.text for each in fitting))
+    return Explanation("config", "; or ".join(each.text for each in fitting))
 
 
 def find_corrections(

@@ -43,7 +43,7 @@ class Misfit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a checkpoint has too little, too much, and otherwise than its config says.
+    """The tensors that a checkpoint lacks, has too many, and has otherwise than its config says.
 
     `expected` is how many tensors the config asks for, as our modules count them. `padded` are
     those that have rows behind those of all tokens, as they are stored.

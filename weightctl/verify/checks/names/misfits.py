@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from weightctl.families.matching import OUTPUT_WEIGHT
+from weightctl.text.folding import mask_numbers
 from weightctl.verify.checks.names.corrections import FIELDS, explain_misfit, find_corrections
 from weightctl.verify.checks.names.tying import blame_forgotten_output
 from weightctl.verify.config_keys import find_spelling
-from weightctl.verify.results import Cause, Problem
+from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["list_misfits"]
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COUNTS = ("layers", "experts")
 
 
@@ -71,7 +70,7 @@ def _has_whole_layers(fit: Fit) -> bool:
 def _report_misshaped(each: Misfit, fitting: list[Correction]) -> Problem:
     cause = explain_misfit(fitting)
     if cause is None and _is_transposed(each):
-        cause = Cause(
+        cause = Explanation(
             "transposed",
             "it has the right sizes the other way round: it was transposed where it should not "
             "be, or not where it should",
@@ -107,8 +106,8 @@ def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
     return each.names.module.removesuffix("bias") + "weight" in checkpoint.tensors
 
 
-def _blame_drop(checkpoint: RecognizedModel) -> Cause:
-    return Cause(
+def _blame_drop(checkpoint: RecognizedModel) -> Explanation:
+    return Explanation(
         "bias_dropped",
         f"its weight is there, and {checkpoint.family.name} as {checkpoint.where} says it is adds "
         "a bias: it was left out when the checkpoint was written",
@@ -122,12 +121,14 @@ def _report_unexpected(
     stored = header_of(checkpoint.tree).tensors
     for name in fit.unexpected:
         cause = explain_misfit(fitting)
-        first = _NUMBER.sub("0", name, count=1)
+        first = mask_numbers(name, "0", most=1)
         if name.endswith(".bias") and first != name and first not in stored:
             # In GGUF the first layer says of all whether they have one.
-            cause = Cause("bias_dropped", f"`{first}` is not there, and other layers have theirs")
+            cause = Explanation(
+                "bias_dropped", f"`{first}` is not there, and other layers have theirs"
+            )
         elif name.endswith(".bias") and (key := _find_denial(checkpoint, name)):
-            cause = Cause("config", f"`{key}` is false or not there, and there are biases")
+            cause = Explanation("config", f"`{key}` is false or not there, and there are biases")
         yield Problem(
             where=name,
             text=f"is of no part of {checkpoint.family.name} as its config describes it",
@@ -138,7 +139,7 @@ def _report_unexpected(
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
     plain, dialect = checkpoint.family.plain, checkpoint.dialect
-    kind = _NUMBER.sub("N", plain(name))
+    kind = mask_numbers(plain(name))
     for line in checkpoint.family.names:
         template = line.gguf if dialect == "gguf" else line.hugging_face
         if not isinstance(line.bias, str) or template is None:

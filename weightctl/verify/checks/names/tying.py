@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ArchitectureError
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.translate.copies import check_copies, is_same
-from weightctl.verify.results import Cause, Problem
+from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ def check_tied(checkpoint: RecognizedModel) -> list[Problem]:
         check_copies(checkpoint)
     except ArchitectureError as error:
         _, name, text = error.message.split("`", 2)
-        cause = Cause("tied", f"{checkpoint.where} ties the output to the embedding: {error.hint}")
+        cause = Explanation(
+            "tied", f"{checkpoint.where} ties the output to the embedding: {error.hint}"
+        )
         return [Problem(where=name, text=text.strip(), cause=cause)]
     return []
 
 
-def blame_forgotten_output(checkpoint: RecognizedModel) -> Cause:
+def blame_forgotten_output(checkpoint: RecognizedModel) -> Explanation:
     """Return the cause that an output is missing which is not the embedding."""
-    return Cause(
+    return Explanation(
         "output_forgotten",
         f"{checkpoint.where} does not tie the output to the embedding, so the model has one of its "
         "own: it was not written; where the model is tied after all, `tie_word_embeddings` has to "

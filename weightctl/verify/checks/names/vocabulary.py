@@ -12,7 +12,7 @@ from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.translate.tokenizer.directory import from_directory
 from weightctl.translate.tokenizer.files import open_files
 from weightctl.verify.config_keys import find_spelling
-from weightctl.verify.results import Cause, Problem
+from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")
 
 
 class Counts(NamedTuple):
-    """Where the numbers of tokens contradict each other, and what a person should know of them."""
+    """The contradictions between counts of tokens, and what a person should know of them."""
 
     problems: list[Problem]
     notes: list[str]
@@ -79,7 +79,7 @@ def _check_rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
         key, rows = find_spelling(checkpoint, "vocabulary").key, stored.shape[0]
         cause = None
         if checkpoint.dialect == "hugging_face":
-            cause = Cause("config", f"`{key}` is {count}, and {rows} would fit")
+            cause = Explanation("config", f"`{key}` is {count}, and {rows} would fit")
         text = f"has {rows} rows, and there are {count} tokens"
         yield Problem(where=stored.name, text=text, cause=cause)
 

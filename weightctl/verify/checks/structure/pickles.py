@@ -26,7 +26,7 @@ _MOST_NAMED = 3
 
 
 class Pickled(NamedTuple):
-    """What was found in the pickles of a checkpoint.
+    """The findings in the pickles of a checkpoint.
 
     `reason` says why torch is not given them, empty where it may be.
     """

@@ -1,4 +1,4 @@
-"""What another program's reader sees in files, said on stdout: run in a process of its own.
+"""The program that runs another program's reader in a process of its own, and prints what it sees.
 
 `python reader_process.py READER MEMORY FILE...` prints one JSON object a line: `{"missing": why}`
 where the reader is not installed, else of each file `{"begin": number}` and then what it sees, or

@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.text.wording import printable
+from weightctl.text.wording import printable, say_more
 from weightctl.verify.results import Problem, keep_first
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _STRANGE = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class Answer(NamedTuple):
-    """What came of asking the reader of a format: its problems, and why it was not asked.
+    """The answer of another reader of a format: its problems, and why it was not asked.
 
     `reader` is what it is called; empty where the format has none. `reason` is empty where it
     reads all files as we do; else it says in one line which file the reader refuses and why, or
@@ -168,7 +168,7 @@ def _judge(
         problems.append(Problem(where=where, text=text))
         reasons.append(f"does not survive {os.path.basename(where)}: its process {ending}")
     if refused:
-        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        more = f" ({say_more(len(refused) - 1)})" if len(refused) > 1 else ""
         reasons.insert(0, f"refuses {refused[0]}{more}")
     return Answer(reader, tuple(problems), next(iter(reasons), ending))
 
@@ -222,7 +222,7 @@ def _describe_difference(
 ) -> str:
     if tuple(shape) != info.shape:
         return f"sees it as {list(shape)}, and we as {list(info.shape)}"
-    ours = getattr(info.encoding, format_name)
+    ours = info.encoding.ids.get(format_name)
     if info.encoding.is_known and ours is not None and ours != dtype:
         return f"sees it as {dtype}, and we as {info.encoding}"
     return ""

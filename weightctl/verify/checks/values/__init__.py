@@ -13,13 +13,14 @@ from weightctl.verify.checks.values.sentences import (
     is_comparable,
     note_alike,
 )
-from weightctl.verify.compare.causes import ALIKE, PATIENCE, explain
+from weightctl.verify.compare.causes import CAUSES
 from weightctl.verify.compare.causes.mistakes import TRANSPOSED
 from weightctl.verify.compare.distance import is_within, run_limit
+from weightctl.verify.compare.explaining import PATIENCE, explain
 from weightctl.verify.compare.measure import measure_pairs
 from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import TensorError, ValuesFigures
-from weightctl.verify.results import Cause, Problem, Result
+from weightctl.verify.results import Explanation, Problem, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_BIAS_DROPPED = Cause("bias_dropped", "biases were left out when the checkpoint was written")
-_FORGOTTEN = Cause(
+_BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the checkpoint was written")
+_FORGOTTEN = Explanation(
     "output_forgotten",
     "the output was left out when the checkpoint was written, and is no copy of the embedding",
 )
-_OTHER_MODEL = Cause("different_models", "the reference is not the original of this model")
+_OTHER_MODEL = Explanation("different_models", "the reference is not the original of this model")
 _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
 
 
@@ -90,7 +91,7 @@ class _Wrong:
         self._request = request
         self._unexplained = 0
         self.problems: list[tuple[Pair, Problem]] = []
-        self.alike: list[tuple[Pair, Cause]] = []
+        self.alike: list[tuple[Pair, Explanation]] = []
 
     def add(self, pair: Pair, found: Measured) -> bool:
         """Say whether a tensor is a problem; keep it, with its cause, where it differs."""
@@ -101,7 +102,8 @@ class _Wrong:
         cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
         self._unexplained = 0 if cause is not None else self._unexplained + 1
         # A limit that the request sets holds for all tensors.
-        if cause is not None and cause.name in ALIKE and request.max_rmse is None:
+        is_same = cause is not None and CAUSES[cause.name].computes_the_same
+        if cause is not None and is_same and request.max_rmse is None:
             pairing.within[pair.module] = True
             self.alike.append((pair, cause))
             return False
@@ -137,13 +139,13 @@ def _name_output(pair: Pair, pairing: Pairing) -> str:
     return name or pair.name
 
 
-def _make_problem(pair: Pair, text: str, cause: Cause | None) -> Problem:
+def _make_problem(pair: Pair, text: str, cause: Explanation | None) -> Problem:
     if pair.expert is not None:
         text = f"expert {pair.expert}: {text}"
     return Problem(where=pair.name, text=text, cause=cause)
 
 
-def _explain_shape(pair: Pair) -> Cause | None:
+def _explain_shape(pair: Pair) -> Explanation | None:
     shape, other = pair.tensor.info.shape, pair.reference.info.shape
     return TRANSPOSED if len(shape) == 2 and shape[::-1] == other else None
 

@@ -7,6 +7,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl.codecs import can_decode
+from weightctl.text.folding import group_alike
 from weightctl.text.wording import percent
 from weightctl.translate.copies import is_same
 from weightctl.verify.compare.distance import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair
-    from weightctl.verify.results import Cause, Problem
+    from weightctl.verify.results import Explanation, Problem
     from weightctl.weights.info import TensorInfo
 
 
@@ -137,23 +138,19 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
 
     The order is that of the first of each.
     """
-    alike: dict[Cause | None, list[tuple[Pair, Problem]]] = {}
-    for pair, problem in problems:
-        alike.setdefault(problem.cause, []).append((pair, problem))
-    for cause, group in alike.items():
-        if cause is not None and len(group) > _FEW:
+    for group in group_alike(problems, lambda each: each[1].cause):
+        if group[0][1].cause is not None and len(group) > _FEW:
             yield _fold(group)
         else:
             found = [problem for _, problem in group]
             yield from keep_first(found, "and {} more tensors are as far off")
 
 
-def note_alike(alike: Iterable[tuple[Pair, Cause]]) -> Iterator[str]:
+def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
     """Yield a note for each cause by which tensors differ that compute the same."""
-    groups: dict[Cause, list[Pair]] = {}
-    for pair, cause in alike:
-        groups.setdefault(cause, []).append(pair)
-    for cause, pairs in groups.items():
+    for group in group_alike(alike, lambda each: each[1]):
+        pairs = [pair for pair, _ in group]
+        cause = group[0][1]
         yield f"{_name_problem(pairs)} {'differ' if len(pairs) > 1 else 'differs'}: {cause.text}"
 
 

@@ -1,126 +1,233 @@
-"""Causes by which a tensor is not its reference: what, undone, makes it that."""
+"""The table of causes: what may have gone wrong with a checkpoint, and what to do about it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from weightctl.verify.compare.causes.clipped import find_clipped
-from weightctl.verify.compare.causes.damage import DAMAGES
-from weightctl.verify.compare.causes.dequantized import find_dequantized
-from weightctl.verify.compare.causes.heads import find_equivalent_heads, find_exchanged_heads
-from weightctl.verify.compare.causes.low_rank import find_low_rank
-from weightctl.verify.compare.causes.misplaced import find_equivalent_experts
-from weightctl.verify.compare.causes.misread import find_misread
-from weightctl.verify.compare.causes.mistakes import MISTAKES, OF_OTHERS
-from weightctl.verify.compare.causes.orders import find_permuted
-from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.compare.causes.units import find_equivalent_units
-from weightctl.verify.compare.distance import run_limit
-from weightctl.verify.compare.measure import measure_pair
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from weightctl.families.keys import NamingConvention
-    from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
-    from weightctl.verify.results import Cause
+__all__ = ["CAUSES", "Cause"]
 
 
-__all__ = ["ALIKE", "PATIENCE", "computes_the_same", "explain", "explain_each"]
+class Cause(NamedTuple):
+    """A thing that may have gone wrong: a sentence about it, and a remedy, both for people.
 
-# The names of these causes: what has one of them is not a problem.
-ALIKE = {"units_permuted", "heads_permuted", "experts_permuted"}
-_FINDERS: tuple[Callable[[Pair, Pairing], Cause | None], ...] = (
-    find_equivalent_units,
-    find_equivalent_heads,
-    find_equivalent_experts,
+    A cause that makes a tensor another than its reference is found in a pair of them. `detector` is
+    `(pair, pairing, measured) -> Explanation | None`, and may find several causes of the table.
+    `guess` is `(pair, pairing) -> Iterator[Guess]`: it makes the mistake to the reference, which
+    counts where the result is the tensor. Both are empty for what a check finds without that.
+
+    With one that `computes_the_same` the model works as the reference does. One `of_the_file` is
+    told once, whatever blocks have it. For one that `takes_another` another tensor of the model
+    stands where one belongs, which no naming convention changes.
+    """
+
+    sentence: str
+    remedy: str
+    detector: str = ""
+    guess: str = ""
+    computes_the_same: bool = False
+    of_the_file: bool = False
+    takes_another: bool = False
+
+
+_HERE = "weightctl.verify.compare.causes"
+_CONVERT = (
+    "convert the original model again: `weightctl convert ORIGINAL OUT` does every step that its "
+    "family needs"
 )
-# What is found out from the numbers of a tensor, the most specific first.
-_FOUND: tuple[Callable[[Pair, Pairing, Measured], Cause | None], ...] = (
-    find_exchanged_heads,
-    find_permuted,
-    find_clipped,
-    find_low_rank,
+_RENAME = (
+    "the numbers are there under wrong names: correct the conversion, or `weightctl convert IN OUT "
+    "--rename FILE` with rules that give them the right ones"
 )
-# Where so many tensors in turn are explained by nothing, the others will not be either.
-PATIENCE = 24
+_FETCH = (
+    "numbers are lost: fetch or make the file anew; `weightctl diff A B --hash` says whether it is "
+    "the one that was published"
+)
+_SET = (
+    "correct the key in config.json; of a GGUF, `weightctl convert IN OUT --set KEY=VALUE` makes a "
+    "copy with another value"
+)
+_SAME = "nothing, for a model that computes the same; leave out --max-rmse where that is enough"
 
-
-def computes_the_same(pair: Pair, pairing: Pairing) -> Cause | None:
-    """Return why a tensor may differ from its reference as it does, and the model is the same.
-
-    None where it is not so: all tensors that belong together must differ in the same way.
-    """
-    if pair.tensor.info.shape != pair.reference.info.shape:
-        return None
-    return next(filter(None, (find(pair, pairing) for find in _FINDERS)), None)
-
-
-def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Cause | None:
-    """Return what probably made a tensor another than its reference; None where nothing is known.
-
-    `pair` is one of the pairing's, which keeps what is found. `found` is how far they are apart,
-    where that was measured. A mistake counts where the reference with the same mistake is the
-    tensor, within what the encodings cost.
-    """
-    if pair.module not in pairing.causes:
-        pairing.causes[pair.module] = _find_cause(pair, pairing, found)
-    return pairing.causes[pair.module]
-
-
-def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Cause | None]:
-    """Return what made each of some tensors another; None for the rest where none comes to light.
-
-    To tell that of one of many experts all others of its layer are looked at.
-    """
-    causes: list[Cause | None] = []
-    for pair in pairs:
-        is_hopeless = len(causes) >= PATIENCE and not any(causes[-PATIENCE:])
-        causes.append(None if is_hopeless else explain(pair, pairing))
-    return causes
-
-
-def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Cause | None:
-    if pair.tensor.info.shape != pair.reference.info.shape:
-        return _find_mistake(pair, pairing)
-    found = measure_pair(pair, run_limit(pair)) if found is None else found
-    for damage in DAMAGES:
-        cause = damage(pair, found)
-        if cause is not None:
-            return cause
-    for find in (find_misread, find_dequantized):
-        cause = find(pair, pairing, found)
-        if cause is not None:
-            return cause
-    cause = computes_the_same(pair, pairing) or _find_mistake(pair, pairing)
-    if cause is not None:
-        return cause
-    return next(filter(None, (find(pair, pairing, found) for find in _FOUND)), None)
-
-
-def _find_mistake(pair: Pair, pairing: Pairing) -> Cause | None:
-    views = list(_list_views(pair, pairing))
-    for mistake in MISTAKES:
-        # Another tensor is the same in every view, and to turn many takes long.
-        for view in views[:1] if mistake in OF_OTHERS else views:
-            for made, cause in mistake(view, pairing):
-                if is_proven(made, pairing):
-                    return cause
-    return None
-
-
-def _list_views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
-    """Yield the pair as it is stored, and as a tensor of GGUF: rows are outputs there.
-
-    Mistakes are made in the dialect that a checkpoint is written in.
-    """
-    yield pair
-    own = pairing.checkpoint
-    dialects: list[NamingConvention] = [] if own is None else [own.dialect]
-    seen = {pair.tensor.origin.steps}
-    for dialect in (*dialects, "gguf"):
-        view = pairing.seen_in(dialect, pair)
-        if view is not None and view.tensor.origin.steps not in seen:
-            seen.add(view.tensor.origin.steps)
-            yield view
+# By the names that scripts know them by, in the order in which detectors are tried and guesses
+# made: what is quick and specific first, and guesses that look at all layers last.
+CAUSES: dict[str, Cause] = {
+    "zeroed": Cause(
+        "all numbers of a tensor are 0: they were never written, or were wiped",
+        _FETCH,
+        detector=f"{_HERE}.damage:find_zeroed",
+    ),
+    "scale": Cause(
+        "the scale of a block is damaged: by which factor",
+        _FETCH,
+        detector=f"{_HERE}.damage:find_damaged_scale",
+    ),
+    "rows_lost": Cause(
+        "rows of a tensor, or parts of some, were never written, or were wiped: which ones",
+        _FETCH,
+        detector=f"{_HERE}.damage:find_lost_rows",
+    ),
+    "scaled": Cause(
+        "all numbers of a tensor are a multiple of what they should be: by which factor",
+        _CONVERT,
+        detector=f"{_HERE}.damage:find_scaled",
+    ),
+    "byte_order": Cause(
+        "the bytes of each number are in reverse",
+        "fetch the file again, or convert the original again with a reader that knows its byte "
+        "order",
+        detector=f"{_HERE}.misread:find_misread",
+    ),
+    "wrong_dtype": Cause(
+        "bits of bfloat16 were read as float16, or the reverse",
+        "convert the original model again, or correct the dtype that the header says: the bits are "
+        "all there",
+        detector=f"{_HERE}.misread:find_misread",
+    ),
+    "dequantized": Cause(
+        "numbers went through an encoding: which one",
+        "take the original for the numbers of full precision: what was made of a quantized file is "
+        "as good as that one, and larger",
+        detector=f"{_HERE}.dequantized:find_dequantized",
+        of_the_file=True,
+    ),
+    "units_permuted": Cause(
+        "inner units of an MLP are in another order, the same in all projections, so the model "
+        "computes the same",
+        _SAME,
+        detector=f"{_HERE}.units:find_equivalent_units",
+        computes_the_same=True,
+    ),
+    "heads_permuted": Cause(
+        "attention heads are in another order, the same in all projections, so the model computes "
+        "the same",
+        _SAME,
+        detector=f"{_HERE}.heads:find_equivalent_heads",
+        computes_the_same=True,
+    ),
+    "experts_permuted": Cause(
+        "experts are in another order, the same in the router, so the model computes the same",
+        _SAME,
+        detector=f"{_HERE}.misplaced:find_equivalent_experts",
+        computes_the_same=True,
+    ),
+    "rope_rows": Cause(
+        "rows of queries or keys are in the order of the other naming convention",
+        _CONVERT,
+        guess=f"{_HERE}.mistakes:guess_rope_rows",
+    ),
+    "query_and_key_swapped": Cause(
+        "the query and key projections are swapped",
+        _RENAME,
+        guess=f"{_HERE}.mistakes:guess_other_projection",
+        takes_another=True,
+    ),
+    "query_and_output_swapped": Cause(
+        "the query and output projections are swapped",
+        _RENAME,
+        guess=f"{_HERE}.mistakes:guess_other_projection",
+        takes_another=True,
+    ),
+    "key_and_value_swapped": Cause(
+        "the key and value projections, or these parts of a fused one, are swapped",
+        _RENAME,
+        guess=f"{_HERE}.mistakes:guess_other_projection",
+        takes_another=True,
+    ),
+    "gate_and_up_swapped": Cause(
+        "the gate and up projections, or these parts of a fused one, are swapped",
+        _RENAME,
+        guess=f"{_HERE}.mistakes:guess_other_projection",
+        takes_another=True,
+    ),
+    "parts_exchanged": Cause(
+        "the parts of a fused projection are in another order",
+        _CONVERT,
+        guess=f"{_HERE}.mistakes:guess_fused_order",
+    ),
+    "gate_and_up_interleaved": Cause(
+        "rows of gate and up are by turns, or were taken apart as if they were",
+        _CONVERT,
+        guess=f"{_HERE}.interleaved:guess_interleaved",
+    ),
+    "transposed": Cause(
+        "rows and columns are exchanged",
+        _CONVERT,
+        guess=f"{_HERE}.mistakes:guess_transposed",
+    ),
+    "norm_offset": Cause(
+        "the `1 + w` of Gemma's norms is missing, or was added twice",
+        _CONVERT,
+        guess=f"{_HERE}.mistakes:guess_norm_offset",
+    ),
+    "tied": Cause(
+        "the output is a copy of the embedding, or is tied to it and differs",
+        _CONVERT,
+        guess=f"{_HERE}.mistakes:guess_copied_embedding",
+        takes_another=True,
+    ),
+    "norms_exchanged": Cause(
+        "a norm is in the place of another",
+        _RENAME,
+        guess=f"{_HERE}.misplaced:guess_other_norm",
+        takes_another=True,
+    ),
+    "expert_order": Cause(
+        "the experts of a layer are in another order, and its router is not",
+        _RENAME,
+        guess=f"{_HERE}.misplaced:guess_other_expert",
+        takes_another=True,
+    ),
+    "expert_copied": Cause(
+        "an expert is a copy of another: of which one",
+        _FETCH,
+        guess=f"{_HERE}.misplaced:guess_other_expert",
+        takes_another=True,
+    ),
+    "layers_exchanged": Cause(
+        "a tensor of another layer is in the place of one: of which layer",
+        _RENAME,
+        guess=f"{_HERE}.mistakes:guess_other_layer",
+        takes_another=True,
+    ),
+    "shifted": Cause(
+        "each row is one place further on, or back",
+        _FETCH,
+        guess=f"{_HERE}.mistakes:guess_shifted",
+    ),
+    "heads_exchanged": Cause(
+        "attention heads are in another order: which ones",
+        _CONVERT,
+        detector=f"{_HERE}.heads:find_exchanged_heads",
+    ),
+    "rolled": Cause(
+        "rows or columns are rolled: by how many",
+        _CONVERT,
+        detector=f"{_HERE}.orders:find_permuted",
+    ),
+    "permuted": Cause(
+        "rows or columns are in another order: which ones",
+        _CONVERT,
+        detector=f"{_HERE}.orders:find_permuted",
+    ),
+    "clipped": Cause(
+        "numbers were limited to a range: which one, and how many numbers",
+        "take the original: numbers that were clipped do not come back; leave the clipping out of "
+        "the conversion",
+        detector=f"{_HERE}.clipped:find_clipped",
+    ),
+    "low_rank": Cause(
+        "a change of low rank was added, as a LoRA adapter is: which rank",
+        "compare with the model that the adapter was merged into, or leave the merge out: the "
+        "difference is an adapter, and is not damage",
+        detector=f"{_HERE}.low_rank:find_low_rank",
+    ),
+    "flipped": Cause("a bit of the file has changed", _FETCH),
+    "config": Cause("a key of the config differs: both values, or what would fit", _SET),
+    "bias_dropped": Cause("biases were left out, or other layers have none", _CONVERT),
+    "output_forgotten": Cause("the output was left out, and is not the embedding", _CONVERT),
+    "different_models": Cause(
+        "the reference is not the original of this model",
+        "compare with the original of this model: is `--against` the right path? Two models that "
+        "differ cannot be told from a damaged one",
+    ),
+}

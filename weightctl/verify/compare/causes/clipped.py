@@ -10,7 +10,7 @@ import numpy as np
 from weightctl.text.wording import number, percent
 from weightctl.verify.compare.causes.proof import explains
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 
@@ -35,7 +35,7 @@ _LEAST_CLIPPED = 2
 _MARGIN = 4.0
 
 
-def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that all numbers of the reference beyond a limit are at that limit."""
     if found.nonfinite or found.own_squares >= found.squares:
         return None
@@ -47,7 +47,7 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
     if not explains(made, pairing, found):
         return None
     size = pair.tensor.info.size
-    return Cause(
+    return Explanation(
         "clipped",
         f"its numbers are clipped to {limits}: {count:,} of {size:,}, {percent(count / size)}, are "
         "beyond that in the reference",

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightctl.text.wording import say_more
 from weightctl.verify.compare.distance import RUN, allowed_error, relative_root, stored_rows
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.compare.pairs import Pair, Pairing
 
 
-__all__ = ["DAMAGES", "find_lost_rows"]
+__all__ = ["find_damaged_scale", "find_lost_rows", "find_scaled", "find_zeroed"]
 
 # How many times the usual error of an encoding may be left when a factor is undone.
 _REST = 3.0
@@ -41,15 +42,17 @@ _NOTHING = 1e-3
 _MOST_NAMED = 5
 
 
-def _find_zeroed(pair: Pair, found: Measured) -> Cause | None:
+def find_zeroed(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+    """Return that all numbers of a tensor are 0, and its reference's are not."""
+    del pair, pairing
     if found.own_squares or not found.squares or found.nonfinite:
         return None
-    del pair
-    return Cause("zeroed", "all its numbers are 0: it was never written, or was wiped")
+    return Explanation("zeroed", "all its numbers are 0: it was never written, or was wiped")
 
 
-def _find_damaged_scale(pair: Pair, found: Measured) -> Cause | None:
-    """One scale of a block of the checkpoint that is another."""
+def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+    """Return that a single scale of a block of the checkpoint is another."""
+    del pairing
     encoding = pair.tensor.info.encoding
     runs = max(encoding.block // RUN, 1)
     wrong = found.beyond or found.unequal
@@ -64,7 +67,7 @@ def _find_damaged_scale(pair: Pair, found: Measured) -> Cause | None:
     )
     where = f"{_name_block(pair, start)} is damaged"
     if not np.isfinite(own).all():
-        return Cause("scale", f"the scale of {where}: it is infinite or NaN")
+        return Explanation("scale", f"the scale of {where}: it is infinite or NaN")
     squares = float(np.vdot(reference, reference))
     factor = float(np.vdot(own, reference)) / squares if squares else 0.0
     rest = float(np.sum((own - factor * reference) ** 2))
@@ -72,10 +75,12 @@ def _find_damaged_scale(pair: Pair, found: Measured) -> Cause | None:
     usual = _REST * pair.sides[0].typical
     size = max(float(np.vdot(own, own)), factor**2 * squares)
     if rest < _OF_FACTOR * error or (abs(factor - 1) > _NEAR_ONE and rest < usual**2 * size):
-        return Cause("scale", f"the scale of {where}: {_say_factor(factor)} what it should be")
+        return Explanation(
+            "scale", f"the scale of {where}: {_say_factor(factor)} what it should be"
+        )
     # Where blocks have scales of parts too, one of those is not to blame for all of it.
     if runs > 1 and len(wrong) >= runs - 1:
-        return Cause("scale", f"a scale of {where}")
+        return Explanation("scale", f"a scale of {where}")
     return None
 
 
@@ -92,8 +97,9 @@ def _say_factor(factor: float) -> str:
     return f"{factor:.3g} times"
 
 
-def _find_scaled(pair: Pair, found: Measured) -> Cause | None:
-    """All numbers are the reference's, times one factor."""
+def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+    """Return that all numbers are the reference's, times one factor."""
+    del pairing
     if not found.squares or not found.own_squares or found.nonfinite:
         return None
     if found.relative_rmse <= allowed_error(pair, found):
@@ -105,7 +111,7 @@ def _find_scaled(pair: Pair, found: Measured) -> Cause | None:
         return None
     if rest > _MOST_LEFT * found.error:
         return None
-    return Cause("scaled", f"all its numbers are {_say_factor(factor)} what they should be")
+    return Explanation("scaled", f"all its numbers are {_say_factor(factor)} what they should be")
 
 
 class _Wiped(NamedTuple):
@@ -116,8 +122,9 @@ class _Wiped(NamedTuple):
     rest: float
 
 
-def find_lost_rows(pair: Pair, found: Measured) -> Cause | None:
+def find_lost_rows(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that rows of a tensor, or parts of some, are zeros; None where more is wrong."""
+    del pairing
     if len(pair.tensor.info.shape) < 2 or found.nonfinite or not _may_have_zeros(pair, found):
         return None
     wiped = _find_wiped(pair, found)
@@ -128,7 +135,7 @@ def find_lost_rows(pair: Pair, found: Measured) -> Cause | None:
     whole, parts = (stored_rows(pair, rows) for rows in (wiped.whole, wiped.parts))
     said = _say_rows(whole, parts)
     are = "is" if len(whole) + len(parts) == 1 else "are"
-    return Cause("rows_lost", f"{said} {are} zeros: never written, or wiped")
+    return Explanation("rows_lost", f"{said} {are} zeros: never written, or wiped")
 
 
 def _may_have_zeros(pair: Pair, found: Measured) -> bool:
@@ -198,13 +205,5 @@ def _name_rows(rows: Sequence[int]) -> str:
             spans.append([row, row])
     shown = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans]
     left = sum(last - first + 1 for first, last in spans[_MOST_NAMED:])
-    more = f" and {left} more" if left else ""
-    return f"row{'s' * (len(rows) > 1)} {', '.join(shown[:_MOST_NAMED])}{more}"
-
-
-DAMAGES: tuple[Callable[[Pair, Measured], Cause | None], ...] = (
-    _find_zeroed,
-    _find_damaged_scale,
-    find_lost_rows,
-    _find_scaled,
-)
+    named = f"row{'s' * (len(rows) > 1)} {', '.join(shown[:_MOST_NAMED])}"
+    return f"{named} {say_more(left)}" if left else named

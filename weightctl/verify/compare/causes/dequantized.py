@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.verify.compare.once_quantized import exchange_sides, find_former_encoding
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
 
-__all__ = ["DEQUANTIZED", "find_dequantized"]
+__all__ = ["find_dequantized"]
 
-DEQUANTIZED = "dequantized"
 _MOST_NAMED = 3
 
 
-def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that a tensor or its reference was quantized once, one cause for all such tensors."""
     if not _may_be(found):
         return None
@@ -38,10 +37,10 @@ def _may_be(found: Measured) -> bool:
     return found.runs_unequal * 2 > found.runs and found.error < found.squares
 
 
-def _make_cause(whose: str, encodings: Sequence[str]) -> Cause:
+def _make_cause(whose: str, encodings: Sequence[str]) -> Explanation:
     names = " and ".join(list(dict.fromkeys(encodings))[:_MOST_NAMED])
-    return Cause(
-        DEQUANTIZED,
+    return Explanation(
+        "dequantized",
         f"{whose} look like those of a dequantized file: they were in {names} once, and what that "
         "lost does not come back",
     )

@@ -12,7 +12,7 @@ from weightctl.verify.compare.causes.orders import (
     find_output_order,
 )
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured
@@ -32,25 +32,28 @@ _KINDS = {
     "attention.o": (_OUTPUT,),
     "attention.qkv": (_QUERY, _KEY, _VALUE),
 }
-_ALIKE = Cause(
+_ALIKE = Explanation(
     "heads_permuted",
     "its attention heads are in another order, the same in all projections: the model computes the "
     "same",
 )
 
 
-def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that the heads of a projection are in another order."""
     del found
     orders = _find_orders(pair, pairing)
     if orders is None:
         return None
     texts = [describe_order(order, kind) for kind, order in orders.items() if _is_moved(order)]
-    return Cause("heads_exchanged", " and ".join(texts)) if texts else None
+    return Explanation("heads_exchanged", " and ".join(texts)) if texts else None
 
 
-def find_equivalent_heads(pair: Pair, pairing: Pairing) -> Cause | None:
+def find_equivalent_heads(
+    pair: Pair, pairing: Pairing, found: Measured | None
+) -> Explanation | None:
     """Return that the heads of a layer are in another order, the same in all its projections."""
+    del found
     before, name, _ = pair.module.partition("attention.")
     if not name or pair.part.rpartition(".")[0] not in _KINDS:
         return None

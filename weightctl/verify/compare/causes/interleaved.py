@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.rows import RowOrder
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-    Guess = tuple[Pair, Cause]
+    Guess = tuple[Pair, Explanation]
 
 __all__ = ["guess_interleaved"]
 
-_INTERLEAVED = Cause(
+_INTERLEAVED = Explanation(
     "gate_and_up_interleaved",
     "the gate and up projections are interleaved: their rows are by turns those of one and of the "
     "other, where each belongs by itself",
 )
-_TAKEN_APART = Cause(
+_TAKEN_APART = Explanation(
     "gate_and_up_interleaved",
     "the gate and up projections were taken apart as if they were interleaved: each has every "
     "second row of both",
@@ -60,7 +60,7 @@ def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         yield pair._replace(reference=picked), cause
 
 
-def _list_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Cause]]:
+def _list_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Explanation]]:
     """Yield the wrong orders of so many rows of the gate and as many of up behind them."""
     yield tuple(each for row in range(rows) for each in (row, rows + row)), _INTERLEAVED
     yield (*range(0, 2 * rows, 2), *range(1, 2 * rows, 2)), _TAKEN_APART

@@ -9,7 +9,7 @@ import numpy as np
 from weightctl.text.wording import percent
 from weightctl.verify.compare.distance import allowed_error, expected_error
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class _Fit(NamedTuple):
     share: float
 
 
-def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that the difference from the reference is a matrix of low rank."""
     del pairing
     shape = pair.tensor.info.shape
@@ -59,7 +59,7 @@ def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None
     )
     if fit is None:
         return None
-    return Cause(
+    return Explanation(
         "low_rank",
         f"a change of rank {fit.rank} was added to it, {percent(fit.share)} of the squared "
         "difference: a LoRA adapter was merged, or left out, on one side",

@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 from weightctl.verify.compare.causes.orders import find_output_order
 from weightctl.verify.compare.causes.proof import is_likely, is_proven
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
 
-    Guess = tuple[Pair, Cause]
+    Guess = tuple[Pair, Explanation]
 
 __all__ = ["find_equivalent_experts", "guess_other_expert", "guess_other_norm"]
 
-_ORDER = Cause("expert_order", "the experts of the layer are in another order")
-_ALIKE = Cause(
+_ORDER = Explanation("expert_order", "the experts of the layer are in another order")
+_ALIKE = Explanation(
     "experts_permuted",
     "the experts of the layer are in another order, the same in its router: the model computes the "
     "same",
@@ -39,12 +40,15 @@ def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         cause = _ORDER
         if is_proven(other, pairing):
             text = f"expert {pair.expert} is a copy of expert {other.expert}"
-            cause = Cause("expert_copied", text)
+            cause = Explanation("expert_copied", text)
         yield made, cause
 
 
-def find_equivalent_experts(pair: Pair, pairing: Pairing) -> Cause | None:
+def find_equivalent_experts(
+    pair: Pair, pairing: Pairing, found: Measured | None
+) -> Explanation | None:
     """Return that the experts of a layer and the rows of its router are in the same other order."""
+    del found
     if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
         return None
     key = f"layers.{pair.layer}.mlp.experts"
@@ -87,7 +91,7 @@ def guess_other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
             how = f"it is a copy of `{other.name}`"
             if is_proven(_with_reference_of(other, pair), pairing):
                 how = f"it and `{other.name}` are swapped"
-            yield made, Cause("norms_exchanged", how)
+            yield made, Explanation("norms_exchanged", how)
 
 
 def _with_reference_of(pair: Pair, other: Pair) -> Pair:

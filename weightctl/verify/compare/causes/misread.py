@@ -12,7 +12,7 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _PLAIN = (_F32, _BF16, _F16)
 _LEAST_DIFFERENT = 0.5
 
 
-def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that the bits of a tensor were read in another byte order, or as another dtype.
 
     They are read anew where the tensor still has them. Where it was quantized afterwards the
@@ -129,14 +129,14 @@ def _encode(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
         return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
 
 
-def _make_cause(step: _Reading) -> Cause:
+def _make_cause(step: _Reading) -> Explanation:
     if step.is_swapped:
-        return Cause(
+        return Explanation(
             "byte_order",
             f"its byte order is swapped: the {step.held.size} bytes of each number are in reverse, "
             "as where big-endian numbers are taken for little-endian ones",
         )
-    return Cause(
+    return Explanation(
         "wrong_dtype",
         f"its bits are those of {step.meant} numbers, and were read as {step.held}",
     )

@@ -8,48 +8,61 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ConversionError
 from weightctl.families.changes import half_split_order, interleaved_order
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
-from weightctl.verify.compare.causes.interleaved import guess_interleaved
-from weightctl.verify.compare.causes.misplaced import guess_other_expert, guess_other_norm
 from weightctl.verify.compare.once_quantized import exchange_sides
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Plus
 from weightctl.weights.steps.rows import RowOrder, RowRange
 from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor, Step
 
-    Guess = tuple[Pair, Cause]
+    Guess = tuple[Pair, Explanation]
 
-__all__ = ["MISTAKES", "OF_OTHERS", "TRANSPOSED"]
+__all__ = [
+    "TRANSPOSED",
+    "guess_copied_embedding",
+    "guess_fused_order",
+    "guess_norm_offset",
+    "guess_other_layer",
+    "guess_other_projection",
+    "guess_rope_rows",
+    "guess_shifted",
+    "guess_transposed",
+]
 
-_ROPE = Cause(
+_ROPE = Explanation(
     "rope_rows",
     "its rows are in the other dialect's order: the permutation of q and k for rotary embeddings "
     "was left out, or done where it was done already",
 )
-_GATE_AND_UP = Cause("gate_and_up_swapped", "the gate and up projections stand for one another")
-_KEY_AND_VALUE = Cause(
+_GATE_AND_UP = Explanation(
+    "gate_and_up_swapped", "the gate and up projections stand for one another"
+)
+_KEY_AND_VALUE = Explanation(
     "key_and_value_swapped", "the key and value projections stand for one another"
 )
-_PARTS = Cause("parts_exchanged", "the parts of the fused projection stand in another order")
-TRANSPOSED = Cause("transposed", "it is transposed: rows stand for columns")
-_TIED = Cause("tied", "it is a copy of the embedding, where the reference has an output of its own")
+_PARTS = Explanation("parts_exchanged", "the parts of the fused projection stand in another order")
+TRANSPOSED = Explanation("transposed", "it is transposed: rows stand for columns")
+_TIED = Explanation(
+    "tied", "it is a copy of the embedding, where the reference has an output of its own"
+)
 _OTHERS = (
-    (".attention.q.", ".attention.k.", Cause(
+    (".attention.q.", ".attention.k.", Explanation(
         "query_and_key_swapped", "the query and key projections stand for one another")),
-    (".attention.q.", ".attention.o.", Cause(
+    (".attention.q.", ".attention.o.", Explanation(
         "query_and_output_swapped", "the query and output projections stand for one another")),
     (".attention.k.", ".attention.v.", _KEY_AND_VALUE),
     (".gate.", ".up.", _GATE_AND_UP),
 )  # fmt: skip
 
 
-def _guess_rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with queries or keys in the row orders of both naming conventions."""
     for order in _list_orders(pair, pairing):
         if (made := _apply(pair, RowOrder(order))) is not None:
             yield made, _ROPE
@@ -70,8 +83,8 @@ def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
         yield half_split_order(heads, config.head_dim, rotated)
 
 
-def _guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Another projection of the layer in its place."""
+def guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference of another projection of its layer."""
     for one, other, cause in _OTHERS:
         for own, its in ((one, other), (other, one)):
             if own in pair.module:
@@ -80,7 +93,7 @@ def _guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def _replace_reference(
-    pair: Pair, counterpart: Pair | None, pairing: Pairing, cause: Cause
+    pair: Pair, counterpart: Pair | None, pairing: Pairing, cause: Explanation
 ) -> Iterator[Guess]:
     """Yield the pair with the reference of another, its rows as they are or in another order."""
     if counterpart is None or counterpart.reference.info.shape != pair.tensor.info.shape:
@@ -92,8 +105,8 @@ def _replace_reference(
             yield turned, cause
 
 
-def _guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """The parts of what is one tensor in this family, in another order."""
+def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the parts of a fused reference in another order."""
     shape, model = pair.reference.info.shape, pairing.reference
     if not shape or model is None:
         return
@@ -119,7 +132,8 @@ def _guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                 yield made, cause
 
 
-def _guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference transposed."""
     del pairing
     if len(pair.reference.info.shape) != 2:
         return
@@ -137,7 +151,8 @@ def _is_turned(tensor: ReadableTensor) -> bool:
     return str(Transposed()) in tensor.origin.steps
 
 
-def _guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with 1 added to, and taken from, the reference of a norm."""
     del pairing
     if len(pair.reference.info.shape) != 1 or not pair.module.endswith(".weight"):
         return
@@ -146,26 +161,27 @@ def _guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         (1.0, "it is 1 more than it should be: the norm is stored as `1 + w` where `w` belongs"),
     ):
         if (made := _apply(pair, Plus(offset))) is not None:
-            yield made, Cause("norm_offset", text)
+            yield made, Explanation("norm_offset", text)
 
 
-def _guess_copied_embedding(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """The embedding as output, where the reference has another."""
+def guess_copied_embedding(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the output with the embedding for its reference."""
     if pair.module == OUTPUT_WEIGHT:
         yield from _replace_reference(pair, pairing.by_module.get(EMBEDDING_WEIGHT), pairing, _TIED)
 
 
-def _guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference of each other layer."""
     if pair.layer is None:
         return
     for other in pairing.by_part.get((pair.part, pair.expert), ()):
         if other.layer != pair.layer:
-            cause = Cause("layers_exchanged", f"its numbers are those of layer {other.layer}")
+            cause = Explanation("layers_exchanged", f"its numbers are those of layer {other.layer}")
             yield from _replace_reference(pair, other, pairing, cause)
 
 
-def _guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Each row one place further on."""
+def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair without its first and last rows, each row one place further on."""
     del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or shape != pair.reference.info.shape or shape[0] < 3:
@@ -179,7 +195,7 @@ def _guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                     pair.module, RowRange(theirs, last - mine), [pair.reference]
                 ),
             ),
-            Cause("shifted", f"each row stands one place {what} where it belongs"),
+            Explanation("shifted", f"each row stands one place {what} where it belongs"),
         )
 
 
@@ -192,27 +208,3 @@ def _apply(pair: Pair, step: Step) -> Pair | None:
         return pair._replace(reference=DerivedTensor(pair.module, step, [reference]))
     except ConversionError:
         return None
-
-
-# In this order: the likeliest first, and what is quick before what looks at all layers.
-MISTAKES: Sequence[Callable[[Pair, Pairing], Iterator[Guess]]] = (
-    _guess_rope_rows,
-    _guess_other_projection,
-    _guess_fused_order,
-    guess_interleaved,
-    _guess_transposed,
-    _guess_norm_offset,
-    _guess_copied_embedding,
-    guess_other_norm,
-    guess_other_expert,
-    _guess_other_layer,
-    _guess_shifted,
-)
-# Those by which another tensor of the pairing stands where one belongs.
-OF_OTHERS = {
-    _guess_other_projection,
-    _guess_copied_embedding,
-    guess_other_norm,
-    guess_other_expert,
-    _guess_other_layer,
-}

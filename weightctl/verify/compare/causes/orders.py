@@ -9,7 +9,7 @@ import numpy as np
 from weightctl.errors import ConversionError
 from weightctl.verify.compare.causes.proof import is_proven
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 from weightctl.weights.steps.rows import RowOrder
@@ -62,7 +62,7 @@ _NOUNS = {ROWS: "rows", COLUMNS: "columns"}
 
 
 class _Sides(NamedTuple):
-    """What distinguishes the rows or columns of a tensor, and of its reference: [places, n]."""
+    """The numbers that distinguish rows or columns of both tensors: [places, n]."""
 
     own: F32
     reference: F32
@@ -254,7 +254,7 @@ def _sum_squares(rows: F32) -> NDArray[np.float64]:
     return found
 
 
-def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None:
+def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
     """Return that the rows or columns of a tensor are rolled, swapped or in another order."""
     del found
     own = pairing.checkpoint
@@ -268,12 +268,12 @@ def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Cause | None
     return None
 
 
-def _make_cause(places: Places, noun: str) -> Cause:
+def _make_cause(places: Places, noun: str) -> Explanation:
     size = len(places)
     by = places.index(0)
     if len(places) > 2 and all(
         number == (place - by) % size for place, number in enumerate(places)
     ):
         text = f"its {noun} are rolled by {by} of {size}: the first is number {by} here"
-        return Cause("rolled", text)
-    return Cause("permuted", describe_order(places, noun))
+        return Explanation("rolled", text)
+    return Explanation("permuted", describe_order(places, noun))

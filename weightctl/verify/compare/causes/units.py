@@ -12,9 +12,10 @@ from weightctl.verify.compare.causes.orders import (
     find_output_order,
     is_in_order,
 )
-from weightctl.verify.results import Cause
+from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
+    from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
 
     Places = tuple[int, ...]
@@ -26,21 +27,24 @@ _PART = re.compile(
     r"(?P<mlp>.*\bmlp\.(?:experts\.\d+\.)?)(?P<part>(?:gate|up|gate_up)\.\w+|down\.weight)"
 )
 _FUSED, _DOWN = "gate_up.", "down."
-_ALIKE = Cause(
+_ALIKE = Explanation(
     "units_permuted",
     "the inner units of its MLP are in another order, the same in all projections: the model "
     "computes the same",
 )
 
 
-def find_equivalent_units(pair: Pair, pairing: Pairing) -> Cause | None:
+def find_equivalent_units(
+    pair: Pair, pairing: Pairing, found: Measured | None
+) -> Explanation | None:
     """Return that the inner units of an MLP are in another order, the same in its projections."""
-    found = _PART.fullmatch(pair.module)
-    if found is None:
+    del found
+    named = _PART.fullmatch(pair.module)
+    if named is None:
         return None
-    mlp = found["mlp"]
+    mlp = named["mlp"]
     if mlp not in pairing.alike:
-        places = _find_units(pair, found["part"], pairing)
+        places = _find_units(pair, named["part"], pairing)
         are_alike = places is not None and all(
             _has_units(each, part["part"], places, pairing)
             for each in pairing.pairs

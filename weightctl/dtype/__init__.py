@@ -1,0 +1,29 @@
+"""What numbers are made of: `DType`, `QuantizationEncoding`, and the one table of `Encoding`s."""
+
+from weightctl.dtype.encodings import (
+    ENCODINGS,
+    BlockScale,
+    Encoding,
+    encoding_by_id,
+    unknown_encoding,
+)
+from weightctl.dtype.types import (
+    DType,
+    DTypeLike,
+    QuantizationEncoding,
+    as_dtype,
+    as_quantization,
+)
+
+__all__ = [
+    "ENCODINGS",
+    "BlockScale",
+    "DType",
+    "DTypeLike",
+    "Encoding",
+    "QuantizationEncoding",
+    "as_dtype",
+    "as_quantization",
+    "encoding_by_id",
+    "unknown_encoding",
+]

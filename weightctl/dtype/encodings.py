@@ -1,0 +1,275 @@
+"""The encodings of tensors, as one table: what formats call each, its codec, and its traits."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from weightctl.dtype.types import DType, QuantizationEncoding
+from weightctl.errors import EncodingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.dim import Dim
+
+__all__ = [
+    "ENCODINGS",
+    "ENCODING_OF_DTYPE",
+    "BlockScale",
+    "Encoding",
+    "encoding_by_id",
+    "unknown_encoding",
+]
+
+_Size = TypeVar("_Size", int, "Dim")
+_NO_IDS: Mapping[str, int | str] = {}
+_CODECS = "weightctl.codecs."
+
+
+class BlockScale(NamedTuple):
+    """A field of a block: `width` numbers in a form, one after the other, from a byte on.
+
+    Forms are `f16`, `f32`, `e8m0` and `ue4m3`. Encoders never write one below zero where it
+    `is_positive`. One that `is_added`, not multiplied with, may be as small as it likes. Those that
+    are `in_nibbles` are the four highest bits of four words each.
+    """
+
+    called: str
+    offset: int
+    form: str = "f16"
+    width: int = 1
+    is_positive: bool = False
+    is_added: bool = False
+    in_nibbles: bool = False
+
+
+class Encoding(NamedTuple):
+    """Every `block` elements of a row fill `size` bytes.
+
+    `layout` is the `struct` format of one block, which says what a change of byte order swaps.
+    `ids` are what formats call it, by their names. `codec` refers to the codec of its blocks,
+    `module:name`; empty where none of ours does them. `file_type` is llama.cpp's number for a file
+    that is mostly of it (llama.h, `llama_ftype`). `fallback` takes its place where blocks do not
+    divide the row (llama-quant.cpp, `tensor_type_fallback`); what fits neither becomes F16. Where
+    it `takes_importance`, ggml weights its search for blocks (ggml-quants.c). `scales` are the
+    fields of a block that scale its numbers. `significand` counts its bits, the hidden one too, of
+    floating-point numbers that are stored one by one. One that does not have `holds_weights` is for
+    scales, or for numbers that have scales beside them.
+    """
+
+    name: str
+    block: int
+    size: int
+    layout: str
+    ids: Mapping[str, int | str] = _NO_IDS
+    codec: str = ""
+    file_type: int | None = None
+    fallback: str = ""
+    takes_importance: bool = False
+    scales: tuple[BlockScale, ...] = ()
+    significand: int | None = None
+    holds_weights: bool = True
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.block, self.size))
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def dtype(self) -> DType | None:
+        """The type of its numbers when each is stored by itself, None for blocks."""
+        return _DTYPES.get(self.name)
+
+    @property
+    def quantization(self) -> QuantizationEncoding | None:
+        """The block type, None for plain numbers."""
+        return _QUANTIZATIONS.get(self.name)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is of real numbers with fractions, each by itself or in blocks."""
+        return self.quantization is not None or (self.dtype is not None and self.dtype.is_float)
+
+    @property
+    def called(self) -> str:
+        """What messages call it: its dtype, such as `float32`, or the block type."""
+        return self.name if self.dtype is None else self.dtype.value
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the table has this encoding; the data of any other cannot be interpreted."""
+        return ENCODINGS.get(self.name) == self
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a tensor of this shape (outermost first).
+
+        Raises `EncodingError` where the elements do not fill whole blocks.
+        """
+        if self.block == 1:
+            return prod(shape) * self.size
+        if not self.fits(shape):
+            raise EncodingError(f"shape {tuple(shape)} is no whole number of {self.name} blocks")
+        return prod(shape) // self.block * self.size
+
+    def elements_of(self, row_bytes: _Size) -> _Size:
+        """Return how many elements are in a row of so many bytes, which are whole blocks."""
+        return row_bytes // self.size * self.block
+
+    def row_bytes(self, elements: _Size) -> _Size:
+        """Return how many bytes a row of so many elements fills, which are whole blocks."""
+        return elements // self.block * self.size
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether this shape is a whole number of blocks; ggml's blocks never cross rows."""
+        if self.block == 1:
+            return True
+        if self.quantization is None:
+            return prod(shape) % self.block == 0
+        return bool(shape) and shape[-1] % self.block == 0
+
+
+_SCALE = (BlockScale("scale", 0),)
+_POSITIVE = (BlockScale("scale", 0, is_positive=True),)
+_SCALE_AND_MINIMUM = (*_POSITIVE, BlockScale("minimum", 2, is_added=True))
+
+# Each has a name, elements and bytes of a block, its layout, and the ids of the formats. Scales lie
+# where `block_dtype` of the codec has them; of those without a codec, as in ggml-common.h.
+# fmt: off
+_TABLE = (
+    Encoding("F64", 1, 8, "Q", {"gguf": 28, "safetensors": "F64", "pytorch": "float64"},
+        significand=53),
+    Encoding("F32", 1, 4, "I", {"gguf": 0, "safetensors": "F32", "pytorch": "float32"},
+        file_type=0, significand=24),
+    Encoding("F16", 1, 2, "H", {"gguf": 1, "safetensors": "F16", "pytorch": "float16"},
+        file_type=1, significand=11),
+    Encoding("BF16", 1, 2, "H", {"gguf": 30, "safetensors": "BF16", "pytorch": "bfloat16"},
+        file_type=32, significand=8),
+    Encoding("F8_E4M3", 1, 1, "B", {"safetensors": "F8_E4M3", "pytorch": "float8_e4m3fn"},
+        significand=4),
+    Encoding("F8_E5M2", 1, 1, "B", {"safetensors": "F8_E5M2", "pytorch": "float8_e5m2"},
+        significand=3),
+    Encoding("F8_E4M3FNUZ", 1, 1, "B",
+        {"safetensors": "F8_E4M3FNUZ", "pytorch": "float8_e4m3fnuz"},
+        significand=4),
+    Encoding("F8_E5M2FNUZ", 1, 1, "B",
+        {"safetensors": "F8_E5M2FNUZ", "pytorch": "float8_e5m2fnuz"},
+        significand=3),
+    Encoding("F8_E8M0", 1, 1, "B", {"safetensors": "F8_E8M0", "pytorch": "float8_e8m0fnu"},
+        holds_weights=False),
+    Encoding("F4", 2, 1, "B", {"safetensors": "F4", "pytorch": "float4_e2m1fn_x2"},
+        holds_weights=False),
+    Encoding("F6_E2M3", 4, 3, "3B", {"safetensors": "F6_E2M3"}),
+    Encoding("F6_E3M2", 4, 3, "3B", {"safetensors": "F6_E3M2"}),
+    Encoding("I8", 1, 1, "B", {"gguf": 24, "safetensors": "I8", "pytorch": "int8"}),
+    Encoding("I16", 1, 2, "H", {"gguf": 25, "safetensors": "I16", "pytorch": "int16"}),
+    Encoding("I32", 1, 4, "I", {"gguf": 26, "safetensors": "I32", "pytorch": "int32"}),
+    Encoding("I64", 1, 8, "Q", {"gguf": 27, "safetensors": "I64", "pytorch": "int64"}),
+    Encoding("U8", 1, 1, "B", {"safetensors": "U8", "pytorch": "uint8"}),
+    Encoding("U16", 1, 2, "H", {"safetensors": "U16", "pytorch": "uint16"}),
+    Encoding("U32", 1, 4, "I", {"safetensors": "U32", "pytorch": "uint32"}),
+    Encoding("U64", 1, 8, "Q", {"safetensors": "U64", "pytorch": "uint64"}),
+    Encoding("BOOL", 1, 1, "B", {"safetensors": "BOOL", "pytorch": "bool"}),
+    Encoding("C64", 1, 8, "2I", {"safetensors": "C64", "pytorch": "complex64"}),
+    Encoding("C32", 1, 4, "2H", {"pytorch": "complex32"}),
+    Encoding("C128", 1, 16, "2Q", {"pytorch": "complex128"}),
+    # Numbers with a scale and a zero point of their tensor or its channels.
+    Encoding("QINT8", 1, 1, "B", {"pytorch": "qint8"}),
+    Encoding("QUINT8", 1, 1, "B", {"pytorch": "quint8"}),
+    Encoding("QINT32", 1, 4, "I", {"pytorch": "qint32"}),
+    Encoding("QUINT4X2", 2, 1, "B", {"pytorch": "quint4x2"}),
+    Encoding("QUINT2X4", 4, 1, "B", {"pytorch": "quint2x4"}),
+    Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41}, scales=_SCALE),
+    Encoding("Q2_0", 64, 18, "H16B", {"gguf": 42}, scales=_SCALE),
+    Encoding("Q4_0", 32, 18, "H16B", {"gguf": 2},
+        file_type=2, codec=_CODECS + "symmetric:Q4_0", takes_importance=True, scales=_SCALE),
+    Encoding("Q4_1", 32, 20, "2H16B", {"gguf": 3},
+        file_type=3, codec=_CODECS + "affine:Q4_1", takes_importance=True,
+        scales=_SCALE_AND_MINIMUM),
+    Encoding("Q5_0", 32, 22, "HI16B", {"gguf": 6},
+        file_type=8, codec=_CODECS + "symmetric:Q5_0", takes_importance=True, scales=_SCALE),
+    Encoding("Q5_1", 32, 24, "2HI16B", {"gguf": 7},
+        file_type=9, codec=_CODECS + "affine:Q5_1", takes_importance=True,
+        scales=_SCALE_AND_MINIMUM),
+    Encoding("Q8_0", 32, 34, "H32B", {"gguf": 8},
+        file_type=7, codec=_CODECS + "q8_0:Q8_0", scales=_POSITIVE),
+    Encoding("Q8_1", 32, 36, "2H32B", {"gguf": 9}, scales=_POSITIVE),
+    Encoding("Q2_K", 256, 84, "80B2H", {"gguf": 10},
+        file_type=10, codec=_CODECS + "q2_k:Q2_K", fallback="Q4_0", takes_importance=True,
+        scales=(
+            BlockScale("scale", 80, is_positive=True), BlockScale("minimum", 82, is_added=True),
+        )),
+    Encoding("Q3_K", 256, 110, "108BH", {"gguf": 11},
+        file_type=12, codec=_CODECS + "q3_k:Q3_K", fallback="Q4_0", takes_importance=True,
+        scales=(BlockScale("scale", 108),)),
+    Encoding("Q4_K", 256, 144, "2H140B", {"gguf": 12},
+        file_type=14, codec=_CODECS + "scales_and_mins:Q4_K", fallback="Q5_0",
+        takes_importance=True,
+        scales=_SCALE_AND_MINIMUM),
+    Encoding("Q5_K", 256, 176, "2H172B", {"gguf": 13},
+        file_type=16, codec=_CODECS + "scales_and_mins:Q5_K", fallback="Q5_1",
+        takes_importance=True,
+        scales=_SCALE_AND_MINIMUM),
+    Encoding("Q6_K", 256, 210, "208BH", {"gguf": 14},
+        file_type=18, codec=_CODECS + "q6_k:Q6_K", fallback="Q8_0", takes_importance=True,
+        scales=(BlockScale("scale", 208),)),
+    Encoding("Q8_K", 256, 292, "I256B16H", {"gguf": 15}, scales=(BlockScale("scale", 0, "f32"),)),
+    Encoding("IQ1_S", 256, 50, "H32B8H", {"gguf": 19}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ1_M", 256, 56, "48B4H", {"gguf": 29},
+        fallback="IQ4_NL", scales=(BlockScale("scale", 48, in_nibbles=True),)),
+    Encoding("IQ2_XXS", 256, 66, "33H", {"gguf": 16}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ2_XS", 256, 74, "33H8B", {"gguf": 17}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ2_S", 256, 82, "H80B", {"gguf": 22}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ3_XXS", 256, 98, "H64B8I", {"gguf": 18}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ3_S", 256, 110, "H108B", {"gguf": 21}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ4_NL", 32, 18, "H16B", {"gguf": 20},
+        file_type=25, codec=_CODECS + "codebook:IQ4_NL", takes_importance=True, scales=_SCALE),
+    Encoding("IQ4_XS", 256, 136, "2H132B", {"gguf": 23},
+        file_type=30, codec=_CODECS + "codebook:IQ4_XS", fallback="IQ4_NL", takes_importance=True,
+        scales=_SCALE),
+    Encoding("TQ1_0", 256, 54, "52BH", {"gguf": 34},
+        file_type=36, codec=_CODECS + "ternary:TQ1_0", fallback="Q4_0",
+        scales=(BlockScale("scale", 52, is_positive=True),)),
+    Encoding("TQ2_0", 256, 66, "64BH", {"gguf": 35},
+        file_type=37, codec=_CODECS + "ternary:TQ2_0", fallback="Q4_0",
+        scales=(BlockScale("scale", 64, is_positive=True),)),
+    Encoding("MXFP4", 32, 17, "17B", {"gguf": 39},
+        file_type=38, codec=_CODECS + "e2m1:MXFP4", scales=(BlockScale("exponent", 0, "e8m0"),)),
+    Encoding("NVFP4", 64, 36, "36B", {"gguf": 40},
+        file_type=39, codec=_CODECS + "e2m1:NVFP4", scales=(BlockScale("scale", 0, "ue4m3",
+        width=4),)),
+)
+# fmt: on
+
+ENCODINGS: dict[str, Encoding] = {encoding.name: encoding for encoding in _TABLE}
+
+_DTYPES: dict[str, DType] = {
+    encoding.name: DType[name]
+    for encoding in _TABLE
+    if (name := str(encoding.ids.get("pytorch", "")).removesuffix("_x2")) in DType.__members__
+}
+_QUANTIZATIONS = {kind.name: kind for kind in QuantizationEncoding}
+ENCODING_OF_DTYPE = {dtype: ENCODINGS[name] for name, dtype in _DTYPES.items()}
+_BY_ID = {
+    (format_name, identifier): encoding
+    for encoding in _TABLE
+    for format_name, identifier in encoding.ids.items()
+}
+
+
+def encoding_by_id(format_name: str, identifier: int | str) -> Encoding | None:
+    """Return the encoding that a format calls `identifier`, None where the table lacks it."""
+    return _BY_ID.get((format_name, identifier))
+
+
+def unknown_encoding(format_name: str, identifier: int | str, count: int, nbytes: int) -> Encoding:
+    """Return an encoding that the table lacks, of a tensor of `count` elements in `nbytes` bytes.
+
+    A tensor without elements tells nothing of a block; it is taken to be one byte.
+    """
+    name = f"{format_name} type {identifier}"
+    if isinstance(identifier, str):
+        name = f'unknown dtype "{identifier}"'
+    size = max(nbytes, 1)
+    return Encoding(name, max(count, 1), size, f"{size}B")

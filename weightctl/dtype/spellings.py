@@ -1,0 +1,70 @@
+"""The spellings of types: by people, by NumPy and by torch, and what a misspelt one may mean."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from weightctl.dtype.encodings import ENCODINGS, Encoding
+from weightctl.dtype.types import DType
+from weightctl.errors import EncodingError
+
+__all__ = ["find_spelling", "hint_for", "parse_encoding"]
+
+# What NumPy means by these: it counts bytes, and safetensors bits; `float` is float32 in torch.
+_AMBIGUOUS = {"f4": "float32", "i8": "int64", "u8": "uint64", "float": "float64"}
+
+
+def find_spelling(text: str) -> Encoding | None:
+    """Return the encoding that is spelt so, None for what means different ones to some."""
+    return None if text in _AMBIGUOUS else _list_spellings().get(_normalize_name(text))
+
+
+def hint_for(value: object) -> str:
+    """Return what may have been meant by what is not a dtype."""
+    said: object = getattr(value, "__name__", value)
+    if isinstance(said, str):
+        import difflib  # only on an error
+
+        if said in _AMBIGUOUS:
+            return f"NumPy means {_AMBIGUOUS[said]} by `{said}`, and others do not; say which"
+        wanted = _normalize_name(said)
+        if (found := _list_spellings().get(wanted)) is not None and found.quantization is not None:
+            return f"{found.name} is a QuantizationEncoding, of blocks of numbers"
+        if near := difflib.get_close_matches(wanted, DType.__members__, n=3):
+            return f"did you mean {' or '.join(near)}?"
+    return "`DType.float32`; the names of NumPy and torch are taken too: `np.float32`"
+
+
+def parse_encoding(text: str) -> Encoding:
+    """Return the encoding that a person means by `bf16`, `bfloat16`, `q4_k`, `f8_e4m3fn`, ...
+
+    Raises `EncodingError` for an unknown name, with the nearest known ones.
+    """
+    wanted = _normalize_name(text)
+    found = _list_spellings().get(wanted)
+    if found is None:
+        import difflib  # only on an error
+
+        near = difflib.get_close_matches(wanted, _list_spellings(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "examples: f32, bf16, q8_0, q4_k"
+        raise EncodingError(f"`{text}` is no type that weightctl knows", hint=hint)
+    return found
+
+
+def _normalize_name(text: str) -> str:
+    return text.strip().lower().replace("-", "_").removeprefix("torch.")
+
+
+@cache
+def _list_spellings() -> dict[str, Encoding]:
+    spellings: dict[str, Encoding] = {}
+    for encoding in ENCODINGS.values():
+        spellings[encoding.name.lower()] = encoding
+        if (name := encoding.ids.get("pytorch")) is not None:
+            spellings[str(name).removesuffix("_x2")] = encoding
+    short = {
+        "fp64": "F64", "double": "F64", "fp32": "F32", "float": "F32", "single": "F32",
+        "fp16": "F16", "half": "F16", "f8_e4m3fn": "F8_E4M3", "fp8": "F8_E4M3", "fp4": "F4",
+        "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "float8_e4m3": "F8_E4M3",
+    }  # fmt: skip
+    return spellings | {spelling: ENCODINGS[name] for spelling, name in short.items()}

@@ -1,0 +1,34 @@
+"""Advice on what to do next about what is wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.verify import CHECKS
+from weightctl.verify.compare.causes import CAUSES
+
+if TYPE_CHECKING:
+    from weightctl.verify.results import Problem, Report
+
+__all__ = ["list_remedies"]
+
+_COMPARE = (
+    "`--against ORIGINAL` compares with a checkpoint that is known to be good, and names the "
+    "tensor that is wrong, and often why"
+)
+
+
+def list_remedies(report: Report) -> list[str]:
+    """Return what to do next, each piece of advice once, in the order of the problems."""
+    advice = [each for each in dict.fromkeys(map(_choose_remedy, report.problems)) if each]
+    # Where the model does not work, and nothing that was found says why.
+    if report.reference is None and not advice and any(not each.hint for each in report.problems):
+        advice.append(_COMPARE)
+    return advice
+
+
+def _choose_remedy(problem: Problem) -> str:
+    """Return the remedy of a problem's cause, else that of its check, else nothing."""
+    if problem.cause is not None:
+        return CAUSES[problem.cause.name].remedy if problem.cause.name in CAUSES else ""
+    return CHECKS[problem.check].remedy if problem.check in CHECKS and not problem.hint else ""

@@ -1,0 +1,303 @@
+"""The sections of a report: what is in each, in which order, and how much of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from weightctl.text.wording import number, percent, pluralize
+from weightctl.verify import CHECKS
+from weightctl.verify.figures import ForwardFigures, ValuesFigures
+from weightctl.verify.ranking import (
+    choose_title,
+    excess_of,
+    ratio_to_usual,
+    sort_strangest_first,
+    sort_worst_first,
+)
+from weightctl.verify.report.advice import list_remedies
+from weightctl.verify.report.charts import draw_activations, draw_divergences, draw_histogram
+from weightctl.verify.report.heat_map import draw_errors, draw_excesses, make_grid
+from weightctl.verify.report.outline import (
+    Bullets,
+    Chart,
+    CheckLine,
+    Column,
+    Facts,
+    Outline,
+    OutlineTable,
+    Paragraph,
+    ProblemList,
+    Row,
+    Section,
+)
+from weightctl.verify.report.phrases import (
+    list_facts,
+    say_all_usual,
+    say_verdict,
+    show_encodings,
+    show_shape,
+    show_spaces,
+    show_times,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from weightctl.verify.figures import (
+        Activation,
+        Divergence,
+        LayerDivergence,
+        MatrixGain,
+        NextToken,
+        TensorError,
+    )
+    from weightctl.verify.report.outline import Block, State
+    from weightctl.verify.results import Report, Result
+
+__all__ = ["make_outline"]
+
+_WORST, _MOST_TENSORS, _GAINS, _LAYERS = 12, 1000, 20, 40
+
+
+def make_outline(report: Report) -> Outline:
+    """Return the outline of a report, which is the same whatever it is written as."""
+    sections = (
+        Section("What is wrong", _list_problems(report)),
+        Section("What to do next", _list_bullets(list_remedies(report))),
+        *_outline_forward(report.figures(ForwardFigures)),
+        Section("Values against the reference", _outline_values(report.figures(ValuesFigures))),
+        Section("Notes", _list_bullets(report.notes)),
+    )
+    return Outline(
+        path=report.path,
+        reference=report.reference,
+        description=report.description,
+        verdict=say_verdict(report),
+        is_good=not report.problems,
+        checks=tuple(
+            _outline_check(name, result, report.seconds[name])
+            for name, result in report.results.items()
+        ),
+        sections=tuple(section for section in sections if section.blocks),
+    )
+
+
+def _outline_check(name: str, result: Result, seconds: float) -> CheckLine:
+    about = CHECKS[name].about if name in CHECKS else ""
+    state: State = "wrong" if result.problems else "good" if result.verdict == "fine" else "skipped"
+    return CheckLine(name, about, result.verdict, state, result.summary, seconds)
+
+
+def _list_problems(report: Report) -> tuple[Block, ...]:
+    return (ProblemList(tuple(report.problems)),) if report.problems else ()
+
+
+def _list_bullets(items: Sequence[str]) -> tuple[Block, ...]:
+    return (Bullets(tuple(items)),) if items else ()
+
+
+def _outline_forward(figures: ForwardFigures | None) -> Iterator[Section]:
+    if figures is None:
+        return
+    divergence = figures.divergence
+    predictions: list[Block] = []
+    if facts := list_facts(figures):
+        predictions.append(Facts(tuple(facts)))
+    if divergence is not None and divergence.histogram:
+        predictions.append(
+            Chart(
+                title="How far the predictions are from the reference's",
+                caption="Positions by the Kullback-Leibler divergence of the model's next-token "
+                "distribution from the reference's.",
+                draw=partial(draw_histogram, divergence),
+            )
+        )
+    if figures.next_tokens:
+        predictions.append(_list_next_tokens(figures.next_tokens))
+    yield Section("What the model says", tuple(predictions))
+    layers: list[Block] = []
+    if divergence is not None and divergence.layers:
+        layers.append(_outline_divergence(divergence))
+    if figures.activations:
+        layers += _outline_activations(figures.activations)
+    yield Section("Layer by layer", tuple(layers))
+    yield Section("Matrices", _outline_matrices(figures.matrices))
+
+
+def _list_next_tokens(tokens: Sequence[NextToken]) -> OutlineTable:
+    most = max((token.probability for token in tokens if token.probability <= 1), default=0) or 1
+    columns = (
+        Column("Next token", "number"), Column("Text", "code"), Column("Probability", "number"),
+    )  # fmt: skip
+    rows = (
+        Row(
+            (str(token.token), show_spaces(token.text), percent(token.probability)),
+            share=token.probability / most,
+        )
+        for token in tokens
+    )
+    return OutlineTable(title="What the model would say next", columns=columns, rows=tuple(rows))
+
+
+def _outline_divergence(divergence: Divergence) -> Chart:
+    layers = divergence.layers
+    is_usual = all(isfinite(each.divergence) and not each.is_problem for each in layers)
+    return Chart(
+        title="Divergence from the reference, part by part",
+        caption="Both models are given what the reference's part before gave, so that each fault "
+        "shows where it is. The scale is logarithmic; what stands at its foot is equal.",
+        draw=partial(draw_divergences, layers),
+        sentence=say_all_usual(layers) if is_usual else "",
+        values=tuple(part.divergence for part in layers),
+        text="from the embedding to the output (log scale)",
+        table=_list_divergences(layers),
+    )
+
+
+def _list_divergences(layers: Sequence[LayerDivergence]) -> OutlineTable:
+    order = sorted(
+        layers,
+        key=lambda part: (part.is_problem, ratio_to_usual(part.divergence, part.expected)),
+        reverse=True,
+    )
+    most = max(_WORST, sum(part.is_problem for part in order))
+    columns = (
+        Column("Part", "name"), Column("Divergence", "number"), Column("Usual", "number"),
+        Column("Times usual", "number"),
+    )  # fmt: skip
+    rows = (
+        Row(
+            (
+                part.name,
+                percent(part.divergence),
+                percent(part.expected),
+                show_times(ratio_to_usual(part.divergence, part.expected)),
+            ),
+            is_problem=part.is_problem,
+        )
+        for part in order[: min(most, _LAYERS)]
+    )
+    return OutlineTable(columns=columns, rows=tuple(rows), marks_problems=True)
+
+
+def _outline_activations(activations: Sequence[Activation]) -> Iterator[Block]:
+    lost = [part for part in activations if part.nonfinite]
+    columns = (Column("Part", "name"), Column("NaN or infinite", "number"))
+    rows = (Row((part.name, f"{part.nonfinite:,}")) for part in lost[:_LAYERS])
+    table = OutlineTable(columns=columns, rows=tuple(rows)) if lost else None
+    sound = [part.rms for part in activations if isfinite(part.rms)]
+    if not any(sound):
+        yield Paragraph("No part gives numbers that are finite and not 0.")
+        yield from [table] if table else []
+        return
+    ends = f"{number(min(sound))} to {number(max(sound))}"
+    yield Chart(
+        title="Activations",
+        caption="The size of the numbers that each part gives; the output's are logits. A few very "
+        "great ones are usual in language models. The scale is logarithmic.",
+        draw=partial(draw_activations, activations),
+        values=tuple(part.rms for part in activations),
+        text=f"root mean square of what each part gives, {ends} (log scale)",
+        table=table,
+    )
+
+
+def _outline_matrices(matrices: Sequence[MatrixGain]) -> tuple[Block, ...]:
+    if not matrices:
+        return ()
+    shown = sort_strangest_first(matrices)[:_GAINS]
+    text = (
+        "The family is unknown, so each matrix was given a random unit vector. How long what it "
+        "makes of that is, next to what a matrix of independent numbers of the same size makes; "
+        f"the {len(shown)} farthest from that, of {len(matrices):,}."
+    )
+    columns = (
+        Column("Matrix", "name"), Column("Shape"), Column("Length", "number"),
+        Column("Usual", "number"), Column("Times usual", "number"),
+    )  # fmt: skip
+    rows = (
+        Row(
+            (
+                matrix.name,
+                show_shape(matrix.shape),
+                number(matrix.gain),
+                number(matrix.usual),
+                show_times(ratio_to_usual(matrix.gain, matrix.usual)),
+            )
+        )
+        for matrix in shown
+    )
+    return Paragraph(text), OutlineTable(columns=columns, rows=tuple(rows))
+
+
+def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
+    if figures is None or not figures.tensors:
+        return ()
+    grid = make_grid(figures.tensors)
+    left_out = f" {grid.left_out:,} tensors have no room here." if grid.left_out else ""
+    ranked = sort_worst_first(figures.tensors)
+    blocks: list[Block] = [
+        Chart(
+            title="Times the usual error",
+            caption="Each tensor's relative RMSE as a multiple of what its encoding costs on these "
+            f"very numbers. Of several experts the worst is shown.{left_out}",
+            draw=partial(draw_excesses, grid),
+        )
+    ]
+    if _has_size(error.relative_rmse for error in ranked):
+        caption = "The root of the squared differences' sum over that of the reference's squares."
+        blocks.append(
+            Chart(title="Relative RMSE", caption=caption, draw=partial(draw_errors, grid))
+        )
+    title = f"{choose_title(ranked).capitalize()}, of {pluralize(len(ranked), 'pair')}"
+    blocks.append(_list_tensors(ranked[:_WORST], title))
+    if len(ranked) > _WORST:
+        shown = ranked[:_MOST_TENSORS]
+        rest = len(ranked) - len(shown)
+        caption = f"{rest:,} more are in the report as JSON." if rest else ""
+        count = f"the first {len(shown):,}" if rest else f"{len(shown):,}"
+        blocks.append(_list_tensors(shown, f"All tensors ({count})", caption, is_folded=True))
+    return tuple(blocks)
+
+
+def _list_tensors(
+    errors: Sequence[TensorError], title: str, caption: str = "", *, is_folded: bool = False
+) -> OutlineTable:
+    """Return a table of the distances of tensors from the reference's."""
+    columns = (
+        Column("Tensor", "name"), Column("Encoding"), Column("Relative RMSE", "number"),
+        Column("Usual", "number"), Column("Times usual", "number"), Column("Worst run", "number"),
+        Column("Max error", "number", brief=False), Column("Cosine", "number"),
+    )  # fmt: skip
+    rows = (
+        Row(
+            (
+                error.name,
+                show_encodings(error),
+                percent(error.relative_rmse),
+                percent(error.expected),
+                show_times(excess_of(error)),
+                show_times(error.worst),
+                number(error.max_error),
+                number(error.cosine, 5),
+            ),
+            is_problem=error.is_problem,
+            note=show_shape(error.shape),
+        )
+        for error in errors
+    )
+    return OutlineTable(
+        columns=columns,
+        rows=tuple(rows),
+        title=title,
+        caption=caption,
+        marks_problems=True,
+        is_folded=is_folded,
+    )
+
+
+def _has_size(values: Iterable[float]) -> bool:
+    """Whether there is something to draw an axis for."""
+    return any(isfinite(value) and value > 0 for value in values)
