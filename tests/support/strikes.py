@@ -23,6 +23,10 @@ import json, os, signal, sys, time, traceback
 import numpy, weightctl.cli.convert, weightctl.cli.shard, weightctl.codecs, weightctl.write.save
 import weightctl.formats.gguf, weightctl.formats.safetensors, weightctl.kernels._native
 from weightctl.__main__ import main
+from weightctl.write import journal
+
+if sys.argv[1]:
+    journal.BEGIN_AFTER = float(sys.argv[1])
 
 # The calls that a run can be struck at, those that begin what is of interest, and when: before a
 # call, behind it, or both. A signal that comes during a call is answered behind it.
@@ -132,12 +136,15 @@ class Strikes:
 
 
 @contextmanager
-def strikes(scratch: Path) -> Generator[Strikes, None, None]:
-    """Start the process that the runs are forked from."""
+def strikes(scratch: Path, *, begin_after: float | None = None) -> Generator[Strikes, None, None]:
+    """Start the process that the runs are forked from.
+
+    Their journals begin after so many seconds, where that is given.
+    """
     # One that has threads cannot be forked safely.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM],
+        [sys.executable, "-c", _PROGRAM, "" if begin_after is None else str(begin_after)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

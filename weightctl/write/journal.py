@@ -154,7 +154,7 @@ class Recorder:
         self._identify = identify
         self._files: Sequence[Writer] = ()
         self._journal: Journal | None = None
-        self._has_kept = False
+        self._kept: list[Record] = []
         self._failure: BaseException | None = None
         self._begins = time.monotonic() + BEGIN_AFTER
         self._complete: SimpleQueue[Sequence[Record] | None] = SimpleQueue()
@@ -163,8 +163,8 @@ class Recorder:
     def keep(self, records: Iterable[Record]) -> Mapping[tuple[int, str], Record]:
         """Go on with the records of a run that was stopped; return them by file and key."""
         self.records.update(((record.file, record.key), record) for record in records)
-        self._has_kept = bool(self.records)
-        if self._has_kept:
+        self._kept = list(self.records.values())
+        if self._kept:
             self._begins = 0.0
         return self.records
 
@@ -174,26 +174,33 @@ class Recorder:
         return self
 
     def __enter__(self) -> Self:
-        # Where no thread can start, the work is done all the same, and not recorded.
-        with suppress(RuntimeError, MemoryError), uninterrupted():
-            self._thread.start()
+        try:
+            # Where no thread can start, the work is done all the same, and not recorded.
+            with suppress(RuntimeError, MemoryError), uninterrupted():
+                self._thread.start()
+        except BaseException:  # Ctrl-C that was held back
+            self._end()
+            raise
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Wait until all is recorded that was added, or cannot be; raise why it cannot be."""
+    def _end(self) -> None:
         with uninterrupted():
             self._complete.put(None)
             if self._thread.is_alive():
                 self._thread.join()
             if self._journal is not None:
                 self._journal.close()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Wait until all is recorded that was added, or cannot be; raise why it cannot be."""
+        self._end()
         if self._failure is not None and error is None:
             raise self._failure
 
     @property
     def has_journal(self) -> bool:
         """Whether there is a journal by which the same command can continue."""
-        return self._has_kept or self._journal is not None
+        return bool(self._kept) or self._journal is not None
 
     def add(self, records: Sequence[Record]) -> None:
         """Have what was written recorded when it is on the disk; raises what an earlier one did."""
@@ -204,8 +211,8 @@ class Recorder:
 
     def _run(self) -> None:
         try:
-            if self._has_kept and self._identify is not None:
-                self._journal = Journal(self._path, self._identify(), self.records.values())
+            if self._kept and self._identify is not None:
+                self._journal = Journal(self._path, self._identify(), self._kept)
             while self._record():
                 pass
         except BaseException as error:  # noqa: BLE001

@@ -69,6 +69,7 @@ class Partial:
         self._lock = -1
         self._is_named = False
         self.is_resumable = False
+        self._intact: set[int] = set()
         self.kept: tuple[Record, ...] = left.records
         self.lost = left.lost
         self.path = temporary_name(outcome.path, left.token)
@@ -82,7 +83,20 @@ class Partial:
         return temporary_name(self._outcome.path_of(name), self._token)
 
     def begin(self) -> None:
-        """Create the directory or the first file, and lock it; raises `OutputError`."""
+        """Create the directory or the first file, and lock it; raises `OutputError`.
+
+        Records of files that are not as long as they were made do not count.
+        """
+        self._intact = {
+            number
+            for number, (name, layout) in enumerate(self._outcome.parts.items())
+            if _has_size(self.path_of(name), layout.nbytes)
+        }
+        self.kept = tuple(record for record in self.kept if record.file in self._intact)
+        for number, name in enumerate(self._outcome.parts):
+            if number not in self._intact:
+                with suppress(OSError):
+                    os.unlink(self.path_of(name))
         with uninterrupted():
             if self._outcome.is_directory:
                 self._begin_directory()
@@ -106,17 +120,11 @@ class Partial:
     def open_files(self) -> list[FileWriter]:
         """Open all files with their headers; what is left of others is removed.
 
-        Records of files that are not as long as they were made do not count. Raises `OutputError`.
+        Raises `OutputError`.
         """
         parts = self._outcome.parts
-        intact = {
-            number
-            for number, (name, layout) in enumerate(parts.items())
-            if _has_size(self.path_of(name), layout.nbytes)
-        }
-        self.kept = tuple(record for record in self.kept if record.file in intact)
         if self._outcome.is_directory:
-            self._clear({name for number, name in enumerate(parts) if number in intact})
+            self._clear({name for number, name in enumerate(parts) if number in self._intact})
         for name in list(parts)[len(self.files) :]:
             with uninterrupted():
                 self._open(name)
@@ -211,8 +219,9 @@ class Partial:
                 for name in self._outcome.names:
                     with suppress(OSError):
                         os.unlink(self.path_of(name))
-            with suppress(OSError):
-                os.unlink(self.journal)
+            for path in (self.journal, f"{self.journal}.new"):
+                with suppress(OSError):
+                    os.unlink(path)
 
     def close(self) -> None:
         """Close the files, and end the locks."""

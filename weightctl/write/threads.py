@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from weightctl.errors import ConversionError
 from weightctl.system.interrupts import uninterrupted
@@ -98,9 +98,13 @@ class _Threads(Generic[_Item]):
         # leaves it as it was.
         self.messages: SimpleQueue[_Handed | _Done | BaseException | None] = SimpleQueue()
 
-    def __enter__(self) -> _Threads[_Item]:
-        with uninterrupted():
-            self._start()
+    def __enter__(self) -> Self:
+        try:
+            with uninterrupted():
+                self._start()
+        except BaseException:  # Ctrl-C that was held back, or no thread
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,10 +167,6 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
         super().__init__(self._hand_over, items, threads)
         self._make = make
         self._waiting: dict[int, _Handed] = {}
-
-    def __enter__(self) -> _Ordered[_Item, _Made]:
-        super().__enter__()
-        return self
 
     def _hand_over(self, item: _Item, number: int) -> None:
         """Hand over what is made of an item, and wait each time until it is taken."""

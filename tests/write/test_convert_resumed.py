@@ -1,0 +1,358 @@
+"""A conversion that was stopped is continued by the same command, and gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+import threading
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from copying import contents
+from outcomes import KINDS, Kind, leftovers, random_model, random_weights, standing
+from strikes import strikes
+from weightctl import Plan, open_weights, save
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import OutputError
+from weightctl.plan.cast import cast
+from weightctl.system.temporary import JOURNAL
+from weightctl.write.claims import find_journal
+from weightctl.write.describe import describe
+from weightctl.write.journal import read_journal
+from weightctl.write.tasks import cut_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from strikes import Strikes
+    from weightctl.write.save import Saved
+
+EACH = pytest.mark.parametrize(
+    "kind", [KINDS["file"], KINDS["directory"], KINDS["set"], Kind("out.pt", "F16")],
+    ids=lambda kind: kind.name,
+)  # fmt: skip
+
+
+class StopError(Exception):
+    """What a caller's own progress raises."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A model of 8 MB, so that it is several tasks."""
+    return random_model(tmp_path / "source", 4, 512)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+def stop_after(nbytes: int) -> Callable[[int], None]:
+    """Return a progress that stops the run once so many bytes are written."""
+    seen = 0
+    lock = threading.Lock()
+
+    def progress(count: int) -> None:
+        nonlocal seen
+        with lock:
+            seen += count
+            if seen >= nbytes:
+                raise StopError
+
+    return progress
+
+
+def stop_halfway(plan: Plan, where: object, **options: object) -> Path:
+    """Stop a conversion at half of its bytes; return the journal."""
+    outcome = describe(plan, where)  # type: ignore[arg-type]
+    with pytest.raises(StopError):
+        save(plan, where, threads=1, progress=stop_after(outcome.tensor_bytes // 2), **options)  # type: ignore[arg-type]
+    journal = find_journal(outcome.path)
+    assert journal is not None
+    return Path(journal)
+
+
+def undisturbed(kind: Kind, source: Path, scratch: Path) -> tuple[Saved, dict[str, bytes]]:
+    """Convert elsewhere, in one go."""
+    (elsewhere := scratch / "elsewhere").mkdir()
+    saved = save(*kind.plan(open_weights(source), elsewhere))
+    return saved, standing(elsewhere)
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_the_same_conversion_continues_and_gives_the_same_bytes_and_losses(
+    kind: Kind, source: Path, place: Path, tmp_path: Path
+) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    stop_halfway(plan, where)
+    assert standing(place) == {}
+    saved = save(*kind.plan(open_weights(source), place))
+    whole, expected = undisturbed(kind, source, tmp_path)
+    assert 0 < saved.kept_bytes < saved.outcome.tensor_bytes
+    assert saved.kept_bytes + saved.written_bytes == whole.written_bytes
+    assert saved.started_over == ""
+    assert saved.losses == whole.losses
+    assert standing(place) == expected
+    assert leftovers(place) == []
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_the_old_output_stays_until_the_new_one_is_whole(
+    kind: Kind, source: Path, place: Path, tmp_path: Path
+) -> None:
+    save(*kind.plan(random_weights(4, 8, seed=1), place))
+    old = standing(place)
+    plan, where = kind.plan(open_weights(source), place)
+    for _ in range(2):
+        stop_halfway(plan, where, force=True)
+        assert standing(place) == old
+        # Without --force the old output is refused, and what is complete stays too.
+        with pytest.raises(OutputError, match="exists"):
+            save(plan, where)
+    assert save(plan, where, force=True).kept_bytes
+    assert standing(place) == undisturbed(kind, source, tmp_path)[1]
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_nothing_that_is_recorded_is_written_again(
+    source: Path, place: Path, tmp_path: Path
+) -> None:
+    kind = KINDS["file"]
+    plan, where = kind.plan(open_weights(source), place)
+    journal = stop_halfway(plan, where)
+    read = read_journal(str(journal))
+    assert read is not None
+    # Where the bytes of what is recorded are the changed ones, they stayed.
+    recorded = {int(record.key) for record in read[1]}
+    assert recorded
+    ranges = [
+        (offset + start // 32 * 34, offset + stop // 32 * 34)
+        for number, _, portions in cut_tasks(plan, plan.layouts())
+        if number in recorded
+        for _, start, stop, offset in portions
+    ]
+    partial = Path(str(journal).removesuffix(JOURNAL))
+    flip(partial, ranges)
+    save(plan, where)
+    flip(place / kind.name, ranges)
+    assert standing(place) == undisturbed(kind, source, tmp_path)[1]
+
+
+def flip(path: Path, ranges: list[tuple[int, int]]) -> None:
+    """Change every byte of some ranges of a file, or change them back."""
+    raw = np.frombuffer(bytearray(path.read_bytes()), np.uint8)
+    for start, stop in ranges:
+        raw[start:stop] ^= 0xFF
+    path.write_bytes(raw.tobytes())
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_another_plan_starts_over_and_says_so(source: Path, place: Path) -> None:
+    plan, where = KINDS["file"].plan(open_weights(source), place)
+    stop_halfway(plan, where)
+    other = cast(Plan.copy(open_weights(source), "gguf"), ENCODINGS["Q5_0"])
+    saved = save(other, where)
+    assert (saved.kept_bytes, saved.started_over) == (0, "the plan is another")
+    assert leftovers(place) == []
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_a_changed_input_starts_over_and_says_so(source: Path, place: Path, tmp_path: Path) -> None:
+    kind = KINDS["file"]
+    stop_halfway(*kind.plan(open_weights(source), place))
+    shutil.rmtree(source)
+    random_model(source, 4, 512, seed=8)
+    saved = save(*kind.plan(open_weights(source), place))
+    assert (saved.kept_bytes, saved.started_over) == (0, "the input has changed")
+    assert standing(place) == undisturbed(kind, source, tmp_path)[1]
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_importance_is_part_of_the_plan(source: Path, place: Path) -> None:
+    plan, where = KINDS["file"].plan(open_weights(source), place)
+    weighted = [
+        plan.with_items(
+            tuple(
+                item.__class__(item.info, item.source, importance=np.full((1, 1024), weight, "f4"))
+                for item in plan.items
+            )
+        )
+        for weight in (1, 2)
+    ]
+    stop_halfway(weighted[0], where)
+    assert save(weighted[1], where).started_over == "the plan is another"
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_what_is_in_memory_leaves_nothing(place: Path) -> None:
+    plan, where = KINDS["file"].plan(random_weights(4, 512), place)
+    with pytest.raises(StopError):
+        save(plan, where, threads=1, progress=stop_after(2_000_000))
+    assert os.listdir(place) == []
+
+
+def test_a_run_that_was_stopped_at_once_leaves_nothing(source: Path, place: Path) -> None:
+    plan, where = KINDS["file"].plan(open_weights(source), place)
+    with pytest.raises(StopError):
+        save(plan, where, threads=1, progress=stop_after(2_000_000))
+    assert os.listdir(place) == []
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
+@pytest.mark.parametrize(
+    "line",
+    ['{"file": 0, "key": "999"}', '{"file": 7, "key": "0"}', '{"file": 0, "key": "x"}',
+     '{"file": 0, "key": "0", "losses": {"a": [1]}}', '{"file": 0, "key": "0", "crc32": {"a": -1}}',
+     '{"file": 0, "key": "0", "losses": 3}', '{"file": 0', "\x00", "[[[["],
+)  # fmt: skip
+def test_a_record_that_is_not_sound_counts_for_nothing(
+    kind: Kind, line: str, source: Path, place: Path, tmp_path: Path
+) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    journal = stop_halfway(plan, where)
+    journal.write_text(f"{journal.read_text().splitlines()[0]}\n{line}\n")
+    assert save(plan, where).kept_bytes == 0
+    assert standing(place) == undisturbed(kind, source, tmp_path)[1]
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
+@pytest.mark.parametrize("damage", ["gone", "short", "long"])
+def test_a_file_that_is_not_as_it_was_made_is_made_anew(
+    kind: Kind, damage: str, source: Path, place: Path, tmp_path: Path
+) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    stop_halfway(plan, where)
+    left = [path for path in place.rglob("*") if path.stat().st_size > 1_000_000 and path.is_file()]
+    for path in left:
+        if damage == "gone":
+            path.unlink()
+        else:
+            os.truncate(path, path.stat().st_size + (1 if damage == "long" else -1))
+    assert save(plan, where).kept_bytes == 0
+    assert standing(place) == undisturbed(kind, source, tmp_path)[1]
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_a_zip_that_was_continued_has_the_right_checksums(source: Path, place: Path) -> None:
+    kind = Kind("out.pt", "F16")
+    plan, where = kind.plan(open_weights(source), place)
+    stop_halfway(plan, where)
+    assert save(plan, where).kept_bytes
+    with zipfile.ZipFile(place / kind.name) as archive:
+        assert archive.testzip() is None
+    made, stored = open_weights(place / kind.name), open_weights(source)
+    for name in contents(stored):
+        expected = stored[name].data().to_numpy().astype(np.float16)
+        assert np.array_equal(made[name].data().to_numpy(), expected)
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_an_error_of_the_disk_says_that_the_same_command_continues(
+    source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, where = KINDS["file"].plan(open_weights(source), place)
+    refused = OSError(13, "Permission denied")
+
+    def refuse(*_: object) -> None:
+        raise refused
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        patch.setattr(os, "replace", refuse_target(os.replace, f"{place}/out.gguf", refused))
+        with pytest.raises(OutputError, match="Permission denied") as caught:
+            save(plan, where)
+    assert "the same command continues" in caught.value.hint
+    assert save(plan, where).written_bytes == 0
+
+
+def refuse_target(replace: Callable[..., None], target: str, error: OSError) -> Callable[..., None]:
+    """Return `os.replace` so that it refuses one new name."""
+
+    def replace_others(old: str, new: str) -> None:
+        if new == os.path.realpath(target):
+            raise error
+        replace(old, new)
+
+    return replace_others
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Generator[Path, None, None]:
+    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def struck(scratch: Path) -> Generator[Strikes, None, None]:
+    with strikes(scratch, begin_after=0) as running:
+        yield running
+
+
+def kill_at_random_moments(kind: Kind, struck: Strikes, scratch: Path, moments: int) -> int:
+    """Kill conversions at moments that are spread over a run; return how many were continued.
+
+    After each the same command is run again, whose output is that of an undisturbed run.
+    """
+    place = scratch / "place"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(scratch / "model", ignore_errors=True)
+    place.mkdir()
+    model = random_model(scratch / "model", 3, 2048)
+    report = scratch / "report.json"
+    arguments = ("convert", model, f"{place}/{kind.name}", *kind.options, "--force", "-q")
+    arguments += ("--report", report)
+    assert struck.run(*arguments).code == 0
+    new = standing(place)
+    spans = [struck.run(*arguments).seconds for _ in range(3)]
+    chance = random.Random(kind.name)
+    continued = 0
+    for part in range(moments):
+        restore(place, kind)
+        old = standing(place)
+        moment = statistics.median(spans) * (part + chance.random()) / moments
+        ended = struck.run(*arguments, number=signal.SIGKILL, seconds=moment)
+        assert ended.code in (0, -signal.SIGKILL), ended.errors
+        if not kind.is_split:  # of a set, some files may have their names already
+            assert standing(place) in (old, new)
+        assert struck.run(*arguments).code == 0
+        assert standing(place) == new
+        assert leftovers(place) == []
+        continued += json.loads(report.read_text())["kept_bytes"] > 0
+    return continued
+
+
+def restore(place: Path, kind: Kind) -> None:
+    """Put an old output in the place of what is there."""
+    shutil.rmtree(place)
+    place.mkdir()
+    save(*kind.plan(random_weights(3, 8, seed=1), place))
+
+
+@pytest.mark.parametrize("kind", [KINDS["file"], KINDS["directory"], KINDS["set"]], ids=str)
+def test_kill_9_at_some_moments_is_continued(kind: Kind, struck: Strikes, scratch: Path) -> None:
+    kill_at_random_moments(kind, struck, scratch, 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [*KINDS.values(), Kind("out.pt", "F16")], ids=str)
+def test_kill_9_at_50_random_moments_is_continued(
+    kind: Kind, struck: Strikes, scratch: Path
+) -> None:
+    assert kill_at_random_moments(kind, struck, scratch, 50) >= 10
