@@ -14,7 +14,8 @@ from outcomes import random_model, random_weights, standing
 from saved_shards import cut, layers
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.write.save import save, save_shards
+from weightctl.write.save import save
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from saved_shards import cut, layers
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.translate import translate
 from weightctl.write.claims import find_journal
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable

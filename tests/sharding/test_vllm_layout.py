@@ -22,7 +22,7 @@ from weightctl.sharding.plan_file import CutRules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.write.gathering import gather
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ from weightctl.system.temporary import JOURNAL
 from weightctl.weights.info import TensorInfo
 from weightctl.write.claims import find_journal
 from weightctl.write.journal import read_journal
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

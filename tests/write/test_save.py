@@ -32,7 +32,8 @@ from weightctl.plan.plan import Plan
 from weightctl.plan.split import split
 from weightctl.split import Grid
 from weightctl.write.gathering import gather
-from weightctl.write.save import save, save_shards
+from weightctl.write.save import save
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,7 +33,7 @@ from weightctl.split import Grid
 from weightctl.system.temporary import JOURNAL
 from weightctl.write.claims import lock_path
 from weightctl.write.describe import describe_shards
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan

@@ -34,7 +34,7 @@ from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import Grid, replicate
 from weightctl.system.temporary import JOURNAL
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,7 +50,7 @@ from pathlib import Path
 from saved_shards import after, cut
 from weightctl.write import journal
 from weightctl.write.claims import find_journal
-from weightctl.write.save import save_shards
+from weightctl.write.shard import save_shards
 journal.BEGIN_AFTER = 0
 source, out, nbytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 def die():
@@ -123,7 +123,7 @@ def test_a_run_that_was_killed_leaves_only_the_partial_directory(tmp_path: Path)
     assert {shard.sha256 for file in manifest.files for shard in file.shards} == {""}
     with pytest.raises(FormatError, match="unfinished") as caught:
         open_weights(partial)
-    assert "goes on" in caught.value.hint
+    assert "continues" in caught.value.hint
 
 
 def test_the_same_command_finishes_what_was_killed_and_writes_only_what_is_missing(

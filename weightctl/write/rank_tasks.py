@@ -7,6 +7,9 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
+from weightctl.formats.sharded.fingerprint import fingerprint_source
+from weightctl.formats.sharded.manifest import manifest_bytes
+from weightctl.formats.sharded.record import MANIFEST
 from weightctl.split import part_shape
 from weightctl.system.threads import Memory
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Writer
     from weightctl.weights.boxes import Box
     from weightctl.weights.info import Header, TensorInfo
+    from weightctl.write.outcome import Outcome
 
-__all__ = ["RankWork", "add_digests"]
+__all__ = ["RankWork"]
 
 # Where bytes that follow one another are fewer, ranks that have what is between them read together.
 _LEAST_RUN = 1 << 16
@@ -187,6 +191,18 @@ class RankWork:
             for place in content.places
         ]
 
+    def list_documents(
+        self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None
+    ) -> dict[str, bytes]:
+        """Return the manifest.
+
+        Without the digests it says, to whoever opens the directory, that the set is unfinished.
+        """
+        manifest = outcome.manifest(fingerprint_source(self._source))
+        if records is not None:
+            manifest = _add_digests(manifest, records)
+        return {MANIFEST: manifest_bytes(manifest)}
+
     def _count_expected(self, content: Content) -> int:
         found = 0
         for name, part in content.pieces:
@@ -260,7 +276,7 @@ def _is_sha256(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef")
 
 
-def add_digests(manifest: Manifest, records: Mapping[tuple[int, str], Record]) -> Manifest:
+def _add_digests(manifest: Manifest, records: Mapping[tuple[int, str], Record]) -> Manifest:
     """Return a manifest with the digests that were recorded."""
     return manifest._replace(
         files=tuple(

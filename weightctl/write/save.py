@@ -1,4 +1,4 @@
-"""Carries out plans: a checkpoint into files, a directory or a pipe, or into the files of ranks."""
+"""Carries out plans: into files, a directory, or a pipe; `write_output` writes them all."""
 
 from __future__ import annotations
 
@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats.base import write_in_order
 from weightctl.formats.huggingface import carry, write_beside
-from weightctl.formats.sharded.fingerprint import fingerprint_source
-from weightctl.formats.sharded.manifest import manifest_bytes
-from weightctl.formats.sharded.record import MANIFEST
 from weightctl.plan.plan import Plan
 from weightctl.storage.base import cannot_write
 from weightctl.storage.pipe import PipeWriter
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
-from weightctl.write.claims import refuse_other_runs
 from weightctl.write.conversion_tasks import ConversionWork, count_threads, memory_budget
-from weightctl.write.describe import describe, describe_shards, identify_run
-from weightctl.write.digests import refuse_altered
+from weightctl.write.describe import describe, identify_run
 from weightctl.write.journal import Recorder
 from weightctl.write.partial import hold_output
-from weightctl.write.rank_tasks import RankWork, add_digests
 from weightctl.write.targets import STDOUT, Target, stream_name, target
 from weightctl.write.tasks import cut_tasks
 from weightctl.write.threads import StoppedError, run_all, run_in_order
@@ -56,7 +50,7 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.partial import Partial
 
-__all__ = ["Saved", "open_stream", "save", "save_shards"]
+__all__ = ["Saved", "Work", "Written", "open_stream", "save", "write_output"]
 
 # Conversions that cannot be, and faults of the program.
 _FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -135,43 +129,13 @@ def save(
         outcome.refuse(force=force)
         losses = _write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
-    written = _write(plan, outcome, work, force=force, threads=count, progress=progress)
+    written = write_output(plan, outcome, work, force=force, threads=count, progress=progress)
     losses = work.add_losses(written.records)
     seconds = time.monotonic() - started
     return Saved(outcome, seconds, losses, written.kept_bytes, written.lost)
 
 
-def save_shards(
-    plan: ShardPlan,
-    out: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    threads: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Saved:
-    """Write the files of all ranks into a directory; it is the complete new one, or not there.
-
-    A run that is stopped can be continued, as `save` says. `threads` work side by side, as many as
-    there are cores unless said otherwise, and hold about 2 MB each. `progress` is called with the
-    bytes of each chunk written, by one thread at a time, and before that with those that were kept;
-    in all they are `tensor_bytes` of the outcome. Raises as `describe_shards` and `Outcome.refuse`
-    do, before anything is written, `OutputError` where the directory cannot be written or another
-    run does it, and `FormatError` where the source cannot be read, has changed meanwhile, or is
-    itself a sharded checkpoint of which tensors are altered.
-    """
-    started = time.monotonic()
-    count = thread_count(threads)
-    outcome = describe_shards(plan, out)
-    refuse_other_runs(outcome.path)
-    outcome.refuse(force=force)
-    # What is wrong in one set must not be right in the next.
-    refuse_altered(plan.source, threads=threads)
-    work = RankWork(plan, list(outcome.parts.values()))
-    written = _write(plan, outcome, work, force=force, threads=count, progress=progress)
-    return Saved(outcome, time.monotonic() - started, {}, written.kept_bytes, written.lost)
-
-
-class _Work(Protocol):
+class Work(Protocol):
     """What fills the files of an outcome, cut into tasks that threads do."""
 
     def select(self, records: Iterable[Record], /) -> list[Record]:
@@ -192,22 +156,30 @@ class _Work(Protocol):
         """Do a task; return what is to be recorded of it when it is on the disk."""
         ...
 
+    def list_documents(
+        self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None, /
+    ) -> Mapping[str, bytes]:
+        """Return the files that say what the others are: before anything is done, and after all."""
+        ...
 
-class _Written(NamedTuple):
+
+class Written(NamedTuple):
+    """What is recorded of all tasks, and what of it a run that was stopped had done already."""
+
     records: list[Record]
     kept_bytes: int
     lost: str
 
 
-def _write(
+def write_output(
     plan: Plan | ShardPlan,
     outcome: Outcome,
-    work: _Work,
+    work: Work,
     *,
     force: bool,
     threads: int,
     progress: Callable[[int], object] | None,
-) -> _Written:
+) -> Written:
     """Write all files of an outcome, and give them their names."""
     identify = bind(identify_run, plan, outcome) if plan.source.files else None
     with hold_output(outcome, identify, force=force) as partial:
@@ -218,13 +190,14 @@ def _write(
             if kept_bytes and progress is not None:
                 progress(kept_bytes)
             _put_beside(plan, outcome, partial)
+            for name, content in work.list_documents(outcome, None).items():
+                partial.put(name, content)
             with recorder.begin(files):
                 _fill(work, recorder, files, threads=threads, progress=progress)
             records = recorder.records
             _write_seams(outcome, files, records)
-            if outcome.shards is not None:
-                manifest = outcome.manifest(fingerprint_source(plan.source))
-                partial.put(MANIFEST, manifest_bytes(add_digests(manifest, records)))
+            for name, content in work.list_documents(outcome, records).items():
+                partial.put(name, content)
             # Before the output gets its name: what was read may be half of the one and half of
             # another.
             plan.source.refuse_change()
@@ -234,7 +207,7 @@ def _write(
             if partial.is_resumable and isinstance(error, WeightctlError):
                 error.hint = f"{error.hint}; {_CONTINUES}" if error.hint else _CONTINUES
             raise
-        return _Written(list(records.values()), kept_bytes, partial.lost)
+        return Written(list(records.values()), kept_bytes, partial.lost)
 
 
 def _is_final(error: BaseException) -> bool:
@@ -243,7 +216,7 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _fill(
-    work: _Work,
+    work: Work,
     recorder: Recorder,
     files: Sequence[Writer],
     *,
@@ -267,14 +240,10 @@ def _fill(
 
 
 def _put_beside(plan: Plan | ShardPlan, outcome: Outcome, partial: Partial) -> None:
-    """Put what goes along beside the weights: index, config, tokenizer, licence, manifest."""
+    """Put what goes along beside the weights: index, config, tokenizer, licence."""
     if outcome.index:
         partial.put(*outcome.index)
     dtype = _find_main_dtype(plan) if isinstance(plan, Plan) else None
-    if outcome.shards is not None:
-        # Without the digests it says, to whoever opens the directory, that the set is unfinished.
-        manifest = outcome.manifest(fingerprint_source(plan.source))
-        partial.put(MANIFEST, manifest_bytes(manifest))
     if not outcome.is_directory:
         return
     below: dict[str, dict[str, str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,13 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
+from weightctl.system.threads import thread_count
 from weightctl.weights.from_arrays import loaded_checkpoint
+from weightctl.write.claims import refuse_other_runs
 from weightctl.write.describe import describe_shards
-from weightctl.write.save import save_shards
+from weightctl.write.digests import refuse_altered
+from weightctl.write.rank_tasks import RankWork
+from weightctl.write.save import Saved, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,9 +27,38 @@ if TYPE_CHECKING:
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.protocol import Weights
     from weightctl.write.outcome import Outcome
-    from weightctl.write.save import Saved
 
-__all__ = ["ShardedOutput", "shard"]
+__all__ = ["ShardedOutput", "save_shards", "shard"]
+
+
+def save_shards(
+    plan: ShardPlan,
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Saved:
+    """Write the files of all ranks into a directory; it is the complete new one, or not there.
+
+    A run that is stopped can be continued, as `save` says. `threads` work side by side, as many as
+    there are cores unless said otherwise, and hold about 2 MB each. `progress` is called with the
+    bytes of each chunk written, by one thread at a time, and before that with those that were kept;
+    in all they are `tensor_bytes` of the outcome. Raises as `describe_shards` and `Outcome.refuse`
+    do, before anything is written, `OutputError` where the directory cannot be written or another
+    run does it, and `FormatError` where the source cannot be read, has changed meanwhile, or is
+    itself a sharded checkpoint of which tensors are altered.
+    """
+    started = time.monotonic()
+    count = thread_count(threads)
+    outcome = describe_shards(plan, out)
+    refuse_other_runs(outcome.path)
+    outcome.refuse(force=force)
+    # What is wrong in one set must not be right in the next.
+    refuse_altered(plan.source, threads=threads)
+    work = RankWork(plan, list(outcome.parts.values()))
+    written = write_output(plan, outcome, work, force=force, threads=count, progress=progress)
+    return Saved(outcome, time.monotonic() - started, {}, written.kept_bytes, written.lost)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

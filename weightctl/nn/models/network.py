@@ -80,7 +80,10 @@ def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Netwo
     model.check()
     network: Network = load(model.family.module)(model.config, dtype)
     for name, weight in network.raw_state_dict().items():
-        encoding = model.tensors[name].info.encoding
+        tensor = model.tensors.get(name)
+        if tensor is None:  # the caller has it: `verify` lends a model what it lacks
+            continue
+        encoding = tensor.info.encoding
         shape = weight.original_dtype_and_shape[1]
         if encoding.quantization is not None:
             weight.configure(DType.float32, shape, encoding.quantization)

@@ -1,0 +1,96 @@
+"""The command line of this checkout against that of another one, work by work.
+
+Run with `python tests/bench/side_by_side.py OTHER/.venv/bin/python` (`--size 100MB` for less), with
+a Python in which the other version is installed. The two take turns, each once without being
+counted. Seconds are those of whole commands; medians are printed, with the ratio of this to the
+other, and the peak memory of one run each. Everything is on the disk when its time ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from llama import write_llama
+
+from crossing import write_directory
+from weightctl.text.sizes import format_size, parse_size
+
+TINY = Path(__file__).parents[2] / "fixtures" / "tiny-llama"
+# Each work by its name: the arguments, in which `{OUT}` is where the output goes.
+WORKS = {
+    "ls of a GGUF": ("ls", "{gguf}"),
+    "ls of a small directory": ("ls", "{tiny}"),
+    "a cast of a small directory": ("convert", "{tiny}", "{OUT}", "--dtype", "f16"),
+    "a small directory to GGUF": ("convert", "{tiny}", "{OUT}.gguf", "--quant", "Q8_0"),
+    "safetensors to GGUF": ("convert", "{safetensors}", "{OUT}.gguf"),
+    "GGUF to safetensors": ("convert", "{gguf}", "{OUT}.safetensors"),
+    "safetensors to PyTorch": ("convert", "{safetensors}", "{OUT}.pt"),
+    "to F16": ("convert", "{safetensors}", "{OUT}.gguf", "--dtype", "f16"),
+    "to Q8_0": ("convert", "{safetensors}", "{OUT}.gguf", "--quant", "Q8_0"),
+    "to Q4_K_M": ("convert", "{safetensors}", "{OUT}.gguf", "--quant", "Q4_K_M"),
+    "to parts of Q8_0": (
+        "convert", "{safetensors}", "{OUT}.gguf", "--quant", "Q8_0", "--max-shard-size", "200MB",
+    ),
+    "Hugging Face to Q4_K_M": ("convert", "{directory}", "{OUT}.gguf", "--quant", "Q4_K_M"),
+    "a cut for 4 ranks": ("shard", "{gguf}", "{OUT}", "--tp", "4"),
+    "to a pipe": ("convert", "{safetensors}", "-", "--to", "gguf", "--quant", "Q8_0"),
+}  # fmt: skip
+
+
+def run(python: str, arguments: list[str], out: Path) -> tuple[float, int]:
+    """Run a command; return its seconds, until all is on the disk, and its peak memory."""
+    for path in out.parent.glob(f"{out.name}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    os.sync()
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [python, "-m", "weightctl", *arguments, "-q"], stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"weightctl {' '.join(arguments)} failed")
+    return seconds, usage.ru_maxrss * 1024
+
+
+def main() -> None:
+    """Print the medians of both sides, and their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", help="a Python that has the other version")
+    parser.add_argument("--size", type=parse_size, default=parse_size("1GB"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=WORKS, action="append")
+    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        places = {"tiny": str(TINY), "OUT": str(folder / "out")}
+        for format_name in ("gguf", "safetensors"):
+            write_llama(folder / f"in.{format_name}", format_name, arguments.size)
+            places[format_name] = str(folder / f"in.{format_name}")
+        write_directory(folder / "directory", arguments.size)
+        places["directory"] = str(folder / "directory")
+        for work in arguments.only or WORKS:
+            command = [word.format(**places) for word in WORKS[work]]
+            sides: tuple[list[float], list[float]] = ([], [])
+            peaks = [0, 0]
+            for turn in range(arguments.repeats + 1):
+                for side, python in enumerate((sys.executable, arguments.other)):
+                    seconds, peaks[side] = run(python, command, folder / "out")
+                    if turn:
+                        sides[side].append(seconds)
+            ours, theirs = map(statistics.median, sides)
+            memory = " and ".join(map(format_size, peaks))
+            print(f"{work}: {ours:.2f} s and {theirs:.2f} s, {ours / theirs:.2f} times; {memory}")
+
+
+if __name__ == "__main__":
+    main()
