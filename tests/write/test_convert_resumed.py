@@ -22,7 +22,7 @@ from outcomes import KINDS, Kind, leftovers, random_model, random_weights, stand
 from strikes import strikes
 from weightctl import Plan, open_weights, save
 from weightctl.dtype import ENCODINGS
-from weightctl.errors import OutputError
+from weightctl.errors import FormatError, OutputError
 from weightctl.plan.cast import cast
 from weightctl.system.temporary import JOURNAL
 from weightctl.write.claims import find_journal
@@ -194,6 +194,30 @@ def test_importance_is_part_of_the_plan(source: Path, place: Path) -> None:
     ]
     stop_halfway(weighted[0], where)
     assert save(weighted[1], where).started_over == "the plan is another"
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_the_config_is_part_of_the_plan(source: Path, place: Path) -> None:
+    stop_halfway(*KINDS["file"].plan(open_weights(source), place))
+    (source / "config.json").write_text('{"num_attention_heads": 3}')
+    saved = save(*KINDS["file"].plan(open_weights(source), place))
+    assert saved.started_over == "the plan is another"
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_an_input_that_is_written_to_meanwhile_leaves_nothing(source: Path, place: Path) -> None:
+    path = source / "model.safetensors"
+
+    def spoil(_: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(bytes(4))
+
+    plan, where = KINDS["file"].plan(open_weights(source), place)
+    with pytest.raises(FormatError, match="changed while it was read") as caught:
+        save(plan, where, progress=spoil)
+    assert "continues" not in caught.value.hint
+    assert os.listdir(place) == []
 
 
 @pytest.mark.usefixtures("journal_from_the_start")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ConversionError
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.base import is_text
-from weightctl.formats.huggingface import companions, file_name, is_licence
+from weightctl.formats.huggingface import companions, config, file_name, is_licence
 from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import manifest_bytes
@@ -128,7 +128,9 @@ def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
 
     found = hashlib.sha256(__version__.encode())
     if isinstance(plan, Plan):
-        for row in _describe_rows(plan):
+        # Steps such as a permutation of heads go by the config, and name not all of it.
+        beside = config(plan.source.header.files)
+        for row in (*_describe_rows(plan), beside):
             found.update(json.dumps(row, default=repr).encode() + b"\n")
     else:
         found.update(manifest_bytes(outcome.manifest(_NO_SOURCE)))

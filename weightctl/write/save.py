@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.protocol import Weights
+    from weightctl.weights.source import Source
     from weightctl.write.conversion_tasks import Filled
     from weightctl.write.journal import Record
     from weightctl.write.outcome import Outcome
@@ -203,7 +204,8 @@ def write_output(
             plan.source.refuse_change()
             partial.publish(force=force)
         except BaseException as error:
-            partial.is_resumable = recorder.has_journal and not _is_final(error)
+            is_final = _is_final(error) or _has_changed(plan.source)
+            partial.is_resumable = recorder.has_journal and not is_final
             if partial.is_resumable and isinstance(error, WeightctlError):
                 error.hint = f"{error.hint}; {_CONTINUES}" if error.hint else _CONTINUES
             raise
@@ -213,6 +215,15 @@ def write_output(
 def _is_final(error: BaseException) -> bool:
     """Whether the same command for the same input would fail again, so that nothing is kept."""
     return isinstance(error, _FINAL) and not isinstance(error, FormatError | OutputError)
+
+
+def _has_changed(source: Source) -> bool:
+    """Whether what was read is of no use to another run: the input is not what it was."""
+    try:
+        source.refuse_change()
+    except (FormatError, OSError):
+        return True
+    return False
 
 
 def _fill(
