@@ -2,8 +2,8 @@
 
 Run with `python tests/bench/side_by_side.py OTHER/.venv/bin/python` (`--size 100MB` for less), with
 a Python in which the other version is installed. The two take turns, each once without being
-counted. Seconds are those of whole commands; medians are printed, with the ratio of this to the
-other, and the peak memory of one run each. Everything is on the disk when its time ends.
+counted. Seconds are those of whole commands, on the clock and of the processor; medians are
+printed, with the ratios of this to the other. Everything is on the disk when its time ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from llama import write_llama
 
 from crossing import write_directory
-from weightctl.text.sizes import format_size, parse_size
+from weightctl.text.sizes import parse_size
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-llama"
 # Each work by its name: the arguments, in which `{OUT}` is where the output goes.
@@ -45,8 +45,8 @@ WORKS = {
 }  # fmt: skip
 
 
-def run(python: str, arguments: list[str], out: Path) -> tuple[float, int]:
-    """Run a command; return its seconds, until all is on the disk, and its peak memory."""
+def run(python: str, arguments: list[str], out: Path) -> tuple[float, float]:
+    """Run a command; return its seconds, until all is on the disk, and those of the processor."""
     for path in out.parent.glob(f"{out.name}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.sync()
@@ -58,7 +58,7 @@ def run(python: str, arguments: list[str], out: Path) -> tuple[float, int]:
     seconds = time.perf_counter() - start
     if status:
         raise SystemExit(f"weightctl {' '.join(arguments)} failed")
-    return seconds, usage.ru_maxrss * 1024
+    return seconds, usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -80,16 +80,20 @@ def main() -> None:
         places["directory"] = str(folder / "directory")
         for work in arguments.only or WORKS:
             command = [word.format(**places) for word in WORKS[work]]
-            sides: tuple[list[float], list[float]] = ([], [])
-            peaks = [0, 0]
+            pythons = (sys.executable, arguments.other)
+            runs: tuple[list[tuple[float, float]], ...] = ([], [])
             for turn in range(arguments.repeats + 1):
-                for side, python in enumerate((sys.executable, arguments.other)):
-                    seconds, peaks[side] = run(python, command, folder / "out")
+                for side, python in enumerate(pythons):
+                    spent = run(python, command, folder / "out")
                     if turn:
-                        sides[side].append(seconds)
-            ours, theirs = map(statistics.median, sides)
-            memory = " and ".join(map(format_size, peaks))
-            print(f"{work}: {ours:.2f} s and {theirs:.2f} s, {ours / theirs:.2f} times; {memory}")
+                        runs[side].append(spent)
+            clock, processor = (
+                [statistics.median(spent[which] for spent in side) for side in runs]
+                for which in (0, 1)
+            )
+            times = f"{clock[0] / clock[1]:.2f} and {processor[0] / processor[1]:.2f} times"
+            seconds = f"{clock[0]:.2f} s and {clock[1]:.2f} s"
+            print(f"{work}: {seconds}, {times} (clock and processor)", flush=True)
 
 
 if __name__ == "__main__":

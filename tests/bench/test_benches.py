@@ -132,3 +132,11 @@ def test_cutting_keeps_to_its_memory(tmp_path: Path) -> None:
     done = run("sharding.py", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.findall(r"peak (\d+) MB", done.stdout)[0]) < 100
+
+
+def test_the_bench_of_two_versions_runs(tmp_path: Path) -> None:
+    arguments = ("--size", "1MB", "--repeats", "1", "--folder", str(tmp_path))
+    only = ("--only", "to Q8_0", "--only", "a cut for 4 ranks")
+    done = run("side_by_side.py", sys.executable, *arguments, *only)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"times \(clock and processor\)", done.stdout)) == 2
