@@ -11,11 +11,13 @@ import pytest
 from build import safetensors_of
 from weightctl import DType, QuantizationEncoding, open_weights
 from weightctl.errors import MissingTensorError
-from weightctl.weights import WeightData, Weights
-from weightctl.weights.tree import Checkpoint, allocations_of, find_stored_name
+from weightctl.weights.tree import allocations_of, find_stored_name
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from weightctl.weights import WeightData, Weights
+    from weightctl.weights.tree import Checkpoint
 
 NUMBERS = np.random.default_rng(0).standard_normal((3, 256), np.float32)
 

@@ -12,7 +12,6 @@ from weightctl.formats import (
     format_by_index,
     format_by_suffix,
     format_module,
-    recognise,
 )
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.open.directory import find_in_directory
@@ -28,6 +27,7 @@ from weightctl.formats.open.sets import (
     set_of,
     split_suffix,
 )
+from weightctl.formats.recognition import recognise
 from weightctl.formats.switch import switch_of
 from weightctl.storage.location import open_reader
 from weightctl.system.temporary import asides_of
