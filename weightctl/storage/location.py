@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = ["STORAGES", "Location", "open_reader", "parse_location"]
+__all__ = ["STORAGES", "Location", "is_missing", "open_reader", "parse_location"]
 
 # By scheme, what opens a file for reading: `(path: str) -> Reader`.
-STORAGES = {"file": "weightctl.storage.local:FileReader"}
+STORAGES = {
+    "file": "weightctl.storage.local:FileReader",
+}
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+-]*)://(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _DOWNLOADS = {
     "hf": "download it first: `hf download OWNER/NAME --local-dir DIR`",
@@ -33,6 +36,11 @@ class Location(NamedTuple):
 
     scheme: str
     path: str
+
+    @property
+    def name(self) -> str:
+        """The path of a local file, and the URL of any other."""
+        return self.path if self.scheme == "file" else f"{self.scheme}://{self.path}"
 
 
 def parse_location(text: str) -> Location:
@@ -57,3 +65,9 @@ def open_reader(text: str) -> Reader:
     scheme, path = parse_location(text)
     opener: Callable[[str], Reader] = load(STORAGES[scheme])
     return opener(path)
+
+
+def is_missing(text: str) -> bool:
+    """Whether there is no file at a path; other storages say so when it is opened."""
+    location = parse_location(text)
+    return location.scheme == "file" and not os.path.exists(location.path)
