@@ -71,7 +71,7 @@ from weightctl import convert, open_weights
 from weightctl.errors import MissingFileError
 from weightctl.storage.mem import FILES
 
-source, out = map(Path, sys.argv[1:])
+source, parts, out = map(Path, sys.argv[1:])
 FILES["a/model.safetensors"] = source.read_bytes()
 weights, expected = open_weights("mem://a/model.safetensors"), open_weights(source)
 assert weights.header.files == ("mem://a/model.safetensors",)
@@ -79,6 +79,11 @@ for name, info in expected.header.tensors.items():
     found = weights[name].data()
     assert found.info == info
     assert bytes(found.view()) == bytes(expected[name].data().view())
+FILES.update((f"parts/{path.name}", path.read_bytes()) for path in parts.iterdir())
+for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
+    found = open_weights(f"mem://parts/{name}")
+    assert found.header.tensors.keys() == expected.header.tensors.keys()
+    assert len(found.header.files) == 2
 try:
     open_weights("mem://a/other.safetensors")
 except MissingFileError as error:
@@ -99,6 +104,8 @@ def test_a_storage_is_a_module_and_a_line(
     source = tmp_path / "alone" / "model.safetensors"
     source.parent.mkdir()
     source.write_bytes((tiny_llama / "model.safetensors").read_bytes())
-    extended.run("-c", PROGRAM, source, tmp_path)
+    parts = tmp_path / "parts"
+    extended.command("convert", source, f"{parts}/", "--max-shard-size", "2MB")
+    extended.run("-c", PROGRAM, source, parts, tmp_path)
     made = [(tmp_path / f"from-{where}.gguf").read_bytes() for where in ("memory", "file")]
     assert made[0] == made[1]

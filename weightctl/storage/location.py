@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = ["STORAGES", "Location", "is_missing", "open_reader", "parse_location"]
+__all__ = ["STORAGES", "Location", "is_local", "open_reader", "parse_location"]
 
 # By scheme, what opens a file for reading: `(path: str) -> Reader`.
 STORAGES = {
@@ -67,7 +66,9 @@ def open_reader(text: str) -> Reader:
     return opener(path)
 
 
-def is_missing(text: str) -> bool:
-    """Whether there is no file at a path; other storages say so when it is opened."""
-    location = parse_location(text)
-    return location.scheme == "file" and not os.path.exists(location.path)
+def is_local(text: str) -> bool:
+    """Whether a path or URL names a local file; others cannot be listed, nor asked for but opened.
+
+    Raises `FormatError` as `parse_location` does.
+    """
+    return parse_location(text).scheme == "file"
