@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -82,6 +84,11 @@ class ExtendedPackage:
     def command(self, *arguments: str | Path) -> str:
         """Run a command of the package; return what it writes to stdout."""
         return self.run("-m", "weightctl", *arguments)
+
+
+@pytest.fixture
+def extended(tmp_path: Path) -> ExtendedPackage:
+    return ExtendedPackage(tmp_path)
 
 
 def read_recipe(recipe: str, name: str) -> set[str]:
