@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 import weightctl
-from structure import count_participles, list_shared_class_names, parse_modules
+from structure import (
+    count_participles,
+    is_for_checkers,
+    list_cycles,
+    list_fragments,
+    list_loaded,
+    list_shared_class_names,
+    parse_modules,
+)
 from weightctl.cli import COMMANDS
+from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS
+from weightctl.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +70,17 @@ UPWARD = {
     ("weights/allocation.py", "weightctl.graph.weight"),
 }
 
+# What these import when they are used imports them: the two are halves of one thing.
+MUTUAL = {
+    # `DType("bf16")` and `DType.encoding` ask the table, whose lines are of dtypes.
+    ("weightctl.dtype.types", "weightctl.dtype.encodings"),
+    ("weightctl.dtype.types", "weightctl.dtype.spellings"),
+    # Data gives data that is made on use, and that is made as data.
+    ("weightctl.weights.deferred", "weightctl.weights.data"),
+    # The operators of a value are operations, which take and give values.
+    ("weightctl.graph.value", "weightctl.graph.ops"),
+}
+
 
 def package_of(module: Path) -> str:
     return package_of_name(".".join(module.relative_to(PACKAGE.parent).with_suffix("").parts))
@@ -79,14 +100,11 @@ def imports_in(nodes: Iterable[ast.AST]) -> set[str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "weightctl":
+            found |= {f"weightctl.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
     return found
-
-
-def is_for_checkers(node: ast.stmt) -> bool:
-    """Whether only type checkers read a statement."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -95,13 +113,28 @@ def test_imports_point_down(module: Path) -> None:
     if package == "__init__":
         return
     for name in imports_of(module):
-        if not name.startswith("weightctl."):
+        if not name.startswith("weightctl.") or name == "weightctl.__version__":
             continue
         other = package_of_name(name)
         if other == package or (module.relative_to(PACKAGE).as_posix(), name) in UPWARD:
             continue
         points_down = LAYER_OF[other] < LAYER_OF[package] and (package, other) not in FORBIDDEN
         assert (package, other) in NEIGHBOURS or points_down, f"{module.name} imports {name}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert list_cycles(list_loaded(parse_modules(PACKAGE), on_use=False)) == []
+
+
+def test_what_is_imported_on_use_closes_the_listed_cycles_alone() -> None:
+    modules = parse_modules(PACKAGE)
+    at_once, on_use = (list_loaded(modules, on_use=late) for late in (False, True))
+    for name, other in MUTUAL:
+        assert other in on_use[name] - at_once[name]
+    opened = {name: on_use[name] - {two for one, two in MUTUAL if one == name} for name in on_use}
+    assert list_cycles(opened) == []
+    for name, other in MUTUAL:
+        assert list_cycles({**opened, name: opened[name] | {other}}), f"{name} may import {other}"
 
 
 def test_what_points_up_is_for_type_checkers() -> None:
@@ -236,6 +269,16 @@ REPLACED = {
 }  # fmt: skip
 # Tables list the modules of these folders.
 LARGE = {"cli", "families", "schemes"}
+
+
+def test_no_short_module_has_a_single_importer() -> None:
+    tables = [
+        *(line.module for line in FORMATS.values()),
+        *(line.record for line in SCHEMES.values()),
+        *(encoding.codec for encoding in ENCODINGS.values()),
+    ]
+    by_tables = {reference.partition(":")[0] for reference in tables}
+    assert set(list_fragments(parse_modules(PACKAGE))) - by_tables == set()
 
 
 def test_names_are_those_of_the_glossary() -> None:

@@ -14,7 +14,7 @@ from outcomes import random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats import FORMATS
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.write.save import save
 from weightctl.write.targets import Target, target
 

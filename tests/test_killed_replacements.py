@@ -20,7 +20,7 @@ from killed_saves import killed_saves
 from outcomes import leftovers, random_model, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError, OutputError
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.system.temporary import SWITCH, aside_name
 from weightctl.write.save import save
 

@@ -12,7 +12,7 @@ from old_outputs import old_output, untouched
 from outcomes import KINDS, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.write.save import save
 
 if TYPE_CHECKING:

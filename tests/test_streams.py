@@ -19,7 +19,7 @@ import pytest
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.translate.plans import plan_of
 from weightctl.write.save import save
 

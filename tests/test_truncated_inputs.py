@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from truncations import Outcome, Runner, runner
 from weightctl import Plan, open_weights
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-import made
 import pytest
 
+import small_checkpoints
 from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_a_path_alone_is_listed(weightctl: Run, tmp_path: Path) -> None:
-    made.small(tmp_path)
+    small_checkpoints.small(tmp_path)
     listed = weightctl("ls", "small", "--flat", cwd=tmp_path)
     assert weightctl("small", "--flat", cwd=tmp_path).stdout == listed.stdout
     assert weightctl("./small", cwd=tmp_path).stdout.startswith("./small: llama")
@@ -40,7 +40,7 @@ def test_a_misspelt_command_suggests_the_right_one(weightctl: Run) -> None:
 
 
 def test_a_command_is_one_even_where_a_file_has_its_name(weightctl: Run, tmp_path: Path) -> None:
-    shutil.copy(made.gguf(tmp_path), tmp_path / "ls")
+    shutil.copy(small_checkpoints.gguf(tmp_path), tmp_path / "ls")
     assert "Missing argument" in weightctl("ls", cwd=tmp_path).stderr
     assert weightctl("ls", "ls", cwd=tmp_path).returncode == 0
 

@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from terminal import on_a_terminal, without_colour
 
 from recipe_models import MODELS
+from terminal import on_a_terminal, without_colour
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import made
+import small_checkpoints
 from terminal import on_a_terminal
 
 if TYPE_CHECKING:
@@ -53,9 +53,15 @@ def test_other_encodings_are_shown_folded(weightctl: Run, tiny_llama: Path, tmp_
 
 
 def test_tensors_of_one_side_and_other_shapes_are_shown(weightctl: Run, tmp_path: Path) -> None:
-    one = made.write(tmp_path, "one", {"a": made.numbers("F32", 2), "b": made.numbers("F32", 3)})
-    other = made.write(
-        tmp_path, "other", {"b": made.numbers("BF16", 4), "c": made.numbers("F32", 5)}
+    one = small_checkpoints.write(
+        tmp_path,
+        "one",
+        {"a": small_checkpoints.numbers("F32", 2), "b": small_checkpoints.numbers("F32", 3)},
+    )
+    other = small_checkpoints.write(
+        tmp_path,
+        "other",
+        {"b": small_checkpoints.numbers("BF16", 4), "c": small_checkpoints.numbers("F32", 5)},
     )
     done = weightctl("diff", one, other)
     assert done.returncode == 1
@@ -75,8 +81,11 @@ def test_tensors_of_one_side_and_other_shapes_are_shown(weightctl: Run, tmp_path
 
 def test_bytes_are_compared_with_hash(weightctl: Run, tmp_path: Path) -> None:
     def checkpoint(name: str, seed: int) -> Path:
-        tensors = {"a": made.numbers("F32", 8), "b": made.numbers("F32", 8, seed=seed)}
-        return made.write(tmp_path, name, tensors)
+        tensors = {
+            "a": small_checkpoints.numbers("F32", 8),
+            "b": small_checkpoints.numbers("F32", 8, seed=seed),
+        }
+        return small_checkpoints.write(tmp_path, name, tensors)
 
     one, other = checkpoint("one", 1), checkpoint("other", 2)
     assert weightctl("diff", one, other).returncode == 0
@@ -90,13 +99,13 @@ def test_bytes_are_compared_with_hash(weightctl: Run, tmp_path: Path) -> None:
 
 
 def test_a_weight_in_parts_is_compared_as_one(weightctl: Run, tmp_path: Path) -> None:
-    quantized = made.awq(tmp_path)
-    plain = made.write(
+    quantized = small_checkpoints.awq(tmp_path)
+    plain = small_checkpoints.write(
         tmp_path,
         "plain",
         {
-            "model.layers.0.mlp.up_proj.weight": made.numbers("F16", 512, 256),
-            "model.layers.0.self_attn.q_proj.weight": made.numbers("F16", 256, 128),
+            "model.layers.0.mlp.up_proj.weight": small_checkpoints.numbers("F16", 512, 256),
+            "model.layers.0.self_attn.q_proj.weight": small_checkpoints.numbers("F16", 256, 128),
         },
     )
     done = weightctl("diff", quantized, plain, "--include", "*layers.0.*_proj*", "--json")
@@ -107,7 +116,7 @@ def test_a_weight_in_parts_is_compared_as_one(weightctl: Run, tmp_path: Path) ->
 
 
 def test_every_part_of_a_weight_is_hashed(weightctl: Run, tmp_path: Path) -> None:
-    one, other = made.awq(tmp_path, "one"), made.awq(tmp_path, "other")
+    one, other = small_checkpoints.awq(tmp_path, "one"), small_checkpoints.awq(tmp_path, "other")
     path = other / "model.safetensors"
     raw = bytearray(path.read_bytes())
     document = json.loads(
@@ -123,16 +132,16 @@ def test_every_part_of_a_weight_is_hashed(weightctl: Run, tmp_path: Path) -> Non
 
 def test_a_tied_name_counts_with_what_it_is_tied_to(weightctl: Run, tmp_path: Path) -> None:
     stored = {
-        "model.embed_tokens.weight": made.numbers("F32", 8, 4),
-        "lm_head.weight": made.numbers("F32", 8, 4),
+        "model.embed_tokens.weight": small_checkpoints.numbers("F32", 8, 4),
+        "lm_head.weight": small_checkpoints.numbers("F32", 8, 4),
     }
-    untied = made.write(tmp_path, "untied", stored)
-    done = weightctl("diff", made.tied(tmp_path), untied, "--hash")
+    untied = small_checkpoints.write(tmp_path, "untied", stored)
+    done = weightctl("diff", small_checkpoints.tied(tmp_path), untied, "--hash")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 tensors, no difference")
 
 
 def test_quiet_only_has_its_exit_code(weightctl: Run, tmp_path: Path) -> None:
-    small, awq = made.small(tmp_path), made.awq(tmp_path)
+    small, awq = small_checkpoints.small(tmp_path), small_checkpoints.awq(tmp_path)
     different = weightctl("diff", small, awq, "--quiet")
     assert (different.returncode, different.stdout, different.stderr) == (1, "", "")
     same = weightctl("diff", small, small, "--quiet")
@@ -140,21 +149,21 @@ def test_quiet_only_has_its_exit_code(weightctl: Run, tmp_path: Path) -> None:
 
 
 def test_names_of_another_dialect_are_hinted_at(weightctl: Run, tmp_path: Path) -> None:
-    done = weightctl("diff", made.small(tmp_path), made.gguf(tmp_path))
+    done = weightctl("diff", small_checkpoints.small(tmp_path), small_checkpoints.gguf(tmp_path))
     assert done.returncode == 1
     assert "not one name is in both" in done.stderr
     assert "not one name" not in weightctl("diff", tmp_path / "small", tmp_path / "small").stderr
 
 
 def test_a_missing_checkpoint_is_an_error(weightctl: Run, tmp_path: Path) -> None:
-    done = weightctl("diff", made.small(tmp_path), tmp_path / "missing")
+    done = weightctl("diff", small_checkpoints.small(tmp_path), tmp_path / "missing")
     assert (done.returncode, done.stdout) == (2, "")
     assert "missing: No such file" in done.stderr
 
 
 def test_signs_have_colours_on_a_terminal(tmp_path: Path) -> None:
-    made.small(tmp_path)
-    made.awq(tmp_path)
+    small_checkpoints.small(tmp_path)
+    small_checkpoints.awq(tmp_path)
     shown = on_a_terminal(80, "diff", "small", "awq", cwd=tmp_path)
     assert "\x1b[31m-   norm.weight" in shown
     assert "\x1b[32m+     mlp.up_proj" in shown

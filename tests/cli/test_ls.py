@@ -10,11 +10,11 @@ import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import made
 import numpy as np
 import pytest
-from terminal import on_a_terminal, without_colour
 
+import small_checkpoints
+from terminal import on_a_terminal, without_colour
 from weightctl import Plan, WeightData
 from weightctl.cli.outline import outline
 from weightctl.weights.from_arrays import as_checkpoint
@@ -115,15 +115,19 @@ def test_ls_shows_the_model_at_a_glance(weightctl: Run, tiny_llama: Path) -> Non
 def test_the_title_has_the_path_as_typed_and_the_name_where_it_is_another(
     weightctl: Run, tmp_path: Path
 ) -> None:
-    made.write(tmp_path, "here", {"a": made.numbers("F32", 2)}, _name_or_path="org/Model")
-    made.split(tmp_path)
+    small_checkpoints.write(
+        tmp_path, "here", {"a": small_checkpoints.numbers("F32", 2)}, _name_or_path="org/Model"
+    )
+    small_checkpoints.split(tmp_path)
 
     def title(path: str) -> str:
         return weightctl("ls", path, cwd=tmp_path).stdout.splitlines()[0]
 
     assert title("here/") == "here/: org/Model, safetensors"
     assert title("split") == "split: safetensors, 2 files"
-    made.write(tmp_path, "same", {"a": made.numbers("F32", 2)}, _name_or_path="same")
+    small_checkpoints.write(
+        tmp_path, "same", {"a": small_checkpoints.numbers("F32", 2)}, _name_or_path="same"
+    )
     assert title("./same") == "./same: safetensors"
 
 
@@ -260,8 +264,11 @@ def test_version_says_which_level_is_none(weightctl: Run) -> None:
 
 
 def test_wide_letters_keep_columns_and_lines_whole(tmp_path: Path) -> None:
-    tensors = {"重み" * 30: made.numbers("F32", 2), "b" * 70: made.numbers("F32", 3)}
-    made.write(tmp_path, "wide", tensors)
+    tensors = {
+        "重み" * 30: small_checkpoints.numbers("F32", 2),
+        "b" * 70: small_checkpoints.numbers("F32", 3),
+    }
+    small_checkpoints.write(tmp_path, "wide", tensors)
     shown = on_a_terminal(80, "ls", "wide", "--quiet", cwd=tmp_path, NO_COLOR="1")
     first, second = shown.splitlines()
     cells = sum(2 if unicodedata.east_asian_width(char) == "W" else 1 for char in first)
@@ -270,8 +277,8 @@ def test_wide_letters_keep_columns_and_lines_whole(tmp_path: Path) -> None:
 
 
 def test_several_checkpoints_follow_one_another(weightctl: Run, tmp_path: Path) -> None:
-    made.small(tmp_path)
-    made.tied(tmp_path)
+    small_checkpoints.small(tmp_path)
+    small_checkpoints.tied(tmp_path)
     shown = weightctl("ls", "small", "tied", "--depth", "1", cwd=tmp_path).stdout
     first, second = shown.split("\n\ntied: ")
     assert first.startswith("small: llama, safetensors\n8 tensors")
@@ -279,7 +286,7 @@ def test_several_checkpoints_follow_one_another(weightctl: Run, tmp_path: Path) 
 
 
 def test_a_checkpoint_without_tensors_is_listed(weightctl: Run, tmp_path: Path) -> None:
-    made.write(tmp_path, "bare", {})
+    small_checkpoints.write(tmp_path, "bare", {})
     done = weightctl("ls", "bare", cwd=tmp_path)
     assert done.stdout == "bare: safetensors\n0 tensors, 0 parameters, 0 B\n"
     assert (done.returncode, done.stderr) == (0, "")

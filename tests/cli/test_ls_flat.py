@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import made
 import pytest
+
+import small_checkpoints
 from terminal import on_a_terminal, without_colour
 
 if TYPE_CHECKING:
@@ -24,26 +25,29 @@ def names(done: Completed) -> list[str]:
 
 
 def test_details_say_where_each_tensor_is(weightctl: Run, tmp_path: Path) -> None:
-    path = made.split(tmp_path)
+    path = small_checkpoints.split(tmp_path)
     heading, *lines = weightctl("ls", path, "-l").stdout.splitlines()
     assert heading.split() == ["tensor", "shape", "type", "size", "offset", "align", "file"]
     for line in lines:
         name, *_, offset, alignment, file = line.split()
         raw = (path / file).read_bytes()[int(offset) :]
         seed = 3 if name == "lm_head.weight" else 0
-        assert raw == made.numbers("BF16", 4096, 16, seed=seed)[2]
+        assert raw == small_checkpoints.numbers("BF16", 4096, 16, seed=seed)[2]
         assert int(offset) % int(alignment) == 0
         assert int(offset) % (2 * int(alignment)) != 0
 
 
 def test_quiet_details_have_no_heading(weightctl: Run, tmp_path: Path) -> None:
-    lines = weightctl("ls", made.split(tmp_path), "-lq").stdout.splitlines()
+    lines = weightctl("ls", small_checkpoints.split(tmp_path), "-lq").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["model.embed_tokens.weight", "lm_head.weight"]
 
 
 def test_lines_can_be_sorted(weightctl: Run, tmp_path: Path) -> None:
-    tensors = {f"layers.{n}.w": made.numbers("F32", size) for n, size in ((10, 2), (2, 9), (1, 4))}
-    path = made.write(tmp_path, "unsorted", tensors)
+    tensors = {
+        f"layers.{n}.w": small_checkpoints.numbers("F32", size)
+        for n, size in ((10, 2), (2, 9), (1, 4))
+    }
+    path = small_checkpoints.write(tmp_path, "unsorted", tensors)
     in_file = ["layers.10.w", "layers.2.w", "layers.1.w"]
     assert names(weightctl("ls", path, "--sort", "offset")) == in_file
     assert names(weightctl("ls", path, "--sort", "name")) == in_file[::-1]
@@ -75,7 +79,7 @@ def test_hashes_are_of_the_bytes(weightctl: Run, tiny_llama: Path) -> None:
 
 
 def test_equal_tensors_are_found_by_their_hashes(weightctl: Run, tmp_path: Path) -> None:
-    done = weightctl("ls", made.small(tmp_path), "--hash")
+    done = weightctl("ls", small_checkpoints.small(tmp_path), "--hash")
     (line,) = [each for each in done.stdout.splitlines() if "layers.1.input_layernorm" in each]
     assert line.endswith("  = model.layers.0.input_layernorm.weight")
     assert done.stderr == "note: 2 tensors hold the bytes of another (=)\n"
@@ -85,27 +89,30 @@ def test_tensors_without_elements_and_of_other_shapes_are_not_equal(
     weightctl: Run, tmp_path: Path
 ) -> None:
     tensors = {
-        "a": made.numbers("F32", 0),
-        "b": made.numbers("F32", 0),
-        "c": made.numbers("F32", 2, 3),
-        "d": made.numbers("F32", 3, 2),
+        "a": small_checkpoints.numbers("F32", 0),
+        "b": small_checkpoints.numbers("F32", 0),
+        "c": small_checkpoints.numbers("F32", 2, 3),
+        "d": small_checkpoints.numbers("F32", 3, 2),
     }
-    done = weightctl("ls", made.write(tmp_path, "odd", tensors), "--hash")
+    done = weightctl("ls", small_checkpoints.write(tmp_path, "odd", tensors), "--hash")
     assert " = " not in done.stdout
     assert done.stderr == ""
 
 
 def test_a_file_hashes_as_its_twin_in_the_other_byte_order(weightctl: Run, tmp_path: Path) -> None:
-    little, big = made.gguf(tmp_path), made.gguf(tmp_path, "big.gguf", ">")
+    little, big = (
+        small_checkpoints.gguf(tmp_path),
+        small_checkpoints.gguf(tmp_path, "big.gguf", ">"),
+    )
     assert little.read_bytes() != big.read_bytes()
     assert weightctl("ls", little, "--hash").stdout == weightctl("ls", big, "--hash").stdout
 
 
 def test_a_narrow_terminal_shows_the_beginning_of_hashes(tmp_path: Path) -> None:
-    made.small(tmp_path)
+    small_checkpoints.small(tmp_path)
     wide = on_a_terminal(200, "ls", "small", "--hash", cwd=tmp_path)
     narrow = without_colour(on_a_terminal(80, "ls", "small", "--hash", cwd=tmp_path))
-    digest = hashlib.sha256(made.numbers("BF16", 32, 16)[2]).hexdigest()
+    digest = hashlib.sha256(small_checkpoints.numbers("BF16", 32, 16)[2]).hexdigest()
     assert digest in wide
     assert digest not in narrow
     assert digest[:12] in narrow
@@ -116,8 +123,8 @@ def test_a_narrow_terminal_shows_the_beginning_of_hashes(tmp_path: Path) -> None
 def test_several_checkpoints_follow_one_another(
     weightctl: Run, tmp_path: Path, option: str
 ) -> None:
-    made.small(tmp_path)
-    made.tied(tmp_path)
+    small_checkpoints.small(tmp_path)
+    small_checkpoints.tied(tmp_path)
     shown = weightctl("ls", "small", "tied", option, cwd=tmp_path).stdout
     first, second = shown.split("\n\n")
     assert first.startswith("small:\n")
@@ -125,8 +132,8 @@ def test_several_checkpoints_follow_one_another(
 
 
 def test_an_error_in_one_checkpoint_leaves_the_others(weightctl: Run, tmp_path: Path) -> None:
-    made.small(tmp_path)
-    made.tied(tmp_path)
+    small_checkpoints.small(tmp_path)
+    small_checkpoints.tied(tmp_path)
     done = weightctl("ls", "small", "missing", "tied", "--json", cwd=tmp_path)
     assert done.returncode == 2
     assert [json.loads(line)["path"] for line in done.stdout.splitlines()] == ["small", "tied"]
@@ -134,7 +141,7 @@ def test_an_error_in_one_checkpoint_leaves_the_others(weightctl: Run, tmp_path: 
 
 
 def test_names_are_chosen_as_listings_show_them(weightctl: Run, tmp_path: Path) -> None:
-    path = made.mixture(tmp_path)
+    path = small_checkpoints.mixture(tmp_path)
     done = weightctl("ls", path, "--flat", "--include", "*.experts.[0-1,7].w?.*",
                      "--exclude", "*.1.*")  # fmt: skip
     assert names(done) == [
@@ -145,7 +152,7 @@ def test_names_are_chosen_as_listings_show_them(weightctl: Run, tmp_path: Path) 
 
 
 def test_totals_are_of_what_is_chosen(weightctl: Run, tmp_path: Path) -> None:
-    path = made.small(tmp_path)
+    path = small_checkpoints.small(tmp_path)
     shown = weightctl("ls", path, "--include", "*norm*", "--include", "*q_proj*").stdout
     assert "5 of 8 tensors, 560 parameters, 1.12 kB, 16.00 bits per weight" in shown
     document = json.loads(weightctl("ls", path, "--include", "*norm*", "--json").stdout)
@@ -157,13 +164,13 @@ def test_totals_are_of_what_is_chosen(weightctl: Run, tmp_path: Path) -> None:
 def test_a_weight_in_parts_is_chosen_by_its_name_or_a_part(
     weightctl: Run, tmp_path: Path, pattern: str
 ) -> None:
-    shown = weightctl("ls", made.awq(tmp_path), "--include", pattern).stdout
+    shown = weightctl("ls", small_checkpoints.awq(tmp_path), "--include", pattern).stdout
     assert "2 of 7 tensors" in shown
     assert "512x256" in shown
 
 
 def test_a_weight_in_parts_is_left_out_by_its_name(weightctl: Run, tmp_path: Path) -> None:
-    path = made.awq(tmp_path)
+    path = small_checkpoints.awq(tmp_path)
     assert "AWQ" not in weightctl("ls", path, "--exclude", "*_proj.weight").stdout
     assert "_proj" not in weightctl("ls", path, "--flat", "--exclude", "*_proj.weight").stdout
     assert "AWQ 4-bit" in weightctl("ls", path, "--exclude", "*.scales").stdout

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-import made
+import small_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ def listed(weightctl: Run, path: Path, *options: str) -> dict[str, Any]:
 def test_a_weight_in_three_tensors_is_one_line_with_its_bits(
     weightctl: Run, tmp_path: Path
 ) -> None:
-    shown = weightctl("ls", made.awq(tmp_path)).stdout
+    shown = weightctl("ls", small_checkpoints.awq(tmp_path)).stdout
     assert re.search(r"mlp\.up_proj\.weight +512x256 +AWQ 4-bit, 4\.16 bits +68\.1 kB", shown)
     assert "qweight" not in shown
     assert "7 tensors (15 as stored)" in shown
@@ -37,21 +37,21 @@ def test_a_weight_in_three_tensors_is_one_line_with_its_bits(
 def test_parameters_are_counted_on_what_the_tensors_stand_for(
     weightctl: Run, tmp_path: Path
 ) -> None:
-    totals = listed(weightctl, made.awq(tmp_path))["totals"]
+    totals = listed(weightctl, small_checkpoints.awq(tmp_path))["totals"]
     parameters = 64 * 256 + 2 * (512 * 256 + 256 * 256 + 256)
     assert totals["parameters"] == parameters
     assert totals["bits_per_weight"] == 8 * totals["bytes"] / parameters
 
 
 def test_parts_say_in_flat_listings_what_they_are_part_of(weightctl: Run, tmp_path: Path) -> None:
-    lines = weightctl("ls", made.awq(tmp_path), "--flat").stdout.splitlines()
+    lines = weightctl("ls", small_checkpoints.awq(tmp_path), "--flat").stdout.splitlines()
     assert len(lines) == 15
     (line,) = [each for each in lines if "layers.1.mlp.up_proj.scales" in each]
     assert line.endswith("part of model.layers.1.mlp.up_proj.weight")
 
 
 def test_json_has_the_weights_and_their_parts(weightctl: Run, tmp_path: Path) -> None:
-    found = listed(weightctl, made.awq(tmp_path))
+    found = listed(weightctl, small_checkpoints.awq(tmp_path))
     assert found["logical"][0] == {
         "name": "model.layers.0.mlp.up_proj.weight",
         "shape": [512, 256],
@@ -67,13 +67,13 @@ def test_json_has_the_weights_and_their_parts(weightctl: Run, tmp_path: Path) ->
 def test_experts_fold_like_layers_and_an_odd_one_is_shown_apart(
     weightctl: Run, tmp_path: Path
 ) -> None:
-    shown = weightctl("ls", made.mixture(tmp_path)).stdout
+    shown = weightctl("ls", small_checkpoints.mixture(tmp_path)).stdout
     assert re.search(r"experts\.\[0-7\]  x8 +8 x 3 tensors", shown)
     assert re.search(r"\[0-4,6-7\]  x7 +7 x 3 tensors", shown)
 
 
 def test_buffers_are_marked_and_are_no_parameters(weightctl: Run, tmp_path: Path) -> None:
-    path = made.small(tmp_path)
+    path = small_checkpoints.small(tmp_path)
     assert re.search(r"rotary_emb\.inv_freq +8 +F32 +32 B +buffer", weightctl("ls", path).stdout)
     found = listed(weightctl, path)
     assert found["totals"]["parameters"] == 32 * 16 + 2 * (16 + 16 * 16) + 16
@@ -83,7 +83,7 @@ def test_buffers_are_marked_and_are_no_parameters(weightctl: Run, tmp_path: Path
 
 
 def test_a_tied_name_is_marked_and_takes_nothing(weightctl: Run, tmp_path: Path) -> None:
-    path = made.tied(tmp_path)
+    path = small_checkpoints.tied(tmp_path)
     lines = weightctl("ls", path, "--flat").stdout.splitlines()
     assert lines[1].split() == [
         "lm_head.weight", "8x4", "F32", "-", "tied", "to", "model.embed_tokens.weight",
@@ -94,7 +94,7 @@ def test_a_tied_name_is_marked_and_takes_nothing(weightctl: Run, tmp_path: Path)
 
 
 def test_an_adapter_is_recognised(weightctl: Run, tmp_path: Path) -> None:
-    path = made.adapter(tmp_path)
+    path = small_checkpoints.adapter(tmp_path)
     shown = weightctl("ls", path).stdout
     assert "LoRA adapter of rank 8, alpha 16, on 4 matrices, for example/base\n" in shown
     assert listed(weightctl, path)["adapter"] == {

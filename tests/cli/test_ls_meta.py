@@ -7,11 +7,11 @@ import re
 import tracemalloc
 from typing import TYPE_CHECKING
 
-import made
 import pytest
-from terminal import on_a_terminal
 
+import small_checkpoints
 from build import Gguf, safetensors_of
+from terminal import on_a_terminal
 from weightctl.cli.contents import Contents
 from weightctl.cli.document import document
 from weightctl.formats.open.opening import open_weights
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
-    return made.gguf(tmp_path)
+    return small_checkpoints.gguf(tmp_path)
 
 
 def test_metadata_is_a_table_of_keys_types_and_values(weightctl: Run, gguf: Path) -> None:
@@ -109,7 +109,7 @@ def test_json_of_a_large_vocabulary_decodes_its_first_tokens_only(tmp_path: Path
 
 def test_json_without_metadata_has_an_empty_object(weightctl: Run, tmp_path: Path) -> None:
     path = tmp_path / "bare.safetensors"
-    path.write_bytes(safetensors_of({"a": made.numbers("F32", 2)}))
+    path.write_bytes(safetensors_of({"a": small_checkpoints.numbers("F32", 2)}))
     assert json.loads(weightctl("ls", path, "--json").stdout)["metadata"] == {}
 
 
@@ -134,8 +134,8 @@ def test_an_unknown_key_suggests_the_nearest(weightctl: Run, gguf: Path) -> None
 
 
 def test_several_checkpoints_give_their_values_in_order(weightctl: Run, tmp_path: Path) -> None:
-    made.gguf(tmp_path)
-    made.tied(tmp_path)
+    small_checkpoints.gguf(tmp_path)
+    small_checkpoints.tied(tmp_path)
     done = weightctl("ls", "small.gguf", "tied", "small.gguf", "--meta", "general.name",
                      cwd=tmp_path)  # fmt: skip
     assert done.returncode == 2
@@ -145,7 +145,7 @@ def test_several_checkpoints_give_their_values_in_order(weightctl: Run, tmp_path
 
 def test_a_checkpoint_without_metadata_says_so(weightctl: Run, tmp_path: Path) -> None:
     path = tmp_path / "bare.safetensors"
-    path.write_bytes(safetensors_of({"a": made.numbers("F32", 2)}))
+    path.write_bytes(safetensors_of({"a": small_checkpoints.numbers("F32", 2)}))
     done = weightctl("ls", path, "--meta")
     assert done.returncode == 0
     assert done.stderr == f"note: {path}: the header has no metadata\n"
@@ -160,7 +160,7 @@ def test_metadata_and_lists_of_tensors_are_asked_for_apart(weightctl: Run, gguf:
 def test_a_value_cannot_write_to_the_terminal(weightctl: Run, tmp_path: Path) -> None:
     path = tmp_path / "evil.safetensors"
     metadata = {"evil": "a\x1b[2Jb\nc", "na\x1b[2Jme": "x"}
-    path.write_bytes(safetensors_of({"a": made.numbers("F32", 2)}, metadata))
+    path.write_bytes(safetensors_of({"a": small_checkpoints.numbers("F32", 2)}, metadata))
     assert "\x1b[2J" not in on_a_terminal(80, "ls", path, "--meta")
     assert "a\\x1b[2Jb\nc\n" in on_a_terminal(80, "ls", path, "--meta", "evil")
     # A script gets it as it is.

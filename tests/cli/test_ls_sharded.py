@@ -8,12 +8,12 @@ import sys
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import made
 import pytest
 from jsonschema import Draft202012Validator
-from terminal import on_a_terminal, without_colour
 
+import small_checkpoints
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
+from terminal import on_a_terminal, without_colour
 from weightctl import open_weights
 from weightctl.cli.splits import brief, join_ranks, rank_shapes
 from weightctl.dtype import ENCODINGS
@@ -155,7 +155,7 @@ def test_the_manifest_may_be_named_too(weightctl: Run, halves: Path) -> None:
 
 
 def test_packed_numbers_say_how_they_are_cut(weightctl: Run, tmp_path: Path) -> None:
-    made.awq(tmp_path)
+    small_checkpoints.awq(tmp_path)
 
     def halved(whole: Whole, ranks: int) -> Sharding:
         is_packed = whole.name.endswith("qweight")

@@ -7,10 +7,10 @@ from importlib.resources import files
 from shutil import copyfile, copytree
 from typing import TYPE_CHECKING, Any
 
-import made
 import pytest
 from jsonschema import Draft202012Validator
 
+import small_checkpoints
 from conftest import ROOT
 from weightctl.cli import COMMANDS
 
@@ -73,10 +73,17 @@ ASKED = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_in = tmp_path_factory.mktemp("checkpoints")
-    for make in (made.small, made.awq, made.mixture, made.adapter, made.tied, made.split):
+    for make in (
+        small_checkpoints.small,
+        small_checkpoints.awq,
+        small_checkpoints.mixture,
+        small_checkpoints.adapter,
+        small_checkpoints.tied,
+        small_checkpoints.split,
+    ):
         make(made_in)
-    made.gguf(made_in)
-    made.gguf(made_in, "big.gguf", ">")
+    small_checkpoints.gguf(made_in)
+    small_checkpoints.gguf(made_in, "big.gguf", ">")
     copyfile(ROOT / "fixtures" / "training.pt", made_in / "training.pt")
     copytree(ROOT / "fixtures" / "tiny-llama", made_in / "tiny-llama")
     return made_in

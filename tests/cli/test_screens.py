@@ -11,12 +11,12 @@ if __name__ == "__main__":  # pytest knows these folders
     HERE = Path(__file__).parent
     sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
 
-import made
 import pytest
-from terminal import on_a_terminal
 
+import small_checkpoints
 from assembly import call, whole
 from conftest import ROOT
+from terminal import on_a_terminal
 from weightctl import open_weights
 from weightctl.families import recognize
 from weightctl.translate import translate
@@ -48,13 +48,13 @@ COMMANDS = {
 
 def checkpoints(folder: Path) -> None:
     """Write what the commands above are about."""
-    made.small(folder)
-    made.split(folder)
-    made.gguf(folder)
-    made.mixture(folder)
-    made.awq(folder)
-    made.adapter(folder)
-    made.tied(folder)
+    small_checkpoints.small(folder)
+    small_checkpoints.split(folder)
+    small_checkpoints.gguf(folder)
+    small_checkpoints.mixture(folder)
+    small_checkpoints.awq(folder)
+    small_checkpoints.adapter(folder)
+    small_checkpoints.tied(folder)
     copyfile(ROOT / "fixtures" / "training.pt", folder / "training.pt")
     copytree(ROOT / "fixtures" / "tiny-llama", folder / "tiny-llama")
     tiny = translate(recognize(open_weights(folder / "tiny-llama")), "gguf")

@@ -12,13 +12,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import made
 import pytest
-from terminal import on_a_terminal
 from typer.testing import CliRunner
 
+import small_checkpoints
 from build import safetensors
 from conftest import ROOT
+from terminal import on_a_terminal
 from weightctl import open_weights, recognize, save
 from weightctl.cli.shard import app
 from weightctl.dtype.spellings import parse_encoding
@@ -350,7 +350,7 @@ def stopped(source: Path, out: Path) -> str:
 
 
 def test_names_cannot_hide_anything(tmp_path: Path) -> None:
-    folder = made.small(tmp_path, "sm\x1b[31mall")
+    folder = small_checkpoints.small(tmp_path, "sm\x1b[31mall")
     rules = tmp_path / "plan.toml"
     rules.write_text("[tensors]\n'proj' = 'rowwise'\n")
     done = asked(folder, "out", "--tp", "2", "--plan", rules, "-n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import made
 import pytest
 
+import small_checkpoints
 from weightctl import open_weights
 from weightctl.cli.render import in_columns
 from weightctl.cli.shares import document, share_rows, summary
@@ -76,32 +76,32 @@ def test_runs_of_ranks_are_named_by_their_ends(ranks: list[int], text: str) -> N
 
 
 def test_a_tensor_has_a_shape_for_all_ranks_or_one_for_some(tmp_path: Path) -> None:
-    lines = shown(planned(made.small(tmp_path), Grid(3)))
+    lines = shown(planned(small_checkpoints.small(tmp_path), Grid(3)))
     assert lines[1].endswith("32x16  BF16  1.02 kB  rowwise    11x16 on 0-1; 10x16 on 2")
     assert lines[5].endswith("16x16  BF16    512 B  rowwise    6x16 on 0; 5x16 on 1-2")
-    even = shown(planned(made.small(tmp_path, "even"), Grid(2)))
+    even = shown(planned(small_checkpoints.small(tmp_path, "even"), Grid(2)))
     assert even[1].endswith("32x16  BF16  1.02 kB  rowwise    16x16")
 
 
 def test_of_what_is_replicated_no_shape_is_told_twice(tmp_path: Path) -> None:
-    lines = shown(planned(made.small(tmp_path), Grid(2)))
+    lines = shown(planned(small_checkpoints.small(tmp_path), Grid(2)))
     assert lines[-1].endswith("16  BF16     32 B  replicate")
 
 
 def test_layers_that_are_cut_alike_are_shown_once(tmp_path: Path) -> None:
-    lines = shown(planned(made.small(tmp_path), Grid(2)))
+    lines = shown(planned(small_checkpoints.small(tmp_path), Grid(2)))
     assert [line.strip().split("  ")[0] for line in lines if "layers" in line] == ["layers.[0-1]"]
 
 
 def test_layers_of_several_stages_are_shown_for_each(tmp_path: Path) -> None:
-    lines = shown(planned(made.small(tmp_path), Grid(2, 1, 2)))
+    lines = shown(planned(small_checkpoints.small(tmp_path), Grid(2, 1, 2)))
     queries = [line for line in lines if "q_proj" in line]
     assert queries[0].endswith("rowwise    8x16 on 0-1")
     assert queries[1].endswith("rowwise    8x16 on 2-3")
 
 
 def test_experts_are_shown_by_the_group_that_has_them(tmp_path: Path) -> None:
-    lines = shown(planned(made.mixture(tmp_path), Grid(2, 2)))
+    lines = shown(planned(small_checkpoints.mixture(tmp_path), Grid(2, 2)))
     groups = [line.split()[0] for line in lines if line.lstrip().startswith(("[", "5"))]
     assert groups == ["[0-3]", "[4-7]", "[0-3]", "[4,6-7]", "5"]
     down = [line for line in lines if "w2.weight" in line]
@@ -110,13 +110,13 @@ def test_experts_are_shown_by_the_group_that_has_them(tmp_path: Path) -> None:
 
 
 def test_a_narrow_terminal_gets_the_shapes_without_the_ranks(tmp_path: Path) -> None:
-    lines = shown(planned(made.small(tmp_path), Grid(3)), 80)
+    lines = shown(planned(small_checkpoints.small(tmp_path), Grid(3)), 80)
     assert lines[1].endswith("rowwise    11x16 / 10x16")
     assert max(map(len, lines)) <= 80
 
 
 def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
-    plan = planned(made.small(tmp_path), Grid(3))
+    plan = planned(small_checkpoints.small(tmp_path), Grid(3))
     lines = told(plan, tmp_path / "out")
     assert lines[0] == "in -> out (safetensors, 3 ranks: tp 3)"
     # Three vectors of 32 bytes and two of as many, twice more than once.
@@ -130,13 +130,13 @@ def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
 
 
 def test_what_is_whole_on_one_rank_is_no_copy(tmp_path: Path) -> None:
-    plan = planned(made.small(tmp_path), Grid(1, 1, 2))
+    plan = planned(small_checkpoints.small(tmp_path), Grid(1, 1, 2))
     assert told(plan, tmp_path / "out")[1] == "8 tensors, 2.21 kB: 8 whole on a rank"
     assert shown(plan)[-1].endswith("16  BF16     32 B  whole    16 on 0")
 
 
 def test_a_narrow_terminal_gets_what_there_is_room_for_and_no_types(tmp_path: Path) -> None:
-    plan = planned(made.small(tmp_path), Grid(2))
+    plan = planned(small_checkpoints.small(tmp_path), Grid(2))
     name = "model.layers.0.self_attn.q_proj.weight"
     sharding = plan.shardings[name]._replace(strategy="expert_parallel, head_aware_columnwise")
     plan = replace(plan, shardings={name: sharding})
@@ -145,7 +145,7 @@ def test_a_narrow_terminal_gets_what_there_is_room_for_and_no_types(tmp_path: Pa
 
 
 def test_ranks_whose_files_are_alike_share_a_line(tmp_path: Path) -> None:
-    lines = told(planned(made.mixture(tmp_path), Grid(2, 2)), tmp_path / "out")
+    lines = told(planned(small_checkpoints.mixture(tmp_path), Grid(2, 2)), tmp_path / "out")
     assert [line.split(",")[0] for line in lines[3:5]] == [
         "  rank-[0-1]/model.safetensors: 27 tensors",
         "  rank-[2-3]/model.safetensors: 27 tensors",
@@ -154,7 +154,7 @@ def test_ranks_whose_files_are_alike_share_a_line(tmp_path: Path) -> None:
 
 
 def test_what_scripts_get_adds_up(tmp_path: Path) -> None:
-    plan = planned(made.mixture(tmp_path), Grid(2, 2))
+    plan = planned(small_checkpoints.mixture(tmp_path), Grid(2, 2))
     outcome = describe_shards(plan, tmp_path / "out")
     said = document("in", "out", plan, outcome, None)
     sizes = said["tensor_bytes"]

@@ -8,12 +8,12 @@ from importlib.resources import files
 from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
-import made
 import pytest
 from jsonschema import Draft202012Validator
-from terminal import on_a_terminal, without_colour
 
+import small_checkpoints
 from reports import MADE
+from terminal import on_a_terminal, without_colour
 from weightctl.cli import app
 from weightctl.verify import CHECKS
 from weightctl.verify.report.json_document import make_document
@@ -137,7 +137,7 @@ def test_a_tensor_that_is_not_there_is_named(
 
 
 def test_a_terminal_shows_how_far_it_is_and_then_the_verdict_in_colours(tmp_path: Path) -> None:
-    made.small(tmp_path)
+    small_checkpoints.small(tmp_path)
     shown = on_a_terminal(80, "verify", "small", "--check", "finite", cwd=tmp_path)
     progress, _, verdict = shown.rpartition("\x1b[2K")
     assert "finite" in without_colour(progress)
@@ -146,7 +146,9 @@ def test_a_terminal_shows_how_far_it_is_and_then_the_verdict_in_colours(tmp_path
 
 
 def test_a_terminal_without_colours_has_none_and_lines_that_fit(tmp_path: Path) -> None:
-    made.small(tmp_path, "a-model-whose-name-is-so-long-that-it-and-what-it-is-need-two-lines")
+    small_checkpoints.small(
+        tmp_path, "a-model-whose-name-is-so-long-that-it-and-what-it-is-need-two-lines"
+    )
     (path,) = tmp_path.iterdir()
     asked = ("verify", path.name, "--check", "structure", "--check", "names")
     shown = on_a_terminal(80, *asked, cwd=tmp_path, NO_COLOR="1")

@@ -6,9 +6,9 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-import made
 import pytest
 
+import small_checkpoints
 from weightctl.cli import app
 from weightctl.cli.run_on import device_named, layers_named, text_of, tokens_listed
 from weightctl.device import CPU
@@ -129,7 +129,7 @@ def test_a_text_comes_from_a_pipe_too() -> None:
 def test_what_cannot_be_done_is_refused_before_anything_is(
     asked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.small(tmp_path)
+    small_checkpoints.small(tmp_path)
     (tmp_path / "there.md").write_text("kept")
     monkeypatch.chdir(tmp_path)
     error = refusal("small", *asked.split())
@@ -147,7 +147,7 @@ def test_a_path_that_is_not_there_is_a_mistake_and_no_verdict(tmp_path: Path) ->
 def test_a_path_or_a_format_that_is_not_meant_is_a_mistake(
     asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = made.small(tmp_path)
+    small = small_checkpoints.small(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "several").mkdir()
     for name in ("a.safetensors", "b.safetensors"):
@@ -159,7 +159,7 @@ def test_a_path_or_a_format_that_is_not_meant_is_a_mistake(
 def test_a_directory_whose_only_weights_are_damaged_is_a_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = made.small(tmp_path)
+    small = small_checkpoints.small(tmp_path)
     (small / "model.safetensors").write_bytes(b"<!doctype html><html>")
     assert verify(small, "-q") == 1
     assert capsys.readouterr().out.startswith("structure: ")
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_checkpoint_is_a_verdict(
 
 def test_a_reference_that_is_damaged_is_a_mistake_and_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><html>")
-    error = refusal(made.small(tmp_path), "--against", tmp_path / "page.html")
+    error = refusal(small_checkpoints.small(tmp_path), "--against", tmp_path / "page.html")
     assert isinstance(error, FormatError)
 
 
@@ -194,7 +194,7 @@ def test_the_table_of_checks_is_all_that_help_and_completion_know(
 def test_reports_may_be_replaced_when_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "page.json"
     path.write_text("old")
-    small = made.small(tmp_path)
+    small = small_checkpoints.small(tmp_path)
     assert isinstance(refusal(small, "--check", "structure", "--report", path), OutputError)
     assert verify(small, "--check", "structure", "--report", path, "--force") == 0
     assert path.read_text().startswith("{")

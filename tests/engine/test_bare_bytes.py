@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from engine_graphs import F32, loaded, numbers, ran
 
 from blocks import in_blocks
+from engine_graphs import F32, loaded, numbers, ran
 from runs import graph_of
 from weightctl import DType, QuantizationEncoding
 from weightctl.device import CPU

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 
 from arrays import stored, weights_of
+from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, WeightData, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession

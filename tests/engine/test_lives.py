@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import engine_graphs
 import watched_op
+from arrays import stored
 from engine_graphs import F32, counted, loaded, numbers
 from watched_op import watched
-
-from arrays import stored
 from weightctl import open_weights
 from weightctl.graph import Graph, TensorType, Value, Weight, ops
 from weightctl.graph.ops import OPS
@@ -23,7 +24,7 @@ import sys
 import numpy as np
 from weightctl import open_weights
 from weightctl.engine import InferenceSession
-sys.path[:0] = {folders!r}
+sys.path.insert(0, {folder!r})
 from engine_graphs import stack
 
 def peak():
@@ -160,8 +161,7 @@ def test_streamed_weights_do_not_add_up_in_memory(tmp_path: Path) -> None:
     arrays = {f"layers.{n}.w": matrix for n in range(30)}
     arrays |= {f"layers.{n}.b": bias for n in range(30)}
     path = stored(tmp_path / "a.safetensors", **arrays)
-    folder = Path(__file__).parent
-    program = LARGE.format(folders=[str(folder), str(folder.parent / "support")], path=str(path))
+    program = LARGE.format(folder=str(Path(engine_graphs.__file__).parent), path=str(path))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

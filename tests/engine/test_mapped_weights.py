@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from engine_graphs import F32, loaded, numbers, ran
 
 from arrays import stored
+from engine_graphs import F32, loaded, numbers, ran
 from runs import graph_of
 from weightctl import WeightData, Weights, open_weights
 from weightctl.errors import FormatError

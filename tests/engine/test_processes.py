@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import joined_program
 import ml_dtypes
 import numpy as np
 import pytest
-from joined_program import WAIT, numbers
 
+import joined_program
+from joined_program import WAIT, numbers
 from once import once, shared
 from runs import executed
 from torchrun import torchrun

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from engine_graphs import F32, counted, loaded, numbers, ran
 
 import build
 from arrays import stored, weights_of
+from engine_graphs import F32, counted, loaded, numbers, ran
 from weightctl import DType, Plan, QuantizationEncoding, Weights, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import EngineError

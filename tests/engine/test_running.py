@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+
+from arrays import stored
 from engine_graphs import (
     F32,
     counted,
@@ -17,8 +19,6 @@ from engine_graphs import (
     stack_in_numpy,
     stack_weights,
 )  # fmt: skip
-
-from arrays import stored
 from weightctl import DType, open_weights
 from weightctl.graph import Dim, Graph, TensorType, Weight, ops
 

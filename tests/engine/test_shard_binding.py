@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from engine_graphs import F32, loaded, numbers
 
 from arrays import stored, weights_of
 from blocks import in_blocks
+from engine_graphs import F32, loaded, numbers
 from runs import executed
 from weightctl import (
     DeviceRef,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine_graphs import Array
-
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import Header
     from weightctl.weights.source import Source

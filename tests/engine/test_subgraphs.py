@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_in_numpy, stack_weights
 
 from arrays import stored
+from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_in_numpy, stack_weights
 from weightctl import DType, open_weights
 from weightctl.errors import EngineError
 from weightctl.graph import Dim, Graph, TensorType, Weight, ops

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import expert_files
 import numpy as np
 import pytest
 from transformers import MixtralConfig
 
+import expert_files
 import small_models
 from arrays import weights_of
 from runs import executed

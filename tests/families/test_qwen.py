@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from gguf_models import in_gguf
 from transformers import AutoConfig
 
 import small_models
 from arrays import weights_of
+from gguf_models import in_gguf
 from runs import executed
 from small_models import checkpoint, logits, tokens_below
 from weightctl.errors import ArchitectureError

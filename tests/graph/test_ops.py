@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from op_examples import EXAMPLES, INFERRED, REFUSED
 
+from op_examples import EXAMPLES, INFERRED, REFUSED
 from weightctl import Buffer
 from weightctl.dtype import DType
 from weightctl.engine.symbols import resolve_attributes

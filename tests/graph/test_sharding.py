@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sharded_weights import F32, THREE, TWO, shards_of, weight
 
+from sharded_weights import F32, THREE, TWO, shards_of, weight
 from weightctl.device import DeviceRef
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops

@@ -13,7 +13,7 @@ from outcomes import random_weights
 from weightctl import Plan, Weights, open_weights
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.write.save import save
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_modules import Scale
 
+from small_modules import Scale
 from weightctl.nn import Layer, LayerList, Module, recursive_named_layers
 
 

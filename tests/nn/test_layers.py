@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch_layers import difference, numbers, seeded, taken
 from transformers import BertConfig, Gemma2Config, GPT2Config, LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.bert.modeling_bert import BertSelfAttention
@@ -21,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from blocks import in_blocks
 from runs import run
+from torch_layers import difference, numbers, seeded, taken
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError
 from weightctl.nn import Module

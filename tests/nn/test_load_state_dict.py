@@ -6,13 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from small_modules import Block, Scale, Stack, random_values
 
 from arrays import stored, weights_of
 from blocks import in_blocks
 from runs import run
+from small_modules import Block, Scale, Stack, all_weights, random_values, refusal
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, DType, QuantizationEncoding
+from weightctl.errors import StateDictError
 from weightctl.graph import Graph, Weight
 from weightctl.nn import Module
 from weightctl.shape import Shape
@@ -46,40 +47,6 @@ def blocks(
 ) -> WeightData:
     numbers = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     return in_blocks(numbers.reshape(-1, shape[-1]), encoding, name)[0]
-
-
-def off_by_one(count: int, dtype: type = np.float32) -> Array:
-    """Zeros that start one byte behind a multiple of 64."""
-    memory = np.zeros(count * np.dtype(dtype).itemsize + 128, np.uint8)
-    start = -memory.ctypes.data % 64 + 1
-    return memory[start : start + count * np.dtype(dtype).itemsize].view(dtype)
-
-
-def refusal(module: Module, state: Any, **options: Any) -> str:
-    """The error, after which nothing is changed."""
-
-    def now() -> list[Any]:
-        described = [(weight.name, weight.align, repr(weight)) for _, weight in all_weights(module)]
-        return [described, {name: id(value) for name, value in values(module).items()}]
-
-    before = now()
-    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is what is returned
-        module.load_state_dict(state, **options)
-    assert now() == before
-    return str(error.value)
-
-
-def all_weights(module: Module) -> list[tuple[str, Weight]]:
-    from weightctl.nn.sites import find_owned
-
-    return [(name, sites[0].weight) for name, sites in find_owned(module).items()]
-
-
-def values(module: Module) -> dict[str, Any]:
-    from weightctl.nn.sites import find_owned
-    from weightctl.nn.values import get_value
-
-    return {name: get_value(sites[0].weight) for name, sites in find_owned(module).items()}
 
 
 def test_the_values_are_those_that_were_given() -> None:
@@ -259,57 +226,6 @@ def test_what_is_no_value_is_named(value: Any, says: str) -> None:
     assert f"`weight` {says}" in refusal(Scale(), {"weight": value})
 
 
-def test_an_unaligned_array_is_copied_when_a_graph_runs() -> None:
-    value = off_by_one(4)
-    value[:] = (1, 2, 3, 4)
-    scale = Scale()
-    scale.load_state_dict({"weight": value})
-    assert run(scale, np.ones((1, 4), np.float32)).tolist() == [[1, 2, 3, 4]]
-
-
-def test_an_unaligned_array_is_an_error_where_an_alignment_is_asked_for() -> None:
-    said = refusal(Scale(), {"weight": off_by_one(4)}, weight_alignment=4)
-    assert "`weight` does not start at a multiple of 4 bytes" in said
-    assert "leave `weight_alignment` out" in said
-
-
-def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -> None:
-    stack = Stack(1)
-    given = random_values(stack)
-    given["head.weight"] = off_by_one(4)
-    stack.load_state_dict(given, weight_alignment=1)
-    assert {weight.align for weight in stack.raw_state_dict().values()} == {1}
-
-
-def test_weight_alignment_may_be_stricter_than_dtypes() -> None:
-    value = off_by_one(8)[3:]
-    said = refusal(Scale(5), {"weight": value}, weight_alignment=64)
-    assert "does not start at a multiple of 64 bytes" in said
-
-
-def test_a_weight_has_an_alignment_of_its_own() -> None:
-    scale = Scale(8)
-    scale.weight.align = 64
-    aligned = scale.state_dict()["weight"]
-    scale.load_state_dict({"weight": aligned})
-    half = Scale(4)
-    half.weight.align = 64
-    half.load_state_dict({"weight": np.asarray(aligned)[4:]})
-    assert half.weight.align == 64
-
-
-@pytest.mark.parametrize("alignment", [0, -4, 3])
-def test_an_alignment_is_a_power_of_two(alignment: int) -> None:
-    said = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
-    assert f"weight_alignment is {alignment}, which is no power of two" in said
-
-
-def test_an_empty_value_starts_anywhere() -> None:
-    module = Single((0, 4))
-    module.load_state_dict({"weight": np.zeros((0, 4), np.float32)})
-    module.load_state_dict({"weight": Buffer.from_numpy(np.zeros((0, 4), np.float32))})
-
-
 @pytest.mark.parametrize("shape", [(2, 64), (3, 2, 32)])
 def test_a_quantized_value_fits_a_weight_of_its_encoding_and_logical_shape(
     shape: tuple[int, ...],
@@ -380,6 +296,26 @@ def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:
     assert "is uint8[2, 66], not Q8_0[2, 64]" in refusal(
         module, {"weight": np.zeros((2, 66), np.uint8)}
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (None, "a state is values by name, not NoneType"),
+        ([1, 2], "not list"),
+        ("weight", "not str"),
+        ({0: np.zeros(4, np.float32)}, "a weight's name is a string, not 0"),
+        (
+            {"weight": torch.empty(4, device="meta")},
+            "`weight` has no numbers: .* meta",
+        ),
+        ({"weight": np.ma.masked_array(np.zeros(4, np.float32), True)}, "is a masked array"),
+    ],
+    ids=["none", "list", "text", "number", "meta", "masked"],
+)
+def test_what_is_no_state_is_refused(state: Any, says: str) -> None:
+    with pytest.raises(StateDictError, match=says):
+        Scale().load_state_dict(state)
 
 
 def test_an_error_changes_no_weight_that_fits() -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Block, Scale, Stack, random_values
 
 from runs import graph_of, run
+from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.graph import Graph, Weight

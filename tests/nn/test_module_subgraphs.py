@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Block, Scale, Stack, random_values
 
 from runs import executed, graph_of, run
+from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, ops

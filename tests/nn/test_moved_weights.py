@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Scale
 
 from runs import executed
+from small_modules import ROWS, Scale
 from weightctl.errors import GraphError
 from weightctl.graph import Graph
 from weightctl.nn import LayerList, Module

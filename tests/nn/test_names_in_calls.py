@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Block, Scale, Stack
 
 from runs import executed
+from small_modules import ROWS, Block, Scale, Stack
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, Weight, ops
 from weightctl.nn import Layer, LayerList, Module

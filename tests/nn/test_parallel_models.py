@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import parallel_program
 import pytest
-from parallel_program import Run
 
+import parallel_program
+from parallel_program import Run
 from runs import executed
 from torchrun import torchrun
 from weightctl import open_weights

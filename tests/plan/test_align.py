@@ -10,7 +10,7 @@ from copying import copied, held
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.align import align
+from weightctl.plan.arrangement import align
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from build import safetensors_of
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
-from weightctl.plan.select import select
+from weightctl.plan.arrangement import select
 from weightctl.write.save import save
 
 if TYPE_CHECKING:

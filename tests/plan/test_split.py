@@ -20,8 +20,7 @@ from weightctl import Plan, WeightData, Weights, open_weights
 from weightctl.dtype import Encoding
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import FORMATS, format_module
-from weightctl.plan.align import align
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import align, split
 from weightctl.weights import TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text

@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-import quantized_examples as examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+import quantized_examples as examples
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
 from weightctl.schemes import SCHEMES

@@ -7,11 +7,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cut_models import FAMILIES, apart, gguf_llama, held, of_family, saved, times_held
 from hypothesis import given
 from hypothesis import strategies as st
 
 import small_models
+from cut_models import FAMILIES, apart, gguf_llama, held, of_family, saved, times_held
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families import recognize

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cut_models import gguf_llama, held, saved, stated, with_names
 
+from cut_models import gguf_llama, held, saved, stated, with_names
 from weightctl.errors import ArchitectureError, ConversionError, ShardingError
 from weightctl.sharding.plan_file import CutRules, read_rules
 from weightctl.sharding.planning import shard_plan

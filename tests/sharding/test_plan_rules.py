@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from cut_models import gguf_llama, held, stated
 
+from cut_models import gguf_llama, held, stated
 from weightctl.errors import ConversionError, ShardingError
 from weightctl.sharding.plan_file import STRATEGIES, read_rules
 from weightctl.sharding.planning import shard_plan

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cut_models import apart, gguf_llama, saved, stated, with_names
-from vllm_states import CLASSES, STATES
 
 import small_models
+from cut_models import apart, gguf_llama, saved, stated, with_names
 from sharded_files import contents_of, shard_bytes, write_shards
+from vllm_states import CLASSES, STATES
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, ShardingError
 from weightctl.families import FAMILIES

@@ -13,8 +13,8 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from documented import IMPORTS, PATHS, SIGNATURES
 
+from documented import IMPORTS, PATHS, SIGNATURES
 from weightctl import DType, nn
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api-names.md"

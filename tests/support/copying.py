@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weightctl import Weights, open_weights
-from weightctl.plan.align import align
+from weightctl.plan.arrangement import align
 from weightctl.plan.plan import Plan
 from weightctl.weights import TensorInfo, WeightData
 from weightctl.weights.from_arrays import as_checkpoint

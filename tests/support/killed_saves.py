@@ -22,7 +22,7 @@ import numpy, weightctl.codecs, weightctl.write.save
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.write.save import save
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 
 def kill_at(wanted):
     seen = 0

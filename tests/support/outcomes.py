@@ -9,8 +9,8 @@ import numpy as np
 
 from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
+from weightctl.plan.arrangement import split
 from weightctl.plan.cast import cast
-from weightctl.plan.split import split
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.write.save import save
 from weightctl.write.targets import target

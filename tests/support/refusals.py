@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MEASURE = Path(__file__).parents[1] / "formats" / "measure.py"
+MEASURE = Path(__file__).with_name("listing_costs.py")
 
 
 def measured(directory: Path, names: Iterable[str]) -> dict[str, Any]:

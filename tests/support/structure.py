@@ -12,6 +12,10 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What is loaded by a command, as the modules of the package in `sys.modules` at its end.
 LOADED = """
@@ -44,6 +48,58 @@ def parse_modules(package: Path) -> dict[str, tuple[Path, ast.Module]]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = (path, ast.parse(path.read_text()))
     return found
+
+
+def is_for_checkers(node: ast.AST) -> bool:
+    """Whether only type checkers read a statement."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def list_loaded(
+    modules: dict[str, tuple[Path, ast.Module]], *, on_use: bool
+) -> dict[str, set[str]]:
+    """Return which modules each imports when it is loaded, or with `on_use` when it is used too.
+
+    What only type checkers read is not among them, and neither are the packages that a module is
+    in.
+    """
+    loaded: dict[str, set[str]] = {}
+    for name, (_, tree) in modules.items():
+        found: set[str] = set()
+        for node in _walk(tree, on_use=on_use):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {each if each in modules else node.module for each in full}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        loaded[name] = found & modules.keys() - {name}
+    return loaded
+
+
+def _walk(node: ast.AST, *, on_use: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef) and not on_use:
+            continue
+        if not is_for_checkers(child):
+            yield child
+            yield from _walk(child, on_use=on_use)
+
+
+def list_cycles(loaded: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Return the groups of modules of which each imports all others, directly or not."""
+    reached: dict[str, set[str]] = {}
+    for name, first in loaded.items():
+        found, waiting = set[str](), first
+        while waiting:
+            found |= waiting
+            waiting = {other for each in waiting for other in loaded[each]} - found
+        reached[name] = found
+    in_cycles = [name for name in loaded if name in reached[name]]
+    groups = {
+        tuple(other for other in in_cycles if other in reached[name] and name in reached[other])
+        for name in in_cycles
+    }
+    return sorted(groups)
 
 
 def list_importers(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, set[str]]:
@@ -99,29 +155,37 @@ def count_loaded(root: Path, command: list[str]) -> str:
     return done.stderr.strip().splitlines()[-1]
 
 
+def list_single(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, int]:
+    """Return the modules that one module alone imports, and how many lines each has."""
+    importers = list_importers(modules)
+    return {
+        name: len(path.read_text().splitlines())
+        for name, (path, _) in modules.items()
+        if path.name != "__init__.py" and len(importers[name]) == 1
+    }
+
+
+def list_fragments(modules: dict[str, tuple[Path, ast.Module]]) -> list[str]:
+    """Return the short modules that one module alone imports, which could as well have them."""
+    return [name for name, lines in list_single(modules).items() if lines < _SHORT]
+
+
 def main(root: Path) -> None:
     """Print the figures of the package below a root."""
     package = root / "weightctl"
     modules = parse_modules(package)
-    importers = list_importers(modules)
-    lengths = {name: len(path.read_text().splitlines()) for name, (path, _) in modules.items()}
-    single = [
-        name
-        for name, (path, _) in modules.items()
-        if path.name != "__init__.py" and len(importers[name]) == 1
-    ]
+    lengths = [len(path.read_text().splitlines()) for path, _ in modules.values()]
+    single = list_single(modules)
     entries = [
         each.name
         for each in package.iterdir()
         if not each.name.startswith("__") and each.name != "py.typed"
     ]
     print(f"files                            {len(modules)}")
-    print(f"lines                            {sum(lengths.values())}")
+    print(f"lines                            {sum(lengths)}")
     print(f"entries of the top level         {len(entries)}")
     print(f"modules with a single importer   {len(single)}")
-    print(
-        f"  of them under {_SHORT} lines         {sum(lengths[name] < _SHORT for name in single)}"
-    )
+    print(f"  of them under {_SHORT} lines         {len(list_fragments(modules))}")
     print(f"shared class names               {len(list_shared_class_names(modules))}")
     print(f"functions that are participles   {count_participles(modules)}")
     for name, command in COMMANDS.items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from subjects import forward, saved
 
 import family_tokenizers
 import small_models
+from subjects import forward, saved
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
+from both_conventions import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 from weightctl.verify.compare.configs import correct, find_differences
 
 if TYPE_CHECKING:

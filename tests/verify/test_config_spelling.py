@@ -6,9 +6,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
+from both_conventions import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 from weightctl.verify.compare.configs import correct, find_differences
 from weightctl.verify.config_keys import find_spelling
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from subjects import forward, saved
 
 import small_models
+from subjects import forward, saved
 from weightctl.verify import Request, Subject, verify
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from subjects import forward
 
 from arrays import stored, weights_of
+from subjects import forward
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast

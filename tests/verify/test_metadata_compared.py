@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from metadata_faults import edited, exchange, in_directory, in_gguf
 
 import families
+from metadata_faults import edited, exchange, in_directory, in_gguf
 from verdicts import told
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.metadata import MetadataValue

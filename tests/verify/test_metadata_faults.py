@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from metadata_faults import (
     IN_DIRECTORY,
     IN_GGUF,
@@ -13,7 +14,6 @@ from metadata_faults import (
     in_directory,
     in_gguf,
 )
-
 from once import once
 from verdicts import told
 from weightctl.verify import Request, Subject, verify
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from metadata_faults import Fault
-
     import families
     from healthy_models import Models
+    from metadata_faults import Fault
     from weightctl.verify import Report
 
 FOUND_ALONE = [

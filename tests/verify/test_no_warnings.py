@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from subjects import saved
 
 import small_models
 from arrays import weights_of
+from subjects import saved
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus

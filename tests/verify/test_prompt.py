@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 import tokenizers
-from subjects import forward, saved
 
 import family_tokenizers
 import small_models
+from subjects import forward, saved
 from weightctl.errors import ConversionError, TokenizerError
 from weightctl.verify import Request, Subject
 from weightctl.verify.run.prompt import MOST_WINDOWS, WINDOW, Prompt, make_prompt

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import of_class, page_of, parsed, section, text_of
 
+from pages import of_class, page_of, parsed, section, text_of
 from reports import MADE, faulty, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, NextToken, ValuesFigures
 from weightctl.verify.report.html import render_page

@@ -10,8 +10,8 @@ from xml.etree.ElementTree import fromstring
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import of_class, page_of, pictures, text_of
 
+from pages import of_class, page_of, pictures, text_of
 from reports import MADE, encoder, experts, faulty, norm, report, tensor, unknown_family
 from weightctl.verify.figures import Divergence
 from weightctl.verify.ranking import sort_worst_first

@@ -12,7 +12,7 @@ import pytest
 import build
 from arrays import weights_of
 from weightctl import Plan, open_weights
-from weightctl.plan.split import split
+from weightctl.plan.arrangement import split
 from weightctl.verify import Request, Result, Subject, verify
 from weightctl.verify.checks.structure import _check_total, check
 from weightctl.verify.figures import StructureFigures

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pages import pictures, section, text_of
 
+from pages import pictures, section, text_of
 from reports import against, faulty, report
 from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.report.html import render_page

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from subjects import saved
 
 import small_models
 from arrays import stored
+from subjects import saved
 from weightctl.cli import app
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from subjects import saved
 
 import small_models
+from subjects import saved
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify
 

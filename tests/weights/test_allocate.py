@@ -17,7 +17,6 @@ from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
 from weightctl.weights import TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.tree import Checkpoint, allocations_of, find_stored_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -370,33 +369,3 @@ def test_a_tied_name_gives_a_weight_of_its_own_on_the_same_numbers(weights: Weig
     names = [data.name for data in found.values() if isinstance(data, WeightData)]
     assert names == list(found) == ["head.weight", "embed.weight"]
     assert np.shares_memory(numbers_of(found["head.weight"]), numbers_of(found["embed.weight"]))
-
-
-def taken_from(node: Checkpoint) -> WeightData:
-    return allocations_of(node).take(node.name, find_stored_name(node))
-
-
-def test_a_tied_name_may_be_allocated_otherwise(weights: Weights) -> None:
-    weights.head.weight.allocate(DType.float16)
-    weights.embed.weight.allocate(quantization_encoding=Q8_0)
-    assert taken_from(weights.head.weight).info.encoding.name == "F16"
-    assert taken_from(weights.embed.weight).info.encoding.name == "Q8_0"
-
-
-def test_what_is_taken_is_what_was_allocated_or_else_what_is_stored(weights: Weights) -> None:
-    weights.embed.weight.allocate(DType.float16)
-    assert taken_from(weights.embed.weight).to_numpy().dtype == np.float16
-    assert weights.embed.weight.data().dtype is DType.float32
-    taken = taken_from(weights.layers[0].w)
-    assert (taken.name, taken.dtype, taken.info) == (
-        ("layers.0.w", DType.bfloat16, weights.layers[0].w.info)
-    )
-    assert taken.to_numpy().tolist() == [[1] * 4] * 4
-    with pytest.raises(MissingTensorError):
-        taken_from(weights.layers[0])
-
-
-def test_nothing_that_was_taken_is_kept_in_the_tree(weights: Weights) -> None:
-    weights.embed.weight.allocate(DType.float16)
-    first, second = (taken_from(weights.embed.weight).to_numpy() for _ in range(2))
-    assert not np.shares_memory(first, second)

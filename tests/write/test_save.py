@@ -28,8 +28,8 @@ from sharded_files import on_ranks, plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.sharded.record import MANIFEST, Shard
+from weightctl.plan.arrangement import split
 from weightctl.plan.plan import Plan
-from weightctl.plan.split import split
 from weightctl.split import Grid
 from weightctl.write.gathering import gather
 from weightctl.write.save import save

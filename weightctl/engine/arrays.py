@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
+from weightctl.engine.device_buffer import DeviceBuffer, wrap_host_tensor
 from weightctl.errors import EngineError
 from weightctl.graph.ops.lowering import dtype_of, torch_dtype
 from weightctl.weights.buffer import Buffer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
 
-__all__ = ["buffer_of", "bytes_of", "describe_tensor", "make_result_buffer", "tensor_of"]
+__all__ = ["buffer_of", "describe_tensor", "make_result_buffer", "tensor_of"]
 
 _SMALL = 1 << 20
 
@@ -77,8 +77,6 @@ def _require_plain(tensor: Tensor) -> None:
 
 
 def _of_buffer(buffer: Buffer) -> Tensor:
-    from weightctl.engine.device_buffer import DeviceBuffer
-
     if isinstance(buffer, DeviceBuffer):
         return buffer.tensor
     return _of_memory(buffer.memory, buffer.dtype, buffer.shape)
@@ -123,14 +121,6 @@ def _as_writable(memory: memoryview) -> Any:
     return found
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, as they lie there."""
-    import torch
-
-    # Of a single element any stride is contiguous, but `view` takes 1 only.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
-
-
 def buffer_of(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
     """Return a buffer over a tensor's memory where that is; it is copied only to be contiguous.
 
@@ -138,12 +128,8 @@ def buffer_of(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
     """
     tensor = tensor.contiguous()
     if tensor.device.type != "cpu":
-        from weightctl.engine.device_buffer import DeviceBuffer
-
         return DeviceBuffer(tensor)
-    shape = tuple(tensor.shape)
-    memory = bytes_of(tensor) if prod(shape) else memoryview(bytearray())
-    return Buffer(memory, dtype_of(tensor.dtype), shape, device)
+    return wrap_host_tensor(tensor, device)
 
 
 def make_result_buffer(tensor: Tensor, device: DeviceRef) -> Buffer:

@@ -1,10 +1,11 @@
-"""Numbers in the memory of a graphics processor."""
+"""Buffers over the memory of tensors of torch, on a graphics processor or the CPU."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from weightctl.device import DeviceRef
+from weightctl.device import CPU, DeviceRef
 from weightctl.graph.ops.lowering import dtype_of
 from weightctl.weights.buffer import Buffer
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["DeviceBuffer"]
+__all__ = ["DeviceBuffer", "bytes_of", "wrap_host_tensor"]
 
 
 class DeviceBuffer(Buffer):
@@ -55,9 +56,7 @@ class DeviceBuffer(Buffer):
         """Return a copy on the CPU."""
         import torch
 
-        from weightctl.engine.arrays import buffer_of
-
-        return buffer_of(self.tensor.to(torch.device("cpu"), copy=True))
+        return wrap_host_tensor(self.tensor.to(torch.device("cpu"), copy=True))
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the numbers as an array on the CPU."""
@@ -73,3 +72,21 @@ class DeviceBuffer(Buffer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.to_host().__reduce__()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, as they lie there."""
+    import torch
+
+    # Of a single element any stride is contiguous, but `view` takes 1 only.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def wrap_host_tensor(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
+    """Return a buffer over the memory of a contiguous tensor on the CPU.
+
+    `device` is the processor that a graph has it on, which torch does not number.
+    """
+    shape = tuple(tensor.shape)
+    memory = bytes_of(tensor) if prod(shape) else memoryview(bytearray())
+    return Buffer(memory, dtype_of(tensor.dtype), shape, device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from weightctl.engine.arrays import bytes_of, tensor_of
+from weightctl.engine.arrays import tensor_of
+from weightctl.engine.device_buffer import bytes_of
 from weightctl.graph.ops.lowering import dtype_of
 from weightctl.weights.data import WeightData
 from weightctl.weights.file_buffer import FileBuffer

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from weightctl.errors import ConversionError, FormatError
+from weightctl.errors import ConversionError
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from weightctl.formats.base import Format
-    from weightctl.storage.base import Reader
 
 __all__ = [
     "FORMATS",
@@ -17,8 +16,6 @@ __all__ = [
     "format_by_index",
     "format_by_suffix",
     "format_module",
-    "recognise",
-    "sniff",
 ]
 
 
@@ -81,28 +78,3 @@ def format_by_index(path: str) -> str | None:
     name = format_by_suffix(path.removesuffix(INDEX_SUFFIX))
     has_index = path.endswith(INDEX_SUFFIX) and name is not None and FORMATS[name].has_index
     return name if has_index else None
-
-
-def sniff(file: Reader) -> str | None:
-    """Return the name of the format that a file's first bytes show, None for no checkpoint."""
-    return next((name for name in FORMATS if format_module(name).sniff(file)), None)
-
-
-def recognise(file: Reader, format_name: str | None = None) -> str:
-    """Return the name of the format of a file, by its content.
-
-    Raises `FormatError` that says what the file is, where it is no checkpoint of `format_name` or
-    of any format.
-    """
-    found = sniff(file)
-    if found is not None and format_name in {None, found}:
-        return found
-    expected = f"no {format_name} file" if format_name else "no checkpoint that weightctl reads"
-    if found is not None:
-        message, hint = f"it is {found}", f"leave out --from, or say --from {found}"
-    else:
-        from weightctl.formats.identify import identify_file
-
-        other = identify_file(file)
-        message, hint = other.message, other.hint
-    raise FormatError(file.path, None, f"{expected}: {message}", hint=hint)

@@ -21,7 +21,7 @@ from weightctl.formats.base import (
 )
 from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
-from weightctl.formats.vocabulary import absent_tokens
+from weightctl.text.untyped import is_sequence
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue
 
@@ -39,6 +39,8 @@ _DEFAULT_ALIGNMENT = MetadataValue("u32", 32)
 _TEXT_PREFIX = "safetensors."
 # Every safetensors file says this, and one written without it says it again.
 _FRAMEWORK = ("format", "pt")
+_VOCABULARY = "tokenizer.ggml."
+_TOKENS = "tokenizer.ggml.tokens"
 _MAX_DIMENSIONS = 4
 _MAX_NAME = 63
 
@@ -86,7 +88,7 @@ def read(file: Reader) -> Header:
         aliases=tied_names(metadata, tensors),
         alignment=alignment,
         big_endian=cursor.order == ">",
-        notes=(*notes, *absent_tokens(metadata)),
+        notes=(*notes, *_list_absent_tokens(metadata)),
     )
 
 
@@ -315,3 +317,24 @@ def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, Metadata
         MetadataValue("i32", part.tensors),
     )  # fmt: skip
     return values | dict(zip(SPLIT_KEYS, place, strict=True))
+
+
+def _list_absent_tokens(metadata: Mapping[str, MetadataValue]) -> tuple[str, ...]:
+    """Return a sentence for each special token whose id is that of no token.
+
+    A tool that writes -1, for a token that a model does not have, into an unsigned value makes it
+    4294967295; llama.cpp takes that for none, and other readers fail on it.
+    """
+    tokens = metadata.get(_TOKENS)
+    if tokens is None or not is_sequence(tokens.content):
+        return ()
+    count = len(tokens.content)
+    return tuple(
+        f"`{key}` is {value.content}, which is no token: the vocabulary has {count}; "
+        f"`--unset {key}` leaves it out"
+        for key, value in metadata.items()
+        if key.startswith(_VOCABULARY)
+        and key.endswith("_token_id")
+        and isinstance(value.content, int)
+        and not 0 <= value.content < count
+    )

@@ -12,9 +12,10 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats import INDEX_SUFFIX, recognise
+from weightctl.formats import INDEX_SUFFIX
 from weightctl.formats.open.index import read_index
 from weightctl.formats.open.sets import PartSet, part_of
+from weightctl.formats.recognition import recognise
 from weightctl.storage.location import open_reader
 from weightctl.system.temporary import SWITCH, loadable_name, without_temporary
 from weightctl.text.untyped import is_list, is_object, is_text_map

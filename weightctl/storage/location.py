@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = ["STORAGES", "Location", "open_reader", "parse_location"]
+__all__ = ["STORAGES", "Location", "is_local", "open_reader", "parse_location"]
 
 # By scheme, what opens a file for reading: `(path: str) -> Reader`.
-STORAGES = {"file": "weightctl.storage.local:FileReader"}
+STORAGES = {
+    "file": "weightctl.storage.local:FileReader",
+}
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+-]*)://(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _DOWNLOADS = {
     "hf": "download it first: `hf download OWNER/NAME --local-dir DIR`",
@@ -33,6 +35,11 @@ class Location(NamedTuple):
 
     scheme: str
     path: str
+
+    @property
+    def name(self) -> str:
+        """The path of a local file, and the URL of any other."""
+        return self.path if self.scheme == "file" else f"{self.scheme}://{self.path}"
 
 
 def parse_location(text: str) -> Location:
@@ -57,3 +64,11 @@ def open_reader(text: str) -> Reader:
     scheme, path = parse_location(text)
     opener: Callable[[str], Reader] = load(STORAGES[scheme])
     return opener(path)
+
+
+def is_local(text: str) -> bool:
+    """Whether a path or URL names a local file; others cannot be listed, nor asked for but opened.
+
+    Raises `FormatError` as `parse_location` does.
+    """
+    return parse_location(text).scheme == "file"

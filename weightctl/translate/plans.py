@@ -14,8 +14,8 @@ from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.config_file import read_config
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
-from weightctl.plan.select import select
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.patterns import select_names
 from weightctl.weights.tree import header_of

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weightctl.errors import ConversionError
 from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
-from weightctl.plan.align import align as aligned
+from weightctl.plan.arrangement import align as aligned
+from weightctl.plan.arrangement import split
 from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
 from weightctl.plan.rename import Renaming, read_renamings
 from weightctl.plan.rename import rename as renamed
-from weightctl.plan.split import split
 from weightctl.plan.types import type_of
 from weightctl.system.threads import thread_count
 from weightctl.text.patterns import regular_expression

@@ -11,8 +11,8 @@ import torch
 from weightctl import open_weights
 from weightctl.errors import ConversionError
 from weightctl.formats.base import LEVELS_KEY
+from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Plan
-from weightctl.plan.select import select
 from weightctl.weights.info import Leaf
 from weightctl.write.save import save
 

@@ -10,8 +10,8 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats import sniff
 from weightctl.formats.imatrix import dat, gguf
+from weightctl.formats.recognition import sniff
 from weightctl.storage.location import open_reader
 
 if TYPE_CHECKING:

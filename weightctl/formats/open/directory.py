@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import FORMATS, format_by_index, format_by_suffix, sniff
+from weightctl.formats import FORMATS, format_by_index, format_by_suffix
 from weightctl.formats.open.index import few, read_index
 from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
+from weightctl.formats.recognition import sniff
 from weightctl.formats.switch import is_switch, read_switch
 from weightctl.storage.location import open_reader
 from weightctl.system.temporary import is_temporary, without_temporary

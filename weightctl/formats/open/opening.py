@@ -27,7 +27,7 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
     """
     if format_name is not None:
         format_module(format_name)
-    where = parse_location(_path(path)).path
+    where = parse_location(_path(path)).name
     listing = manifest_at(where)
     if listing is not None:
         return Checkpoint(open_sharded(listing, format_name))

@@ -12,7 +12,6 @@ from weightctl.formats import (
     format_by_index,
     format_by_suffix,
     format_module,
-    recognise,
 )
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.open.directory import find_in_directory
@@ -28,8 +27,9 @@ from weightctl.formats.open.sets import (
     set_of,
     split_suffix,
 )
+from weightctl.formats.recognition import recognise
 from weightctl.formats.switch import switch_of
-from weightctl.storage.location import open_reader
+from weightctl.storage.location import is_local, open_reader
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
 
@@ -162,7 +162,9 @@ def _read(path: str, parts: PartSet) -> tuple[tuple[Reader, ...], list[Header]]:
 
 
 def _missing(paths: Sequence[str]) -> list[str]:
-    """Return those of the files of one directory that are not there."""
+    """Return those of the files of one directory that are known not to be there."""
+    if paths and not is_local(paths[0]):
+        return []
     if len(paths) > _MANY:  # a name may claim 99999 parts, and each question takes its time
         there = set(os.listdir(os.path.dirname(paths[0]) or "."))
         return [path for path in paths if os.path.basename(path) not in there]

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats import FORMATS
+from weightctl.storage.location import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +86,7 @@ def list_indexed_parts(index: Index, format_name: str) -> PartSet:
 def extra_parts(index: Index) -> list[str]:
     """Return the files beside an index that are called as its parts are, and are none of them."""
     sets = {_set(name) for name in index.parts} - {None}
-    if not sets:
+    if not sets or not is_local(index.path):
         return []
     beside = os.listdir(os.path.dirname(index.path) or ".")
     return sorted(name for name in set(beside) - set(index.parts) if _set(name) in sets)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.base import LEVELS_KEY
-from weightctl.formats.pytorch.nesting import in_order, innermost, leave
 from weightctl.formats.pytorch.plain import (
     EMPTY,
     PLAIN,
@@ -26,7 +25,7 @@ from weightctl.text.untyped import is_text_map
 from weightctl.weights.metadata import TEXT, MetadataValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from weightctl.formats.pickles.records import PickledCall
 
@@ -124,8 +123,8 @@ def _containers(levels: Mapping[str, str]) -> dict[str, str]:
     kind = levels.get("", "")
     containers = {"": kind if kind in _CONTAINERS else "dict"}
     above: list[str] = []
-    for place in in_order(filter(None, levels)):
-        leave(above, place)
+    for place in _in_order(filter(None, levels)):
+        _leave(above, place)
         if levels[place] in _CONTAINERS and len(above) < _DEEPEST:
             containers[place] = levels[place]
             above.append(place)
@@ -154,7 +153,7 @@ def _assemble(
     """Return the outermost container with all that belongs into it."""
     entries: dict[str, dict[str, Any]] = {name: {} for name in containers}
     places = [*places]
-    parents = innermost([*places, *containers], containers)
+    parents = _innermost([*places, *containers], containers)
     for place in places:
         parent = parents[place]
         # That of a container is only taken, so that the order stays.
@@ -189,3 +188,30 @@ def _make_container(kind: str, entries: Mapping[str, Any], state: PickledCall | 
         number = numbers.get(key) if kind == "dict[int]" else None
         made[key if number is None else number] = entry
     return made if state is None else make_ordered_dict(made.items(), {_ATTRIBUTES: state})
+
+
+# No letter of a name comes before a dot, so that nothing is between a place and what is in it.
+_KEYS = str.maketrans({".": "\0", "\0": "\1\0", "\1": "\1\1"})
+
+
+def _in_order(places: Iterable[str]) -> list[str]:
+    """Return places sorted, so that right behind each is all that is in it."""
+    return sorted(places, key=lambda place: place.translate(_KEYS))
+
+
+def _leave(above: list[str], place: str) -> None:
+    """Take from the end of `above`, where each is in the one before, what a place is not in."""
+    while above and not place.startswith(f"{above[-1]}."):
+        above.pop()
+
+
+def _innermost(places: Iterable[str], containers: Collection[str]) -> dict[str, str]:
+    """Return the innermost container that each place is in; the outermost of all is nameless."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for place in _in_order(set(places)):
+        _leave(above, place)
+        found[place] = above[-1] if above else ""
+        if place and place in containers:
+            above.append(place)
+    return found

@@ -13,7 +13,7 @@ from weightctl.formats.pytorch.legacy import MAGIC
 from weightctl.formats.pytorch.storages import identity_of
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.sources import Slice
-from weightctl.formats.scanning.torch_tar import storage_nbytes
+from weightctl.formats.scanning.tars import storage_nbytes
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:

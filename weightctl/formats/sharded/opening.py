@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import format_module, recognise
+from weightctl.formats import format_module
 from weightctl.formats.open.collection import without_collection
+from weightctl.formats.recognition import recognise
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
 from weightctl.formats.sharded.record import MANIFEST

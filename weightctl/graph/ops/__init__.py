@@ -6,7 +6,7 @@ subgraphs and decodes quantized weights by itself.
 
 To add an operation, write the three functions and an `Op` of the last two in the module of its
 kind, import the first below, and give the record a line in `_RECORDS`; a test asks examples of
-values, types and refusals of every operation in `tests/graph/op_examples.py`. A function that
+values, types and refusals of every operation in `tests/support/op_examples.py`. A function that
 differs from others in torch's function only is one of `unary`, `arithmetic`, `comparison` or
 `reduce`.
 """

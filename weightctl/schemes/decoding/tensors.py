@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,14 +13,14 @@ from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import config as config_beside
 from weightctl.schemes.decoding.grid import BlockGrid, Order, PerBlock
 from weightctl.schemes.decoding.numbers import PackedNumbers, PlainNumbers, Powers
-from weightctl.schemes.decoding.settings import Settings
 from weightctl.schemes.decoding.tables import Table
 from weightctl.schemes.matching import find_quantized
 from weightctl.schemes.names import ACTIVATIONS
+from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.derived import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
@@ -38,6 +38,53 @@ __all__ = ["Decoding", "SchemeTensors", "find_scheme_tensors", "is_half"]
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # No tensor that is read at once is larger: what says an order has some bytes for each input.
 _MOST_READ = 16 << 20
+# What the settings are called in a config.json.
+_SETTINGS = ("quantization_config", "quantization", "compression_config")
+
+
+class Settings:
+    """The quantization settings of a config.json, which may be anybody's; empty where it has none.
+
+    Models of text and images may have them with those of the text.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._found: Mapping[str, Any] = {}
+        text = config.get("text_config")
+        for document in (config, text if is_object(text) else {}):
+            for key in _SETTINGS:
+                found = document.get(key)
+                if is_object(found) and not self._found:
+                    self._found = found
+
+    def of(self, layer: str) -> Settings:
+        """Return those of a layer, which may have some of its own."""
+        own = self._found.get(layer)
+        made = Settings({})
+        made._found = {**self._found, **own} if is_object(own) else self._found  # of this class
+        return made
+
+    def text(self, key: str) -> str:
+        """Return a setting that is text, in lower case; empty where there is none."""
+        found = self._found.get(key)
+        return found.lower() if isinstance(found, str) else ""
+
+    def sizes(self, axis: int) -> tuple[int, ...]:
+        """Return the sizes of blocks that are named, along an axis counted from the end: -1, -2."""
+        return tuple(size for size in self._sizes(axis) if type(size) is int and size > 0)
+
+    def _sizes(self, axis: int) -> Iterator[Any]:
+        groups = self._found.get("config_groups")
+        groups = groups.values() if is_object(groups) else ()
+        weights = [group.get("weights") for group in groups if is_object(group)]
+        for settings in (self._found, *filter(is_object, weights)):
+            for key in ("weight_block_size", "block_structure"):
+                blocks = settings.get(key)
+                if is_list(blocks) and len(blocks) == 2:
+                    yield blocks[axis]
+            if axis == -1:
+                yield settings.get("group_size")
+                yield settings.get("q_group_size")
 
 
 class Decoding(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from weightctl.dtype import DType
 from weightctl.graph import TensorType, Weight, ops
@@ -59,3 +60,30 @@ def random_values(module: Module) -> dict[str, Array]:
         name: generator.normal(size=weight.shape.sizes).astype(np.float32)
         for name, weight in module.raw_state_dict().items()
     }
+
+
+def refusal(module: Module, state: Any, **options: Any) -> str:
+    """The error, after which nothing is changed."""
+
+    def now() -> list[Any]:
+        described = [(weight.name, weight.align, repr(weight)) for _, weight in all_weights(module)]
+        return [described, {name: id(value) for name, value in values(module).items()}]
+
+    before = now()
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is what is returned
+        module.load_state_dict(state, **options)
+    assert now() == before
+    return str(error.value)
+
+
+def all_weights(module: Module) -> list[tuple[str, Weight]]:
+    from weightctl.nn.sites import find_owned
+
+    return [(name, sites[0].weight) for name, sites in find_owned(module).items()]
+
+
+def values(module: Module) -> dict[str, Any]:
+    from weightctl.nn.sites import find_owned
+    from weightctl.nn.values import get_value
+
+    return {name: get_value(sites[0].weight) for name, sites in find_owned(module).items()}

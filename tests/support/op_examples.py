@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from op_example import Example, Inferred, Refused
 
+from op_example import Example, Inferred, Refused
 from weightctl import Buffer
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType

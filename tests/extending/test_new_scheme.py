@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
+from extended_package import Line
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODULE = """
+    from extended_package import ExtendedPackage
+
+MODULE = '''
+"""Tiny: bytes, and float32 steps of their blocks."""
+
 from weightctl.schemes import decoding
 from weightctl.schemes.candidate import LogicalWeight
 from weightctl.schemes.cutting import cut_upright
@@ -35,14 +39,14 @@ SCHEME = Scheme(
     names=(NameEndings(".tiny_steps", ".tiny", ".weight", ("I8",)),),
     infer=infer, decode=decode, cut=cut_upright,
 )
-"""
+'''
+LINE = Line(
+    '    "tiny": SchemeLine("weightctl.schemes.tiny:SCHEME", (".tiny_steps",)),',
+    before='"gptq": SchemeLine("weightctl.schemes.gptq:SCHEME", (".scales",)),',
+)
 PROGRAM = """
 import sys
 import numpy as np
-from weightctl.schemes import SCHEMES, SchemeLine
-
-SCHEMES["tiny"] = SchemeLine("tiny_scheme:SCHEME", (".tiny_steps",))
-
 from weightctl import open_weights
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.sharding.stored import stored_weights
@@ -58,14 +62,13 @@ assert (footprint.blocks, footprint.refusal) == ((1, 4), "")
 """
 
 
-def test_a_scheme_is_a_module_and_a_line(tmp_path: Path) -> None:
-    (tmp_path / "tiny_scheme.py").write_text(MODULE)
+def test_a_scheme_is_a_module_and_a_line(extended: ExtendedPackage, tmp_path: Path) -> None:
+    modules, lines = {"schemes/tiny.py": MODULE}, {"schemes/__init__.py": [LINE]}
+    assert extended.follow("a scheme", "tiny", modules, lines) == 1
+
     tensors = {
         "l.tiny": torch.full((4, 8), 3, dtype=torch.int8),
         "l.tiny_steps": torch.full((4, 2), 2.0),
     }
     save_file(tensors, tmp_path / "m.safetensors")
-    program = f"import sys; sys.path.append({str(tmp_path)!r})\n{PROGRAM}"
-    arguments = [sys.executable, "-c", program, str(tmp_path / "m.safetensors")]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    extended.run("-c", PROGRAM, tmp_path / "m.safetensors")

@@ -6,8 +6,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from op_example import Example, Inferred, Refused
 
+from op_example import Example, Inferred, Refused
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.graph import Shape, TensorType

@@ -1,0 +1,102 @@
+"""A family takes two modules and a line: then its models are recognized, converted and run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from extended_package import Line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from extended_package import ExtendedPackage
+
+# A llama whose parts of the MLP are called w1, w2 and w3.
+FAMILY = '''
+"""Toy: a llama with other names."""
+
+from dataclasses import replace
+
+from weightctl.families.family import ModelType
+from weightctl.families.llama import FAMILY as LLAMA
+
+_NAMES = {"mlp.gate_proj": "mlp.w1", "mlp.up_proj": "mlp.w3", "mlp.down_proj": "mlp.w2"}
+
+
+def _rename(line):
+    name = line.hugging_face
+    for old, new in _NAMES.items():
+        name = name and name.replace(old, new)
+    return replace(line, hugging_face=name)
+
+
+FAMILY = replace(
+    LLAMA,
+    name="toy",
+    model_types={"toy": ModelType(class_name="ToyForCausalLM")},
+    module="weightctl.nn.models.toy:Toy",
+    names=tuple(map(_rename, LLAMA.names)),
+)
+'''
+MODULE = '''
+"""The Module of toy."""
+
+from weightctl.nn.models.llama import Llama
+
+
+class Toy(Llama):
+    """A toy: a llama."""
+'''
+LINE = Line(
+    '    "toy": "weightctl.families.toy:FAMILY",',
+    before='"llama": "weightctl.families.llama:FAMILY",',
+)
+RULES = r"""
+[rename]
+'mlp\.gate_proj' = 'mlp.w1'
+'mlp\.up_proj' = 'mlp.w3'
+'mlp\.down_proj' = 'mlp.w2'
+"""
+PROGRAM = """
+import sys
+import numpy as np
+from weightctl import InferenceSession, open_weights, recognize
+from weightctl.nn.models import build_network
+
+logits = []
+for path in sys.argv[1:]:
+    model = recognize(open_weights(path))
+    network = build_network(model)
+    print(model.family.name, type(network).__name__)
+    loaded = InferenceSession().load(network.graph(), model.weights)
+    logits.append(loaded.execute(np.arange(8)[None])[0].to_numpy())
+assert np.abs(logits[0] - logits[1]).max() < 1e-4
+"""
+
+
+def test_a_family_is_two_modules_and_a_line(
+    extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
+) -> None:
+    modules = {"families/toy.py": FAMILY, "nn/models/toy.py": MODULE}
+    assert extended.follow("a family", "toy", modules, {"families/__init__.py": [LINE]}) == 1
+
+    toy, gguf, back = tmp_path / "toy", tmp_path / "toy.gguf", tmp_path / "back"
+    shutil.copytree(tiny_llama, toy)
+    config = json.loads((toy / "config.json").read_text())
+    config |= {"model_type": "toy", "architectures": ["ToyForCausalLM"]}
+    (toy / "config.json").write_text(json.dumps(config))
+    rules, tensors = tmp_path / "rules.toml", toy / "model.safetensors"
+    rules.write_text(RULES)
+    tensors.unlink()
+    extended.command("convert", tiny_llama / "model.safetensors", tensors, "--rename", rules)
+
+    extended.command("convert", toy, gguf)
+    names = extended.command("ls", gguf, "--flat")
+    assert "blk.0.ffn_gate.weight" in names
+    assert "w1" not in names
+    extended.command("convert", gguf, f"{back}/", "--dtype", "bf16")
+    assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
+    extended.command("diff", "--hash", toy, back)
+    assert extended.run("-c", PROGRAM, gguf, tiny_llama).split() == ["toy", "Toy", "llama", "Llama"]

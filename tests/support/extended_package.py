@@ -1,0 +1,102 @@
+"""A copy of the package that a recipe of docs/architecture.md was followed in, to run programs on.
+
+Each edit of the copy is checked against the row of the recipe: it names every file that is edited,
+and no other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).parents[2]
+_PAGE = ROOT / "docs" / "architecture.md"
+_FILE = re.compile(r"`([\w/]+\.py)`")
+
+
+class Line(NamedTuple):
+    """A line that is added to a file, before the first line that ends with `before`."""
+
+    text: str
+    before: str
+
+
+class ExtendedPackage:
+    """The package with modules that were added to it, and lines that were added to its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._package = folder / "weightctl"
+        shutil.copytree(ROOT / "weightctl", self._package)
+
+    def follow(
+        self,
+        recipe: str,
+        name: str,
+        modules: Mapping[str, str],
+        lines: Mapping[str, Sequence[Line]],
+    ) -> int:
+        """Add modules, and lines to the files that the recipe names; return how many lines.
+
+        The text of a module that is there is added to its end.
+        """
+        named = read_recipe(recipe, name)
+        assert {*modules, *lines} == named, f"{recipe}: the recipe names {sorted(named)}"
+        for path, text in modules.items():
+            with (self._package / path).open("a", encoding="utf-8") as stream:
+                stream.write(text)
+        for path, added in lines.items():
+            self._add(self._package / path, added)
+        return sum(map(len, lines.values()))
+
+    @staticmethod
+    def _add(path: Path, lines: Sequence[Line]) -> None:
+        content = path.read_text().split("\n")
+        for line in lines:
+            assert "\n" not in line.text
+            places = [place for place, each in enumerate(content) if each.endswith(line.before)]
+            content.insert(places[0], line.text)
+        path.write_text("\n".join(content))
+
+    def run(self, *arguments: str | Path) -> str:
+        """Run Python on the package; return what it writes to stdout."""
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self._folder,
+            env=os.environ | {"PYTHONPATH": str(self._folder), "COLUMNS": "100"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def command(self, *arguments: str | Path) -> str:
+        """Run a command of the package; return what it writes to stdout."""
+        return self.run("-m", "weightctl", *arguments)
+
+
+@pytest.fixture
+def extended(tmp_path: Path) -> ExtendedPackage:
+    return ExtendedPackage(tmp_path)
+
+
+def read_recipe(recipe: str, name: str) -> set[str]:
+    """Return the files that the page says to write or edit to add what is called `name`.
+
+    What is behind a semicolon is not always needed.
+    """
+    rows = [line for line in _PAGE.read_text().splitlines() if line.startswith(f"| {recipe} |")]
+    assert len(rows) == 1, recipe
+    always = re.sub(r";[^|]*", "", rows[0])
+    return {re.sub("NAME|KIND", name, path) for path in _FILE.findall(always)}

@@ -1,0 +1,38 @@
+"""The format of a file, by its content."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+from weightctl.formats import FORMATS, format_module
+
+if TYPE_CHECKING:
+    from weightctl.storage.base import Reader
+
+__all__ = ["recognise", "sniff"]
+
+
+def sniff(file: Reader) -> str | None:
+    """Return the name of the format that a file's first bytes show, None for no checkpoint."""
+    return next((name for name in FORMATS if format_module(name).sniff(file)), None)
+
+
+def recognise(file: Reader, format_name: str | None = None) -> str:
+    """Return the name of the format of a file, by its content.
+
+    Raises `FormatError` that says what the file is, where it is no checkpoint of `format_name` or
+    of any format.
+    """
+    found = sniff(file)
+    if found is not None and format_name in {None, found}:
+        return found
+    expected = f"no {format_name} file" if format_name else "no checkpoint that weightctl reads"
+    if found is not None:
+        message, hint = f"it is {found}", f"leave out --from, or say --from {found}"
+    else:
+        from weightctl.formats.identify import identify_file  # only on an error
+
+        other = identify_file(file)
+        message, hint = other.message, other.hint
+    raise FormatError(file.path, None, f"{expected}: {message}", hint=hint)

@@ -1,0 +1,99 @@
+"""Which tensors an output has, in which file each is, and where they start."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from weightctl.errors import ConversionError
+from weightctl.formats import format_module
+from weightctl.formats.base import ALIGNMENT_KEY, LEAST_ALIGNMENT, Part, is_alignment
+from weightctl.text.patterns import select_names
+from weightctl.weights.metadata import MetadataValue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.plan.plan import Plan
+
+__all__ = ["align", "select", "split"]
+
+_MOST_PARTS = 65_535  # GGUF counts them in 16 bits
+
+
+def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Plan:
+    """Keep the tensors that match a pattern of `include`, or all, and none of `exclude`.
+
+    The patterns are those of `weightctl.text.patterns`, for values in the tree too; a tied name is
+    chosen like any other, and becomes the name of the tensor where that one's own is left out.
+    Raises `ConversionError` where nothing is left, or a pattern matches nothing.
+    """
+    if not include and not exclude:
+        return plan
+    tensors = {*(item.info.name for item in plan.items), *plan.tied}
+    names = [*tensors, *plan.source.header.leaves]
+    for pattern in (*include, *exclude):
+        if not select_names(names, [pattern]):
+            raise ConversionError(
+                f"no tensor matches `{pattern}`",
+                hint=f"`*{pattern}` does; a pattern is for the whole name"
+                if select_names(names, [f"*{pattern}"])
+                else f"{plan.names_hint}; `*` stands for anything",
+            )
+    kept = set(select_names(names, include, exclude))
+    if not kept & tensors:
+        raise ConversionError("no tensor is left", hint="--exclude takes what --include gives")
+    return plan.only(kept)
+
+
+def split(plan: Plan, most: int) -> Plan:
+    """Spread the tensors, in their order, over files of at most `most` bytes, headers included.
+
+    A tensor that is larger has a file of its own; what fits into one file stays one. Raises
+    `ConversionError` for more files than their names can count, and as `Plan.layouts` does.
+    """
+    whole = plan.with_items(tuple(replace(item, part=0) for item in plan.items))
+    if whole.layouts()[0].nbytes <= most:
+        return whole
+    tensors = [item.info for item in plan.items]
+    layout = format_module(plan.format).layout
+    sizes = [0, *accumulate(info.nbytes for info in tensors)]
+    parts: list[int] = []
+    number = start = 0
+    while start < len(tensors):
+        part = Part(number, _MOST_PARTS, len(tensors))
+        room = most
+        stop = len(tensors) + 1
+        while True:
+            # What the header takes is known when it is made, and is less for fewer tensors.
+            stop = max(min(bisect_right(sizes, sizes[start] + room) - 1, stop - 1), start + 1)
+            nbytes = layout(tensors[start:stop], plan.metadata, part).nbytes
+            if nbytes <= most or stop == start + 1:
+                break
+            room = most - (nbytes - (sizes[stop] - sizes[start]))
+        parts += [number] * (stop - start)
+        number, start = number + 1, stop
+    if number > _MOST_PARTS:
+        raise ConversionError(
+            f"files of {most} bytes would be {number}", hint="let them be larger, such as 5GB"
+        )
+    items = (replace(item, part=part) for item, part in zip(plan.items, parts, strict=True))
+    return plan.with_items(tuple(items))
+
+
+def align(plan: Plan, boundary: int) -> Plan:
+    """Start every tensor on a multiple of `boundary` bytes, as far as the format can.
+
+    In GGUF each tensor does; safetensors forbids gaps, so there the first does, and the others
+    start on a multiple of their element's size. The boundary is kept in the metadata, so that a
+    copy has it too. Raises `ConversionError` for what is no power of two from 8 on.
+    """
+    value = MetadataValue("u32", boundary)
+    if boundary < LEAST_ALIGNMENT or not is_alignment(value):
+        raise ConversionError(
+            f"tensors cannot be aligned to {boundary} bytes",
+            hint="powers of two from 8 on can be; 4096 is a page",
+        )
+    return replace(plan, metadata={**plan.metadata, ALIGNMENT_KEY: value})
