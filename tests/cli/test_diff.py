@@ -139,7 +139,7 @@ def test_quiet_only_has_its_exit_code(weightctl: Run, tmp_path: Path) -> None:
     assert (same.returncode, same.stdout, same.stderr) == (0, "", "")
 
 
-def test_names_of_another_dialect_are_hinted_at(weightctl: Run, tmp_path: Path) -> None:
+def test_names_of_another_convention_are_hinted_at(weightctl: Run, tmp_path: Path) -> None:
     done = weightctl("diff", made.small(tmp_path), made.gguf(tmp_path))
     assert done.returncode == 1
     assert "not one name is in both" in done.stderr

@@ -1,4 +1,4 @@
-"""Configs written in either dialect, against what transformers reads and llama.cpp's script."""
+"""Configs written in either convention, against what transformers reads and llama.cpp's script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs of both dialects, against those of transformers, and hostile ones."""
+"""Configs of both naming conventions, against those of transformers, and hostile ones."""
 
 from __future__ import annotations
 

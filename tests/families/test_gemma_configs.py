@@ -1,4 +1,4 @@
-"""Configs and names of Gemma 2 and 3: in both dialects, against those of transformers."""
+"""Configs and names of Gemma 2 and 3: in both naming conventions, against those of transformers."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_transformers_writes_is_read_as_what_it_read(
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_a_config_goes_to_either_dialect_and_comes_back(document: dict[str, Any]) -> None:
+def test_a_config_goes_to_either_convention_and_comes_back(document: dict[str, Any]) -> None:
     family, found = find_family(document), read(document)
     made: Any = found.config
     if document is DOCUMENTS[1] or made.query_scalar == made.head_dim:

@@ -1,4 +1,4 @@
-"""Whole models give what transformers gives, from every format and either dialect."""
+"""Whole models give what transformers gives, from every format and either naming convention."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_mixtral_in_gguf_is_a_llama_with_experts(
 ) -> None:
     path = expert_files.write(tmp_path / "model.gguf", model, is_stacked=is_stacked)
     found = recognize(open_weights(path))
-    assert (found.family.name, found.dialect) == ("mixtral", "gguf")
+    assert (found.family.name, found.convention) == ("mixtral", "gguf")
     assert_same(found, model)
 
 

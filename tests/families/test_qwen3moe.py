@@ -52,7 +52,7 @@ def test_a_qwen3_with_experts_as_transformers_has_it_in_memory(model: Any) -> No
 
 def test_a_qwen3_with_experts_in_gguf(model: Any, tmp_path: Path) -> None:
     found = recognize(open_weights(expert_files.write(tmp_path / "model.gguf", model)))
-    assert (found.family.name, found.dialect) == ("qwen3moe", "gguf")
+    assert (found.family.name, found.convention) == ("qwen3moe", "gguf")
     assert_same(found, model)
 
 

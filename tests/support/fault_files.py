@@ -38,7 +38,7 @@ class Files:
 
     @property
     def is_gguf(self) -> bool:
-        return self.model.dialect == "gguf"
+        return self.model.convention == "gguf"
 
     @property
     def ours(self) -> Any:
@@ -48,7 +48,7 @@ class Files:
     def where(self, module: str) -> str:
         """Return what the checkpoint calls a tensor."""
         names = {each.module: each for each in self.model.family.tensors(self.model.config)}
-        name = names[module].name(self.model.dialect)
+        name = names[module].name(self.model.convention)
         # Of BERT, checkpoints leave the prefix out.
         plain = name or ""
         return plain if plain in self.tensors else plain.removeprefix(self.model.family.prefix)

@@ -129,7 +129,7 @@ def _less_one(files: Files) -> tuple[str, ...]:
 
 
 def _times(factor: float, *names: str) -> Callable[[Files], tuple[str, ...]]:
-    """Return the fault of a config in which a value is another; `names` are those of dialects."""
+    """Return the fault of a config in which a value is another; `names` are by convention."""
 
     def hurt(files: Files) -> tuple[str, ...]:
         said = files.said(*names)

@@ -1,4 +1,4 @@
-"""Whole models in another dialect, as a program asks for them."""
+"""Whole models in another naming convention, as a program asks for them."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def test_a_model_goes_into_a_gguf_and_back(directory: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model"])
-def test_a_model_in_the_dialect_that_it_has_stays_as_it_is(
+def test_a_model_in_the_convention_that_it_has_stays_as_it_is(
     directory: Path, tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
     if name.endswith(".gguf"):
         save(in_gguf(directory).plan("gguf"), path)
     checkpoint = recognize(open_weights(path))
-    made = translate(checkpoint, checkpoint.dialect)
+    made = translate(checkpoint, checkpoint.convention)
     assert made.weights is checkpoint.tree
     assert (made.documents, made.notes, made.text) == ({}, (), "")
 
 
-def test_what_is_no_dialect_is_refused_with_those_that_are(tiny_llama: Path) -> None:
+def test_what_is_no_convention_is_refused_with_those_that_are(tiny_llama: Path) -> None:
     checkpoint = recognize(open_weights(tiny_llama))
-    dialect: Any = "hf"
-    with pytest.raises(ArchitectureError, match="`hf` is no dialect") as caught:
-        translate(checkpoint, dialect)
+    convention: Any = "hf"
+    with pytest.raises(ArchitectureError, match="`hf` is no naming convention") as caught:
+        translate(checkpoint, convention)
     assert "gguf, hugging_face" in caught.value.hint
 
 

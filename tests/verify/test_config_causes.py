@@ -1,11 +1,11 @@
-"""What two configs say otherwise is told by its key, as either dialect spells it."""
+"""What two configs say otherwise is told by its key, as either naming convention spells it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
+from both_conventions import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
 from weightctl.verify.compare.configs import correct, find_differences
@@ -24,7 +24,7 @@ def llama() -> RecognizedModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_in_both_dialects_has_one_config(family: str) -> None:
+def test_a_model_in_both_conventions_has_one_config(family: str) -> None:
     checkpoint = of_family(family)
     gguf = as_gguf(checkpoint)
     assert _keys(checkpoint, gguf) == _keys(gguf, checkpoint) == []

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from both_dialects import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
+from both_conventions import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
 
 import small_models
 from weightctl.verify.compare.configs import correct, find_differences
@@ -24,25 +24,25 @@ def _told(subject: RecognizedModel, reference: RecognizedModel) -> dict[str, str
 
 
 def _words(checkpoint: RecognizedModel) -> set[str]:
-    """Return the keys that a family has in a checkpoint's dialect, without what they stand in."""
+    """Return the keys of a family in a checkpoint's convention, without what they stand in."""
     lines = checkpoint.family.keys
-    if checkpoint.dialect == "gguf":
+    if checkpoint.convention == "gguf":
         keys = {key.gguf.format(arch=checkpoint.family.gguf_name) for key in lines}
         seen = {key.seen.tensor for key in lines if key.seen is not None}
         return keys | seen | {"general.architecture"}
     return {key.hugging_face.split(".")[-1] for key in lines} | {"model_type"}
 
 
-@pytest.mark.parametrize("dialect", ["hugging_face", "gguf"])
+@pytest.mark.parametrize("convention", ["hugging_face", "gguf"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_field_is_told_by_a_key_of_the_dialect(family: str, dialect: str) -> None:
-    checkpoint = of_family(family) if dialect == "hugging_face" else as_gguf(of_family(family))
+def test_each_field_is_told_by_a_key_of_the_convention(family: str, convention: str) -> None:
+    checkpoint = of_family(family) if convention == "hugging_face" else as_gguf(of_family(family))
     config: Any = checkpoint.config
     names = [each.name for each in fields(config)]
     names += [key.field for key in checkpoint.family.keys if key.field.startswith("scaling.")]
     keys = {name: find_spelling(checkpoint, name).key for name in names}
     words = _words(checkpoint) - {""}
-    is_plain = dialect == "gguf"
+    is_plain = convention == "gguf"
     wrong = {
         name: key
         for name, key in keys.items()

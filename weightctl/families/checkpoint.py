@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 class RecognizedModel:
     """A model as a checkpoint has it.
 
-    `tree` is the checkpoint, `where` what errors call it, and `dialect` says whose names its
+    `tree` is the checkpoint, `where` what errors call it, and `convention` says whose names its
     tensors have. `fields` are what its config says, as the family's lines name it, and `document`
     is config.json's content, empty where there is none. `tensors` are by the names of our modules.
     `missing` are those that the config asks for and `unexpected` those that no part of the model is
@@ -42,7 +42,7 @@ class RecognizedModel:
     tree: Checkpoint
     where: str
     family: Family
-    dialect: NamingConvention
+    convention: NamingConvention
     config: Config
     fields: Fields
     document: Mapping[str, Any]
@@ -53,7 +53,7 @@ class RecognizedModel:
     stored: Mapping[str, str]
 
     def __repr__(self) -> str:
-        found = f"{len(self.tensors)} weights of {self.family.name}, {self.dialect} names"
+        found = f"{len(self.tensors)} weights of {self.family.name}, {self.convention} names"
         counts = {"missing": len(self.missing), "unexpected": len(self.unexpected)}
         wrong = "".join(f", {count} {what}" for what, count in counts.items() if count)
         return f"<RecognizedModel: {found}{wrong}>"

@@ -1,8 +1,9 @@
 """Phi-3, Phi-3.5 and Phi-4: a llama with fused projections.
 
 Names and keys: transformers' `modeling_phi3.py` and `configuration_phi3.py`; llama.cpp's
-`convert_hf_to_gguf.py` and `llama-model.cpp`. Both dialects have the rows of the gate before those
-of what it gates, which GGUF calls `ffn_up`. llama.cpp reads past the window and sees all positions.
+`convert_hf_to_gguf.py` and `llama-model.cpp`. Both naming conventions have the rows of the gate
+before those of what it gates, which GGUF calls `ffn_up`. llama.cpp reads past the window and sees
+all positions.
 """
 
 from __future__ import annotations

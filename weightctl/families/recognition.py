@@ -61,7 +61,7 @@ def _checkpoint(
     where: str,
     document: Mapping[str, Any] | None = None,
 ) -> RecognizedModel:
-    dialect: NamingConvention = "gguf" if document is None else "hugging_face"
+    convention: NamingConvention = "gguf" if document is None else "hugging_face"
     count = len(header_of(weights).tensors)
     if read.config.layers > count:
         raise ArchitectureError(
@@ -69,12 +69,12 @@ def _checkpoint(
             "tensors",
             hint="is it the config of this checkpoint?",
         )
-    found = match(weights, family, dialect, read.config, where)
+    found = match(weights, family, convention, read.config, where)
     return RecognizedModel(
         tree=weights,
         where=where,
         family=family,
-        dialect=dialect,
+        convention=convention,
         config=read.config,
         fields=read.fields,
         document=document or {},
@@ -128,6 +128,6 @@ def _says(key: str, found: object, where: str) -> str:
     return f"{where} says that {key} is {show_value(found)}, a family that weightctl does not know"
 
 
-def _hint(known: Iterable[str], weights: Checkpoint, dialect: NamingConvention) -> str:
-    near = describe_nearest(header_of(weights).tensors.values(), dialect)
+def _hint(known: Iterable[str], weights: Checkpoint, convention: NamingConvention) -> str:
+    near = describe_nearest(header_of(weights).tensors.values(), convention)
     return "; ".join(filter(None, (f"known are {', '.join(known)}", near)))

@@ -31,7 +31,7 @@ def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     Raises `ShardingError` where it cannot, and `ArchitectureError` where it is no whole model.
     """
     _refuse_grid(plan)
-    if checkpoint.dialect == "gguf":
+    if checkpoint.convention == "gguf":
         raise ShardingError(
             f"{checkpoint.where} is of a GGUF, whose rows and names are not vLLM's",
             hint=_PLAIN,

@@ -1,4 +1,4 @@
-"""Which tokens are special, and whether they surround a text: in the words of both dialects."""
+"""Which tokens are special, and whether they surround a text: in the words of both conventions."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def find_differences(
 ) -> list[ConfigDifference]:
     """Return in which keys two checkpoints of one family differ, those that count.
 
-    What the dialects always have in their own way is no difference, nor is a value that follows
-    from another that differs. The length of the context counts where positions have a table of
-    their own, and else `with_context`: it changes no short text, and cuts long ones.
+    What the naming conventions always have in their own way is no difference, nor is a value that
+    follows from another that differs. The length of the context counts where positions have a table
+    of their own, and else `with_context`: it changes no short text, and cuts long ones.
     """
     own, other = spell_out_rope(subject), spell_out_rope(reference)
     found: list[ConfigDifference] = []
@@ -136,7 +136,7 @@ def _list_unequal(
     given: Any = own
     for name in (each.name for each in fields_of(given)):
         value, wanted = getattr(own, name), getattr(other, name)
-        if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_dialect(subject, name):
+        if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_convention(subject, name):
             continue
         has_table = any(line.module == _POSITIONS for line in subject.family.names)
         if name == _CONTEXT and not (has_table or with_context):
@@ -153,15 +153,15 @@ def _is_same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-def _is_of_dialect(subject: RecognizedModel, field: str) -> bool:
-    """Whether no key says a field, and the dialect alone does."""
+def _is_of_convention(subject: RecognizedModel, field: str) -> bool:
+    """Whether no key says a field, and the naming convention alone does."""
     lines = [key for key in subject.family.keys if key.field == field]
     return not any(key.gguf or key.hugging_face or key.seen for key in lines)
 
 
 def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
     """Whether a window is such as GGUF may leave out, since llama.cpp reads past it."""
-    pair = {each.dialect: each.config for each in (subject, reference)}
+    pair = {each.convention: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     may_lack = len(pair) == 2 and in_gguf is None and not subject.family.keeps_window

@@ -66,4 +66,4 @@ def _make_tree(gathered: GatheredSource) -> Checkpoint:
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
     family, config = checkpoint.family, checkpoint.config
-    return match(tree, family, checkpoint.dialect, config, checkpoint.where).tensors
+    return match(tree, family, checkpoint.convention, config, checkpoint.where).tensors

@@ -191,8 +191,8 @@ def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
     found: set[str] = set()
     for names in checkpoint.family.tensors(checkpoint.config):
         is_gain = names.module.endswith("norm.weight")
-        is_less_one = names.change is PLUS_ONE and checkpoint.dialect == "hugging_face"
-        name = getattr(names, checkpoint.dialect)
+        is_less_one = names.change is PLUS_ONE and checkpoint.convention == "hugging_face"
+        name = getattr(names, checkpoint.convention)
         if is_gain and not is_less_one and name is not None:
             found.add(name)
     return frozenset(found)

@@ -11,7 +11,7 @@ from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
 from weightctl.verify.compare.cost import PairSide
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.compare.pairs import convert_dialect
+from weightctl.verify.compare.pairs import convert_convention
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 
@@ -40,7 +40,7 @@ _MOST_CHANGED = 0.5
 def degrade(
     pair: Pair, subject: RecognizedModel, reference: RecognizedModel
 ) -> ReadableTensor | None:
-    """Return the reference's tensor, in its dialect, as far off as the subject's may be.
+    """Return the reference's tensor, in its naming convention, as far off as the subject's may be.
 
     None where the subject's should be equal to it, and where no encoding explains a difference, as
     of shapes.
@@ -62,15 +62,15 @@ def degrade(
     if not step.costs:
         return None
     # Blocks are of rows: they are those of the side that has the fewer bits.
-    dialect = (subject if pair.bits <= pair.reference_bits else reference).dialect
+    convention = (subject if pair.bits <= pair.reference_bits else reference).convention
     try:
-        turned = convert_dialect(pair.names, own, subject, dialect)
-        wanted = convert_dialect(pair.names, other, reference, dialect)
+        turned = convert_convention(pair.names, own, subject, convention)
+        wanted = convert_convention(pair.names, other, reference, convention)
         if turned.info.shape != wanted.info.shape:
             return None
         made = DerivedTensor(pair.module, step, [wanted, turned])
-        turned_back = replace(reference, dialect=dialect)
-        return convert_dialect(pair.names, made, turned_back, reference.dialect)
+        turned_back = replace(reference, convention=convention)
+        return convert_convention(pair.names, made, turned_back, reference.convention)
     except ConversionError:
         return None
 

@@ -112,8 +112,8 @@ def _report_no_config(subject: Subject) -> Problem:
 
 def _find_nearest(subject: Subject) -> str:
     header = header_of(subject.stored)
-    dialect: NamingConvention = "gguf" if header.format == "gguf" else "hugging_face"
-    return describe_nearest(header.tensors.values(), dialect)
+    convention: NamingConvention = "gguf" if header.format == "gguf" else "hugging_face"
+    return describe_nearest(header.tensors.values(), convention)
 
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:

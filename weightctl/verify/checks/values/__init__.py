@@ -135,7 +135,7 @@ def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
 
 def _name_output(pair: Pair, pairing: Pairing) -> str:
     own = pairing.checkpoint
-    name = None if own is None or pair.names is None else pair.names.name(own.dialect)
+    name = None if own is None or pair.names is None else pair.names.name(own.convention)
     return name or pair.name
 
 

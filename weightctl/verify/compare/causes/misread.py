@@ -42,7 +42,7 @@ def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
     if found.runs_unequal < _LEAST_DIFFERENT * found.runs and not found.nonfinite:
         return None
     own = pairing.checkpoint
-    view = pair if own is None else pairing.seen_in(own.dialect, pair)
+    view = pair if own is None else pairing.seen_in(own.convention, pair)
     if view is None:
         return None
     for step in _READINGS:
