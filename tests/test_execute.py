@@ -180,7 +180,7 @@ def test_what_is_copied_is_read_piece_by_piece_or_named_as_a_range_of_its_file(
     assert path.read_bytes()[span.offset :][: span.nbytes] == rows.tobytes()
 
 
-def test_memory_and_what_is_converted_are_no_ranges_of_a_file(tmp_path: Path) -> None:
+def test_memory_and_what_is_converted_are_not_ranges_of_a_file(tmp_path: Path) -> None:
     path = stored(tmp_path / "model.safetensors", weight=ROWS)
     for plan in (
         Plan.copy(weights_of({"weight": ROWS}), "gguf"),
@@ -219,7 +219,7 @@ def test_a_number_too_large_for_the_scale_of_its_block_is_named(encoding: str) -
         run(plan_for(rows, encoding))
 
 
-def test_large_numbers_that_fit_are_no_error() -> None:
+def test_large_numbers_that_fit_are_not_an_error() -> None:
     rows = np.ones((4, 256), np.float32)
     rows[2, 5] = 1e6
     assert len(run(plan_for(rows, "Q8_0"))) == ENCODINGS["Q8_0"].nbytes(rows.shape)

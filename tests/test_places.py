@@ -49,7 +49,7 @@ def test_a_directory_that_does_not_exist_is_said_to_be(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_a_file_is_no_place_for_an_output(tmp_path: Path) -> None:
+def test_a_file_is_not_a_place_for_an_output(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(OLD)
     with pytest.raises(OutputError, match="does not exist"):
         save(Plan.copy(random_weights(1), "gguf"), tmp_path / "file" / "out.gguf")

@@ -309,7 +309,7 @@ def test_a_terminal_takes_no_checkpoint(tiny_llama: Path, out: str) -> None:
         errors = process.stderr.read()
     assert process.returncode == 2
     assert shown == b""
-    assert b"error: a checkpoint is no text for a terminal" in errors
+    assert b"error: a checkpoint is not text for a terminal" in errors
 
 
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
@@ -328,14 +328,14 @@ def test_several_files_do_not_go_into_a_named_pipe(tiny_llama: Path, tmp_path: P
     assert "--max-shard-size" in caught.value.hint
 
 
-def test_a_size_that_takes_all_of_it_is_no_hindrance(
+def test_a_size_that_takes_all_of_it_is_not_a_hindrance(
     tiny_llama: Path, whole: dict[str, bytes]
 ) -> None:
     done = shell(f"{COMMAND} {tiny_llama} - --to gguf --max-shard-size 5GB | cat")
     assert done.stdout == whole["gguf"]
 
 
-def test_a_named_pipe_is_no_input(weightctl: Run, tmp_path: Path) -> None:
+def test_a_named_pipe_is_not_an_input(weightctl: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in.gguf")
     done = weightctl("convert", tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert done.returncode == 2

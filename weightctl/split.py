@@ -229,7 +229,7 @@ def gate_up(whole: Whole, ranks: int, axis: int = 0) -> Sharding:
     """Cut either half of the rows, those of the gate and those of what it gates, by itself."""
     size = _size(whole, ranks, axis)
     if size % 2:
-        raise _cannot_cut(whole, ranks, axis, f"its {size} rows are no two halves", None)
+        raise _cannot_cut(whole, ranks, axis, f"its {size} rows are not two halves", None)
     return _cut_segments("gate_up", whole, ranks, axis, (size // 2, size // 2))
 
 
@@ -324,7 +324,7 @@ def _cut_segments(
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     segments = [size] if sizes is None else list(sizes)
     if sum(segments) != size or min(segments, default=0) < 0:
-        told = f"its {size} elements are no segments of {' + '.join(map(str, segments))}"
+        told = f"its {size} elements are not segments of {' + '.join(map(str, segments))}"
         raise _cannot_cut(whole, ranks, axis, told, None)
     starts = [0, *accumulate(segments)][:-1]
     units = min((-(-each // block) for each in segments), default=0)
@@ -344,7 +344,7 @@ def _cut_segments(
 
 
 def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
-    """Return the part of a cut, with neighbours joined; the whole is no cut."""
+    """Return the part of a cut, with neighbours joined; the whole is not a cut."""
     joined: list[Range] = []
     for start, stop in ranges:
         if start == stop:
@@ -358,7 +358,7 @@ def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
 
 def _size(whole: Whole, ranks: int, axis: int) -> int:
     if ranks < 1:
-        raise ShardingError(f"{ranks} is no number of ranks", hint="1 at least")
+        raise ShardingError(f"{ranks} is not a number of ranks", hint="1 at least")
     if not 0 <= axis < len(whole.shape):
         raise ShardingError(
             f"`{whole.name}` of shape {list(whole.shape)} has no axis {axis} to cut along",

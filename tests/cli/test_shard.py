@@ -198,8 +198,8 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny}", "for how many ranks?"),
         ("{tiny} out", "for how many ranks?"),
         ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard IN OUT --tp N"),
-        ("{tiny} out --tp 0", "--tp 0 is no number of ranks\n  hint: pass 1 or more, or auto"),
-        ("{tiny} out --tp two", "--tp two is no number of ranks"),
+        ("{tiny} out --tp 0", "--tp 0 is not a number of ranks\n  hint: pass 1 or more, or auto"),
+        ("{tiny} out --tp two", "--tp two is not a number of ranks"),
         ("{tiny} out --tp 99999999999", "99,999,999,999 ranks are too many"),
         ("{tiny} out --tp 99999 --pp 3", "299,997 ranks are too many"),
         ("{tiny} out --ep 2", "the model has no experts, which 2 groups cannot share"),
@@ -207,7 +207,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny} out --tp auto", "--tp auto writes nothing"),
         ("{tiny} --tp auto --pp 2 --to gguf", "hint: leave --pp and --to out"),
         ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
-        ("{tiny} out --tp 2 --to nothing", "`nothing` is no format\n  hint: formats: safetensors"),
+        ("{tiny} out --tp 2 --to none", "`none` is not a format\n  hint: formats: safetensors"),
         ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
         ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
         ("{tiny} - --tp 2", "stdout takes one file, and shards are several"),
@@ -216,7 +216,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{readme} out --tp 2", "no checkpoint that weightctl reads: it is text"),
         ("{training} out --tp 2", "; --plan FILE says how its tensors are cut"),
         ("--gather {tiny}", "OUT is missing\n  hint: weightctl shard --gather DIR OUT"),
-        ("--gather {tiny} whole", "is no sharded checkpoint: it has no manifest of one"),
+        ("--gather {tiny} whole", "is not a sharded checkpoint: it has no manifest of one"),
         ("--gather nowhere whole", "nowhere: No such file or directory"),
         ("--gather {tiny} whole --tp 2", "takes parts as they are\n  hint: leave --tp out"),
         ("--gather {tiny} whole --layout vllm", "hint: leave --layout out"),
@@ -228,7 +228,7 @@ def test_what_cannot_be_meant_is_refused_with_what_can(arguments: str, said: str
     assert said in refusal(*arguments.format(**places).split())
 
 
-def test_the_input_and_what_holds_it_are_no_output(tmp_path: Path) -> None:
+def test_the_input_and_what_holds_it_are_not_an_output(tmp_path: Path) -> None:
     shutil.copytree(TINY, tmp_path / "model")
     for out in (tmp_path / "model", tmp_path):
         said = refusal(tmp_path / "model", out, "--tp", "2", "--force")

@@ -129,7 +129,7 @@ def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
     assert lines[6:] == ["with config.json beside each", "nothing was written"]
 
 
-def test_what_is_whole_on_one_rank_is_no_copy(tmp_path: Path) -> None:
+def test_what_is_whole_on_one_rank_is_not_a_copy(tmp_path: Path) -> None:
     plan = planned(made.small(tmp_path), Grid(1, 1, 2))
     assert told(plan, tmp_path / "out")[1] == "8 tensors, 2.21 kB: 8 whole on a rank"
     assert shown(plan)[-1].endswith("16  BF16     32 B  whole    16 on 0")

@@ -208,7 +208,7 @@ def test_what_is_not_finite_has_no_axis() -> None:
     assert "│" not in shown
 
 
-def test_matrices_that_were_tried_alone_are_no_model_that_ran() -> None:
+def test_matrices_that_were_tried_alone_are_not_a_model_that_ran() -> None:
     assert re.search(r"forward +partly", piped(reports.unknown_family()))
 
 
@@ -228,7 +228,7 @@ def test_a_terminal_of_ascii_gets_a_chart_of_ascii() -> None:
     assert "###" in text_of(verdict(reports.faulty(), 80, wraps=True, plain=True))
 
 
-def test_an_activation_that_is_not_finite_is_no_bar() -> None:
+def test_an_activation_that_is_not_finite_is_not_a_bar() -> None:
     parts = tuple(
         Activation(name=f"layers.{nonfinite}", rms=1.0, greatest=1.0, nonfinite=nonfinite)
         for nonfinite in (0, 1)

@@ -35,7 +35,7 @@ def refusal(*arguments: str | Path) -> WeightctlError:
 def test_devices_are_called_as_torch_calls_them() -> None:
     assert device_named("cpu") == device_named("CPU:0") == CPU
     for name in ("", "tpu", "cpu:1", "cuda:", "cuda:-1", "cuda:x", "gpu0"):
-        with pytest.raises(ConversionError, match="is no device"):
+        with pytest.raises(ConversionError, match="is not a device"):
             device_named(name)
 
 
@@ -73,13 +73,13 @@ def test_a_long_text_is_cut_between_letters(tmp_path: Path) -> None:
     assert text_of(str(path)) == "a" + "ü" * ((1 << 19) - 1)
 
 
-def test_a_file_that_is_no_text_says_where(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_says_where(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"abc\xff")
-    with pytest.raises(ConversionError, match="byte 3: this is no text in UTF-8"):
+    with pytest.raises(ConversionError, match="byte 3: this is not text in UTF-8"):
         text_of(str(path))
     path.write_bytes(b"ab\xc3")
-    with pytest.raises(ConversionError, match="no text in UTF-8"):
+    with pytest.raises(ConversionError, match="not text in UTF-8"):
         text_of(str(path))
     path.write_bytes(b" \n")
     with pytest.raises(ConversionError, match="there is no text in it"):
@@ -165,7 +165,7 @@ def test_a_directory_whose_only_weights_are_damaged_is_a_verdict(
     assert capsys.readouterr().out.startswith("structure: ")
 
 
-def test_a_file_that_is_no_checkpoint_is_a_verdict(
+def test_a_file_that_is_not_a_checkpoint_is_a_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><html>")

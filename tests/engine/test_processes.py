@@ -235,10 +235,10 @@ def test_without_torchrun_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two', which is no number"),
-        ("RANK", "-1", "RANK is '-1', which is no number"),
-        ("RANK", "1", "RANK 1 of WORLD_SIZE 1, LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1 is no process"),
-        ("LOCAL_RANK", "2", "LOCAL_RANK 2 of LOCAL_WORLD_SIZE 1 is no process of them"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two', which is not a number"),
+        ("RANK", "-1", "RANK is '-1', which is not a number"),
+        ("RANK", "1", "RANK 1 of WORLD_SIZE 1, LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1 is not a proc"),
+        ("LOCAL_RANK", "2", "LOCAL_RANK 2 of LOCAL_WORLD_SIZE 1 is not a process of them"),
     ],
 )
 def test_an_environment_that_makes_no_sense_is_refused(

@@ -59,12 +59,12 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"", "it is no JSON"),
-        (b"{", "it is no JSON"),
-        (b"\xff\xfe{}", "it is no JSON"),
-        (b"[" * 100_000, "it is no JSON"),
-        (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "it is no JSON"),
-        (b"[1]", "it is no JSON object"),
+        (b"", "it is not JSON"),
+        (b"{", "it is not JSON"),
+        (b"\xff\xfe{}", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "it is not JSON"),
+        (b"[1]", "it is not a JSON object"),
         (b"{}", "has no `model_type`"),
         (b'{"model_type": ["llama"]}', "`model_type` is a list"),
         (b'{"model_type": "mamba"}', "`model_type` is `'mamba'`, a family that weightctl does not"),
@@ -87,7 +87,7 @@ def test_a_config_that_is_too_large_is_not_read(tmp_path: Path, tensors: dict[st
     assert "it has 1099511627776 bytes" in refused(weights)
 
 
-def test_a_config_that_is_no_file_is_not_waited_for(
+def test_a_config_that_is_not_a_file_is_not_waited_for(
     tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
     os.mkfifo(tmp_path / "config.json")
@@ -142,7 +142,7 @@ def test_all_of_another_shape_are_named_at_once(tensors: dict[str, Any]) -> None
     assert "q_proj" not in said
 
 
-def test_integers_are_no_weights(tensors: dict[str, Any]) -> None:
+def test_integers_are_not_weights(tensors: dict[str, Any]) -> None:
     changed = tensors | {"model.norm.weight": np.ones(32, np.int32)}
     with pytest.raises(ArchitectureError, match="weight` is of I32"):
         build_network(recognize(weights_of(changed), LLAMA))
@@ -187,7 +187,7 @@ def test_of_thousands_that_are_too_much_the_first_are_named(tensors: dict[str, A
 
 
 @pytest.mark.parametrize("config", [[1], "llama", 3], ids=str)
-def test_a_config_that_is_no_mapping_is_refused(config: Any, tensors: dict[str, Any]) -> None:
+def test_a_config_that_is_not_a_mapping_is_refused(config: Any, tensors: dict[str, Any]) -> None:
     assert "no mapping" in refused(weights_of(tensors), config)
 
 

@@ -307,7 +307,7 @@ def test_a_word_for_an_activation_is_the_familys_own() -> None:
         ("gemma2", {"attention_softcap": None}, "`attention_softcap` is `None`"),
     ],
 )
-def test_what_llama_cpp_would_run_otherwise_is_no_gguf(
+def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
     name: str, changes: Document, message: str
 ) -> None:
     fields = fields_of(DOCUMENTS[name]) | changes
@@ -326,7 +326,7 @@ def test_what_llama_cpp_would_run_otherwise_is_no_gguf(
         ("phi3 long", {"scaling.short_factors": ()}, "0 of `short_factor`"),
     ],
 )
-def test_what_transformers_would_run_otherwise_is_no_config_json(
+def test_what_transformers_would_run_otherwise_is_not_a_config_json(
     name: str, changes: Document, message: str
 ) -> None:
     document = DOCUMENTS[name]

@@ -224,7 +224,7 @@ def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: s
          "beside layers with a window"),
         ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
          "none of"),
-        ({"model_type": "gemma3", "text_config": 3}, "no object"),
+        ({"model_type": "gemma3", "text_config": 3}, "not an object"),
         ({"model_type": "gemma2", "num_key_value_heads": 3}, "cannot share"),
     ],
     ids=str,

@@ -151,7 +151,7 @@ def test_parts_are_read_where_those_that_ask_have_them(tmp_path: Path) -> None:
     assert whole_bytes(source.view_for_ranks([1]), "kept") == whole
 
 
-def test_a_stage_without_a_tensor_is_no_gap(tmp_path: Path) -> None:
+def test_a_stage_without_a_tensor_is_not_a_gap(tmp_path: Path) -> None:
     path = small(tmp_path, first=(4, 2), last=(2, 2))
     stages = {"first": (0, 1), "last": (2, 3)}
     plan = plan_of(

@@ -114,7 +114,7 @@ def test_of_many_differences_the_first_are_told(parts: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_link_to_itself_is_no_file(rank: int, parts: Path) -> None:
+def test_a_link_to_itself_is_not_a_file(rank: int, parts: Path) -> None:
     path = parts / f"rank-{rank}" / "model.gguf"
     path.unlink()
     path.symlink_to(path)

@@ -193,7 +193,7 @@ def test_a_text_whose_name_a_gguf_value_has_too_is_kept_beside_it(tmp_path: Path
     }
 
 
-def test_what_is_no_utf8_cannot_become_a_text_and_stays_what_it_is(tmp_path: Path) -> None:
+def test_what_is_not_utf8_cannot_become_a_text_and_stays_what_it_is(tmp_path: Path) -> None:
     values = {"safetensors.note": ("string", "a\udcff")}
     (tmp_path / "a.gguf").write_bytes(Gguf().file([], values))
     weights = copied(open_weights(tmp_path / "a.gguf"), tmp_path / "b.safetensors")
@@ -262,7 +262,7 @@ def test_safetensors_refuses_the_name_of_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
     weights = open_weights(tmp_path / "a.gguf")
     (tmp_path / "out").mkdir()
-    assert "`__metadata__` is no name" in refusal(weights, tmp_path / "out" / "a.safetensors")
+    assert "`__metadata__` is not a name" in refusal(weights, tmp_path / "out" / "a.safetensors")
 
 
 def test_many_refusals_are_one_error_that_counts_them(tmp_path: Path) -> None:

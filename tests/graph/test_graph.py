@@ -216,7 +216,7 @@ def test_experts_that_are_quantized_are_rows_of_bytes() -> None:
         assert (weight + 0).type == TensorType(DType.bfloat16, (4, 10, 64))
 
 
-def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+def test_rows_that_are_not_whole_blocks_are_refused() -> None:
     with pytest.raises(EncodingError, match="multiple of 256"):
         Weight("w", DType.float32, (10, 100), quantization_encoding=QuantizationEncoding.Q4_K)
     with pytest.raises(EncodingError, match="bytes per row"):

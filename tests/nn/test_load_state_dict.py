@@ -249,13 +249,13 @@ def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ([1, 2, 3, 4], "is no array but list"),
+        ([1, 2, 3, 4], "is not an array but list"),
         (np.array(["a"] * 4), "is an array of <U1, which has no DType"),
         (WeightData.declared("weight", DType.float32, (4,)), "is only declared, and has no data"),
         (weights_of({"one": np.ones(4)}).two, "is not there: no tensor is called `two`"),
     ],
 )
-def test_what_is_no_value_is_named(value: Any, says: str) -> None:
+def test_what_is_not_a_value_is_named(value: Any, says: str) -> None:
     assert f"`weight` {says}" in refusal(Scale(), {"weight": value})
 
 
@@ -301,7 +301,7 @@ def test_a_weight_has_an_alignment_of_its_own() -> None:
 @pytest.mark.parametrize("alignment", [0, -4, 3])
 def test_an_alignment_is_a_power_of_two(alignment: int) -> None:
     said = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
-    assert f"weight_alignment is {alignment}, which is no power of two" in said
+    assert f"weight_alignment is {alignment}, which is not a power of two" in said
 
 
 def test_an_empty_value_starts_anywhere() -> None:

@@ -27,7 +27,7 @@ from weightctl.errors import StateDictError
     ],
     ids=["none", "list", "text", "number", "meta", "masked"],
 )
-def test_what_is_no_state_is_refused(state: Any, says: str) -> None:
+def test_what_is_not_a_state_is_refused(state: Any, says: str) -> None:
     with pytest.raises(StateDictError, match=says):
         Scale().load_state_dict(state)
 

@@ -224,7 +224,7 @@ def test_a_string_that_python_warns_of_is_refused(line: bytes, reason: str) -> N
         (b"\xff.", "an opcode that there is not"),
         (b"h\0.", "finds nothing where it should"),
         (b"N0.", "finds nothing where it should"),
-        (b"NNR.", "a call with what are no arguments"),
+        (b"NNR.", "a call with what are not arguments"),
     ],
 )
 def test_a_fault_is_named(raw: bytes, reason: str) -> None:

@@ -24,7 +24,7 @@ from weightctl.weights.metadata import MetadataValue
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "recipes.json").read_text()
 )
-# Names of the fixture whose types are no blocks: --dtype makes these.
+# Names of the fixture whose types are not blocks: --dtype makes these.
 PLAIN = {"F16": ENCODINGS["F16"], "BF16": ENCODINGS["BF16"]}
 
 
@@ -68,7 +68,7 @@ class Shaped(NamedTuple):
 
 
 def _item(info: TensorInfo) -> Item:
-    # What the fixture's model stores as F16 is no matrix to quantize, and stays that.
+    # What the fixture's model stores as F16 is not a matrix to quantize, and stays that.
     kept = info._replace(encoding=ENCODINGS["F16"]) if info.name == "position_embd.weight" else info
     return Item(kept, kept)
 

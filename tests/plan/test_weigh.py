@@ -117,7 +117,7 @@ def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> No
     )
 
 
-def test_what_was_left_out_of_the_plan_is_no_stranger() -> None:
+def test_what_was_left_out_of_the_plan_is_not_a_stranger() -> None:
     plan = planned().only([MATRIX])
     assert apply_importance(plan, importance(**{MATRIX: 256, EXPERTS: 768})).notes == ()
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are no whole model of a known family, and people's own rules for them."""
+"""Checkpoints that are not a whole model of a known family, and people's own rules for them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_tensor_that_is_two_parts_which_are_cut_otherwise_needs_a_rule(tmp_pat
     assert shard_plan(weights, Grid(2), rules=own).shardings[up].parts == ((), ())
 
 
-def test_a_checkpoint_without_tensors_is_no_model_but_people_may_cut_it(tmp_path: Path) -> None:
+def test_a_checkpoint_without_tensors_is_not_a_model_but_people_may_cut_it(tmp_path: Path) -> None:
     weights = stated({}, directory=tmp_path, config=CONFIG)
     with pytest.raises(ArchitectureError, match="2 layers, and there are 0 tensors"):
         shard_plan(weights, Grid(2))
@@ -216,7 +216,7 @@ def test_a_checkpoint_without_tensors_is_no_model_but_people_may_cut_it(tmp_path
 
 @pytest.mark.parametrize("grid", [Grid(0), Grid(1, 0), Grid(1, 1, -1)])
 def test_numbers_of_ranks_begin_with_one(tmp_path: Path, grid: Grid) -> None:
-    with pytest.raises(ShardingError, match="no numbers of ranks"):
+    with pytest.raises(ShardingError, match="not numbers of ranks"):
         shard_plan(llama(tmp_path), grid)
 
 
@@ -255,7 +255,7 @@ def test_each_number_of_ranks_works_or_has_a_tensor_in_its_way(tmp_path: Path) -
     assert list(found) == [4, 3, 0, 1, 5]
     assert found[4] is found[1] is None
     assert "q_proj.weight` of shape [64, 64] cannot be cut" in str(found[3])
-    assert "no numbers of ranks" in str(found[0])
+    assert "not numbers of ranks" in str(found[0])
     with pytest.raises(ArchitectureError, match="mamba"):
         possible(stranger(tmp_path, a=(4, 4)), [2])
 

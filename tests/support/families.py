@@ -217,8 +217,8 @@ def _drawn(family: Family, tokenizer: Any) -> tuple[Any, Any]:
 def draw(model: Any) -> None:
     """Fill a model with numbers of which a lost or a misplaced one would be seen.
 
-    Those of norms and biases are no ones and zeros. Each layer changes much, or a tied output would
-    only say again what it was told; what the output says is made loud.
+    Those of norms and biases are not ones and zeros. Each layer changes much, or a tied output
+    would only say again what it was told; what the output says is made loud.
     """
     is_tied = getattr(model.config, "tie_word_embeddings", False)
     with torch.no_grad():

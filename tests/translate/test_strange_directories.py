@@ -1,4 +1,4 @@
-"""Models' directories in which something is no file, lies elsewhere, or is nested too deeply."""
+"""Models' directories in which something is not a file, lies elsewhere, or is nested too deeply."""
 
 from __future__ import annotations
 

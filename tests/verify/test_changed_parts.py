@@ -104,7 +104,7 @@ def test_progress_is_told_up_to_where_the_readers_begin(parts: Path) -> None:
     assert shares[-1] == pytest.approx(0.2)
 
 
-def test_a_set_without_a_byte_is_no_problem(tmp_path: Path) -> None:
+def test_a_set_without_a_byte_is_not_a_problem(tmp_path: Path) -> None:
     info = TensorInfo("empty", (0, 4), ENCODINGS["F32"])
     path = write_whole(tmp_path / "whole", "safetensors", {"empty": (info, b"")}, {})
     parts = write_shards(plan_of(open_weights(path), Grid(2)), tmp_path / "parts")

@@ -150,7 +150,7 @@ def test_a_lost_row_of_an_expert_is_named_with_the_expert(tmp_path: Path) -> Non
         ("scalar", np.zeros((), np.float32)),
     ],
 )
-def test_what_healthy_models_have_is_no_problem(
+def test_what_healthy_models_have_is_not_a_problem(
     tmp_path: Path, name: str, array: NDArray[Any]
 ) -> None:
     assert not finite(tmp_path, **{name: array}).problems

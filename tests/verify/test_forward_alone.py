@@ -100,7 +100,7 @@ def test_a_layer_that_makes_all_that_goes_into_it_far_larger_is_named(tmp_path: 
     assert "times as large" in result.problems[0].text
 
 
-def test_one_position_with_large_numbers_is_no_fault(tmp_path: Path) -> None:
+def test_one_position_with_large_numbers_is_not_a_fault(tmp_path: Path) -> None:
     def change(arrays: Any) -> None:
         arrays["model.embed_tokens.weight"][7] *= np.float32(1e5)
 

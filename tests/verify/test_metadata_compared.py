@@ -1,4 +1,4 @@
-"""What of two checkpoints' metadata is compared, and what is no difference."""
+"""What of two checkpoints' metadata is compared, and what is not a difference."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _file_type(number: int) -> Callable[[dict[str, MetadataValue]], None]:
     return change
 
 
-def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path: Path) -> None:
+def test_names_of_one_pre_tokenizer_are_not_a_difference(healthy: Models, tmp_path: Path) -> None:
     right = healthy.gguf("tiny-llama")
 
     def rename(metadata: dict[str, MetadataValue]) -> None:
@@ -96,7 +96,7 @@ def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path:
     assert not report_on(in_gguf(right, tmp_path / "renamed.gguf", rename), right).problems
 
 
-def test_a_default_that_is_left_out_is_no_difference(
+def test_a_default_that_is_left_out_is_not_a_difference(
     gguf: Callable[..., Path], family: Callable[[str], families.Made], tmp_path: Path
 ) -> None:
     def leave_out(metadata: dict[str, MetadataValue]) -> None:
@@ -109,7 +109,7 @@ def test_a_default_that_is_left_out_is_no_difference(
         assert not report.problems, told(report)
 
 
-def test_scores_of_the_same_order_are_no_difference(
+def test_scores_of_the_same_order_are_not_a_difference(
     gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
     def double(metadata: dict[str, MetadataValue]) -> None:

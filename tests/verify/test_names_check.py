@@ -88,7 +88,7 @@ def test_a_tensor_of_no_part_is_named(llama: Any, tmp_path: Path) -> None:
 def test_numbers_that_no_weights_are_stored_in_are_named(llama: Any, tmp_path: Path) -> None:
     more = {**small_models.arrays(llama), "model.norm.weight": np.ones(64, np.int32)}
     found = told(checked(written(tmp_path, llama, more)))
-    assert "is of I32, which is no encoding of a model's weights" in found["model.norm.weight"]
+    assert "is of I32, which is not an encoding of a model's weights" in found["model.norm.weight"]
 
 
 def test_a_forgotten_output_is_told_so(llama: Any, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_damaged_tokenizer_is_a_problem(content: bytes, llama: Any, tmp_path: 
     path = written(tmp_path, llama)
     (path / "tokenizer.json").write_bytes(content)
     (problem,) = checked(path).problems
-    assert "tokenizer.json: it is no" in problem.text
+    assert "tokenizer.json: it is not" in problem.text
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_damaged_tokenizer_is_a_problem(content: bytes, llama: Any, tmp_path: 
     [{"model": []}, {"model": {"vocab": 3}}, {"model": {"vocab": {"a": "b", "c": 1.5}}},
      {"model": {"vocab": {}}, "added_tokens": [1, {"id": None}, {}]}],
 )  # fmt: skip
-def test_a_strange_tokenizer_is_no_traceback(document: Any, llama: Any, tmp_path: Path) -> None:
+def test_a_strange_tokenizer_is_not_a_traceback(document: Any, llama: Any, tmp_path: Path) -> None:
     path = written(tmp_path, llama)
     (path / "tokenizer.json").write_text(json.dumps(document))
     assert checked(path).problems == ()
@@ -320,7 +320,7 @@ def test_a_config_that_cannot_be_read_is_a_problem(llama: Any, tmp_path: Path) -
     (path / "config.json").write_text("{")
     (problem,) = checked(path).problems
     assert problem.where == str(path / "config.json")
-    assert "it is no JSON" in problem.text
+    assert "it is not JSON" in problem.text
 
 
 def test_a_vocabulary_alone_is_skipped(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def converted(source: Path, out: Path, *arguments: str) -> Path:
 @pytest.mark.parametrize(
     "kind", ["Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_1", "Q2_K", "IQ4_XS", "MXFP4"]
 )
-def test_a_healthy_quantization_is_no_problem_either_way(
+def test_a_healthy_quantization_is_not_a_problem_either_way(
     tmp_path: Path, tiny_llama: Path, kind: str
 ) -> None:
     out = converted(tiny_llama, tmp_path / "out.gguf", "--quant", kind)
@@ -55,7 +55,7 @@ def test_a_healthy_quantization_is_no_problem_either_way(
         assert worst.relative_rmse == pytest.approx(worst.expected, rel=0.3)
 
 
-def test_two_quantizations_of_one_model_are_no_problem(tmp_path: Path, tiny_llama: Path) -> None:
+def test_two_quantizations_of_one_model_are_not_a_problem(tmp_path: Path, tiny_llama: Path) -> None:
     one = converted(tiny_llama, tmp_path / "one.gguf", "--quant", "Q4_K")
     other = converted(tiny_llama, tmp_path / "other.gguf", "--quant", "Q4_0")
     assert against(one, other).problems == ()

@@ -215,7 +215,7 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
     ("name", "request_", "reason"),
     [
         ("embed.weight", {"dtype": DType.complex64}, "cannot go from F32 to complex64"),
-        ("layers.0.w", {"quantization_encoding": Q8_0}, "rows of 4, no whole Q8_0 blocks"),
+        ("layers.0.w", {"quantization_encoding": Q8_0}, "rows of 4, not whole Q8_0 blocks"),
         (
             "embed.weight",
             {"quantization_encoding": QuantizationEncoding.IQ1_S},
@@ -229,7 +229,7 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
         (
             "embed.weight",
             {"quantization_encoding": Q8_0, "dtype": DType.uint8, "shape": (3, 256)},
-            "3, 256. bytes has rows that are no whole Q8_0 blocks",
+            "3, 256. bytes has rows that are not whole Q8_0 blocks",
         ),
     ],
 )

@@ -72,8 +72,8 @@ def test_blocks_that_cannot_be_are_not_declared(
     assert weights["w"].allocate(DType.float32, (2, 256), Q4_K).shape == [2, 144]
 
 
-def test_the_root_is_no_weight(weights: Checkpoint) -> None:
-    with pytest.raises(GraphError, match="the root of a tree is no weight"):
+def test_the_root_is_not_a_weight(weights: Checkpoint) -> None:
+    with pytest.raises(GraphError, match="the root of a tree is not a weight"):
         weights.allocate(DType.float32, (1,))
 
 

@@ -199,8 +199,8 @@ def test_parts_that_are_missing_are_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("what", ["rank-0", "rank-0/model.gguf"])
-def test_what_is_no_set_is_told_to_be_none(what: str, sound: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="is no sharded checkpoint: it has no manifest"):
+def test_what_is_not_a_set_is_told_to_be_none(what: str, sound: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="is not a sharded checkpoint: it has no manifest"):
         gather(sound / what, tmp_path / "whole.gguf")
 
 

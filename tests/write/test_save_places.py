@@ -189,7 +189,7 @@ def test_a_path_that_names_nothing_is_refused(name: str, plan: ShardPlan) -> Non
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing"])
-def test_what_is_no_directory_is_left_alone(kind: str, plan: ShardPlan, out: Path) -> None:
+def test_what_is_not_a_directory_is_left_alone(kind: str, plan: ShardPlan, out: Path) -> None:
     if kind == "file":
         out.write_bytes(b"years of work")
     else:

@@ -22,7 +22,7 @@ def device_named(name: str) -> DeviceRef:
     """
     match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d{1,4}))?", name.strip().lower(), re.ASCII)
     if match is None or (match[1] == "cpu" and int(match[2] or 0)):
-        raise ConversionError(f"`{name}` is no device", hint="devices are cpu, cuda, cuda:1 ...")
+        raise ConversionError(f"`{name}` is not a device", hint="devices are cpu, cuda, cuda:1 ...")
     if match[1] == "cpu":
         return CPU
     from weightctl.engine.devices import require_devices  # loads torch
@@ -62,7 +62,7 @@ def tokens_listed(written: str) -> tuple[int, ...]:
 def text_of(path: str) -> str:
     """Return the text in a file, `-` for stdin, or of a long one its first megabyte.
 
-    Raises `OSError` where there is no such file, and `ConversionError` where it is no text.
+    Raises `OSError` where there is no such file, and `ConversionError` where it is not text.
     """
     source = 0 if path == _STDIN else path
     with open(source, "rb", closefd=source != 0) as file:
@@ -72,7 +72,7 @@ def text_of(path: str) -> str:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, len(raw) < _TEXT_BYTES)
     except UnicodeDecodeError as error:
         raise ConversionError(
-            f"{path}, byte {error.start}: this is no text in UTF-8",
+            f"{path}, byte {error.start}: this is not text in UTF-8",
             hint="--text-file takes plain text, such as a page of a book",
         ) from error
     if not text.strip():

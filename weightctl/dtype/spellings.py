@@ -47,7 +47,7 @@ def parse_encoding(text: str) -> Encoding:
 
         near = difflib.get_close_matches(wanted, _list_spellings(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "examples: f32, bf16, q8_0, q4_k"
-        raise EncodingError(f"`{text}` is no type that weightctl knows", hint=hint)
+        raise EncodingError(f"`{text}` is not a type that weightctl knows", hint=hint)
     return found
 
 

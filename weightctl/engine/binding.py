@@ -126,8 +126,8 @@ def bind(
 ) -> dict[WeightForm, StoredWeight]:
     """Return where each weight of a graph is stored.
 
-    Raises `EngineError` for what is no registry, and one that names all weights which are missing,
-    of another shape, or stored in what does not become what the graph wants.
+    Raises `EngineError` for what is not a registry, and one that names all weights which are
+    missing, of another shape, or stored in what does not become what the graph wants.
     """
     _require_registry({} if registry is None else registry)
     given = _searchable(registry)

@@ -103,11 +103,11 @@ class RecognizedModel:
         return ArchitectureError(
             "\n  ".join(
                 [
-                    f"the checkpoint is no whole {self.family.name} of its config:",
+                    f"the checkpoint is not a whole {self.family.name} of its config:",
                     *list_first(folded, _MOST_NAMED),
                 ]
             ),
-            hint="is the config that of this checkpoint, and is no part of it left out? If tensors "
+            hint="is the config that of this checkpoint, and is every part of it there? If tensors "
             "are called otherwise: --rename FILE",
         )
 
@@ -127,5 +127,5 @@ def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     if shape != info.shape:
         return f"`{name}` is of shape {list(info.shape)}, where {list(shape)} belongs"
     if not info.encoding.is_real:
-        return f"`{name}` is of {info.encoding}, which is no encoding of a model's weights"
+        return f"`{name}` is of {info.encoding}, which is not an encoding of a model's weights"
     return ""

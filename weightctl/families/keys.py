@@ -129,7 +129,7 @@ def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
         if fields[field] % fields[divisor]:
             raise ValueError(
                 f"would be {fields[field]} / {fields[divisor]} ({field} / {divisor}), "
-                "which is no whole number"
+                "which is not a whole number"
             )
         return int(fields[field] // fields[divisor])
 

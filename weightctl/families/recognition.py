@@ -50,7 +50,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
 def _require_tree(weights: object) -> None:
     if not isinstance(weights, Checkpoint):
         raise ArchitectureError(
-            f"{show_value(weights)} is no tree of weights", hint="`open_weights(path)` gives one"
+            f"{show_value(weights)} is not a tree of weights", hint="`open_weights(path)` gives one"
         )
 
 

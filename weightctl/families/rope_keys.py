@@ -100,7 +100,7 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
     given: Any = document.get("rope_scaling") or document.get("rope_parameters") or {}
     if not is_object(given):
-        raise ValueError("`rope_parameters` or `rope_scaling` is no object")
+        raise ValueError("`rope_parameters` or `rope_scaling` is not an object")
     for name, value in given.items():
         if is_object(value):
             raise ValueError(f"`{name}` has rotary embeddings of its own, which are not built")

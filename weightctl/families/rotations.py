@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "check_heads", "convert_rope_fields", "find_rotary_size", "scaling"]
 
-# What is below is no rotation in float32.
+# What is below is not a rotation in float32.
 LEAST = 1e-6
 # Of float32, in which GGUF has numbers.
 _ROUNDING = 1e-6

@@ -148,7 +148,7 @@ def _default(key: Key, convention: NamingConvention, kind: ModelType | None) -> 
 
 
 def _is_derived(key: Key, convention: NamingConvention, default: Any) -> bool:
-    """Whether what is no field of the other naming convention follows from what is."""
+    """Whether what is not a field of the other naming convention follows from what is."""
     if key.field.startswith("scaling.") or default is REQUIRED:
         return False
     return callable(default) or (convention == "gguf" and key.written is True)

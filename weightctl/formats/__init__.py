@@ -66,7 +66,7 @@ INDEX_SUFFIX = ".index.json"
 def format_module(name: str) -> Format:
     """Return the format of this name; `ConversionError` for one that the table lacks."""
     if name not in FORMATS:
-        raise ConversionError(f"`{name}` is no format", hint=f"formats: {', '.join(FORMATS)}")
+        raise ConversionError(f"`{name}` is not a format", hint=f"formats: {', '.join(FORMATS)}")
     return cast("Format", load(FORMATS[name].module))
 
 
@@ -91,8 +91,8 @@ def sniff(file: Reader) -> str | None:
 def recognise(file: Reader, format_name: str | None = None) -> str:
     """Return the name of the format of a file, by its content.
 
-    Raises `FormatError` that says what the file is, where it is no checkpoint of `format_name` or
-    of any format.
+    Raises `FormatError` that says what the file is, where it is not a checkpoint of `format_name`
+    or of any format.
     """
     found = sniff(file)
     if found is not None and format_name in {None, found}:

@@ -199,7 +199,7 @@ def require_strategy(given: Any) -> None:
 
 def _require_count(devices: Any) -> None:
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise ShardingError(f"{devices!r} is no number of devices", hint="1 at least")
+        raise ShardingError(f"{devices!r} is not a number of devices", hint="1 at least")
 
 
 # Functions of this module, and not ones within others, so that strategies can be pickled.

@@ -42,15 +42,16 @@ class Placement(NamedTuple):
 def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) -> Placement:
     """Return which ranks are on these devices; without a `grid` they are all, and cut layers.
 
-    Raises `ShardingError` for what is no device, a grid that shares out the layers themselves, or
-    one that processes with so many devices cannot make up, and a `first` that is no process's.
+    Raises `ShardingError` for what is not a device, a grid that shares out the layers themselves,
+    or one that processes with so many devices cannot make up, and a `first` that is not a
+    process's.
     """
     given = tuple(devices)
     # They may be anything: a caller's types are not checked.
     unchecked: tuple[Any, ...] = given
     if not given or not all(isinstance(device, DeviceRef) for device in unchecked):
         raise ShardingError(
-            f"{list(given)!r} are no devices", hint="one for each rank, such as `DeviceRef.GPU(0)`"
+            f"{list(given)!r} are not devices", hint="one for each rank, such as `DeviceRef.GPU(0)`"
         )
     count = len(given)
     grid = Grid(count) if grid is None else grid

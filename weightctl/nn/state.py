@@ -188,7 +188,7 @@ def _require_alignment(alignment: Any) -> None:
         return
     if not is_alignment(alignment):
         raise StateDictError(
-            f"weight_alignment is {alignment!r}, which is no power of two up to {MOST_ALIGN}"
+            f"weight_alignment is {alignment!r}, which is not a power of two up to {MOST_ALIGN}"
         )
 
 

@@ -222,7 +222,7 @@ def _cast_item(
 
 
 def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
-    """Return the encoding of what is no matrix to quantize."""
+    """Return the encoding of what is not a matrix to quantize."""
     is_gguf = plan.format == "gguf"
     runs_in_llama_cpp = is_gguf and ARCHITECTURE in plan.metadata
     if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):

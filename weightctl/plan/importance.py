@@ -128,7 +128,7 @@ def _notes(
             f"the importance in {path} is 0 for {sum(idle.values())} of {total} matrices of "
             f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without: {few(idle)}"
         )
-    # What was left out of the plan is no stranger.
+    # What was left out of the plan is not a stranger.
     known = {*plan.source.header.tensors, *(item.info.name for item in items)}
     strangers = [name for name in entries if name not in known]
     if strangers:

@@ -259,7 +259,7 @@ class Plan:
         if any(encoding.quantization for encoding in unheld):
             return "--dtype bf16 (or f16, f32) dequantizes"
         if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):
-            return "--dtype bf16 (or f16, f32) converts what is no integer"
+            return "--dtype bf16 (or f16, f32) converts what is not an integer"
         return ""
 
 

@@ -39,7 +39,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     inputs = divide_exactly(32 * rows, bits)
     if zeros not in {None, (groups, divide_exactly(bits * outputs, 32))}:
         return None
-    # An order may be of groups that are no runs.
+    # An order may be of groups that are not runs.
     if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
         return None
     return LogicalWeight((outputs, inputs), bits) if bits in BITS else None

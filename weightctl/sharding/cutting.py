@@ -49,7 +49,7 @@ def refuse(model: CutModel, grid: Grid) -> None:
     """Raise `ShardingError` for a grid without ranks, or more than there are experts, or layers."""
     if min(grid) < 1:
         told = " x ".join(map(str, grid))
-        raise ShardingError(f"{told} are no numbers of ranks", hint="1 of each at least")
+        raise ShardingError(f"{told} are not numbers of ranks", hint="1 of each at least")
     if model.experts is not None and grid.ep > max(model.experts, 1):
         told = f"{model.experts} experts in each layer" if model.experts else "no experts"
         hint = f"--ep takes up to {model.experts}" if model.experts else "leave --ep out"

@@ -136,7 +136,7 @@ def read_rules(path: str) -> CutRules:
         raise ConversionError(f"{path}: {what}", hint=_FORM)
     tensors = content["tensors"]
     if not is_object(tensors):
-        raise ConversionError(f"{path}: `tensors` is no table", hint=_FORM)
+        raise ConversionError(f"{path}: `tensors` is not a table", hint=_FORM)
     if not tensors:
         raise ConversionError(f"{path}: `tensors` has no lines", hint=_FORM)
     return CutRules(path, tuple(_rules(path, tensors)))
@@ -168,7 +168,7 @@ def _rule(where: str, pattern: re.Pattern[str], said: object) -> CutRule:
         raise ConversionError(f"{where} is {said!r}, no strategy", hint=_FORM)
     if not isinstance(name, str) or name not in STRATEGIES:
         raise ConversionError(
-            f"{where}: {name!r} is no strategy that weightctl knows",
+            f"{where}: {name!r} is not a strategy that weightctl knows",
             hint=f"they are {', '.join(STRATEGIES)}",
         )
     _check(f"{where}: {name}", STRATEGIES[name], told)
@@ -196,7 +196,7 @@ def _check(where: str, strategy: NamedStrategy, told: Mapping[str, Any]) -> None
     heads, kv_heads = told.get("heads"), told.get("kv_heads")
     if heads and kv_heads and heads % kv_heads:
         raise ConversionError(
-            f"{where}: {heads} `heads` are no whole number for each of {kv_heads} `kv_heads`",
+            f"{where}: {heads} `heads` are not a whole number for each of {kv_heads} `kv_heads`",
             hint="as many queries look at each head of keys and values",
         )
 

@@ -28,7 +28,7 @@ _PLAIN = "`weightctl convert IN OUT --dtype bf16` makes a checkpoint of it that 
 def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
 
-    Raises `ShardingError` where it cannot, and `ArchitectureError` where it is no whole model.
+    Raises `ShardingError` where it cannot, and `ArchitectureError` where it is not a whole model.
     """
     _refuse_grid(plan)
     if checkpoint.convention == "gguf":

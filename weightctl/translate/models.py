@@ -67,7 +67,7 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
     """
     if convention not in _TITLES:
         raise ArchitectureError(
-            f"`{convention}` is no naming convention of checkpoints",
+            f"`{convention}` is not a naming convention of checkpoints",
             hint=f"known are {', '.join(_TITLES)}",
         )
     checkpoint.check()

@@ -109,7 +109,7 @@ def _refuse_without_scales(weights: Checkpoint) -> None:
 
 
 def _native(weights: Checkpoint) -> NamingConvention | None:
-    """Return the naming convention of a model; None for what is no model, or not known as one."""
+    """Return the naming convention of a model; None for what is not recognized as one."""
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
     files = header_of(weights).files

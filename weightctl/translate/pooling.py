@@ -53,7 +53,7 @@ def pooling_keys(
 
 
 def _below(path: object, directory: str) -> str:
-    """Return the path of a module, which may be no other place than one in the directory."""
+    """Return the path of a module, which must be inside the directory."""
     if (
         not isinstance(path, str)
         or os.path.isabs(path)

@@ -72,7 +72,7 @@ def refuse_call(node: Checkpoint, *, is_of_tensor: bool) -> NoReturn:
 
 
 def wrong_index(key: object) -> ArgumentTypeError:
-    """Return the error for what is no index of a tree."""
+    """Return the error for what is not an index of a tree."""
     is_slice = isinstance(key, slice)
     return ArgumentTypeError(
         f"an index of a tree is a name or a whole number, not {key!r}",

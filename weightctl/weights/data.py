@@ -268,7 +268,7 @@ class WeightData(ArrayMethods):
 
 
 def _require_array(data: object, name: object) -> None:
-    """Raise `ArgumentTypeError` for what is no array, and no name of one."""
+    """Raise `ArgumentTypeError` for what is neither an array nor the name of one."""
     _require_name(name)
     if not hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         raise ArgumentTypeError(

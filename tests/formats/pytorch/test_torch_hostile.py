@@ -59,7 +59,7 @@ PICKLES = {
     "id": unsound("a persistent id of str, where none belongs", 23),
     "long-name": unsound("a name of more than 512 letters", 2),
     "many-arguments": unsound(f"{_BELOW} is called with 100 arguments", 137),
-    "no-arguments": unsound("a call with what are no arguments", 24),
+    "no-arguments": unsound("a call with what are not arguments", 24),
     "opcode": unsound("an opcode that there is not, or that finds nothing where it should", 27),
     "protocol-9": unsound("protocol 9 is later than 5", 2),
     "text-lies": Case("the file ends too soon: it ends in the middle", 2),

@@ -191,7 +191,7 @@ def written(path: Path, metadata: dict[str, str]) -> Path:
         (json.dumps(dict.fromkeys(["." * 80_000, "a"], "None")), {"a": Leaf("str", "text")}),
     ],
 )
-def test_levels_of_no_sense_are_no_values(
+def test_levels_of_no_sense_are_not_values(
     tmp_path: Path, levels: str, expected: dict[str, Leaf]
 ) -> None:
     path = written(

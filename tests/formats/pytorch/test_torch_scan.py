@@ -249,12 +249,12 @@ HARMLESS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_is_no_pickle_passes(name: str, tmp_path: Path) -> None:
+def test_what_is_not_a_pickle_passes(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(HARMLESS[name])
     assert show_scan(str(tmp_path / name), as_json=False, quiet=True)
 
 
-def test_tensors_of_any_bytes_are_no_pickles(tmp_path: Path) -> None:
+def test_tensors_of_any_bytes_are_not_pickles(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     state = {str(n): torch.randn(64, generator=generator) for n in range(300)}
     state["ci"] = torch.tensor([*b"cc\n\nii\n\n"] * 9, dtype=torch.uint8)

@@ -30,7 +30,7 @@ def sniff(file: Reader) -> bool:
 def read(path: str) -> Recorded:
     """Read what all entries are of.
 
-    Raises `FormatError` for what is no importance matrix, or not sound.
+    Raises `FormatError` for what is not an importance matrix, or not sound.
     """
     header, files = open_files(path, "gguf")
     source = FileSource(header, files)

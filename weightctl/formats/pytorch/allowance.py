@@ -17,7 +17,7 @@ _SHORT = {bool, float, complex, TensorRecord}
 
 
 class UnsoundTreeError(ValueError):
-    """What a pickle holds is no tree of tensors that could be."""
+    """What a pickle holds is not a tree of tensors that could be."""
 
 
 class Allowance:

@@ -253,7 +253,7 @@ class Tree:
         """Return nested mappings of plain values as JSON has them, None where they are not."""
         if type(record) in {str, int, float, bool}:
             self._allowance.look(record)
-            # Longer ones are no JSON that anybody reads.
+            # Longer ones are not JSON that anybody reads.
             return None if type(record) is int and record.bit_length() > _LONGEST else record
         if type(record) not in {Pairs, Items} or not depth:
             return None

@@ -114,7 +114,7 @@ def _element(content: Any) -> Any:
 def _size(content: Any) -> PickledCall:
     sizes = tuple(_list(content))
     if not all(type(size) is int for size in sizes):
-        raise ValueError("a size that is no integer")
+        raise ValueError("a size that is not an integer")
     return PickledCall(Global("torch", "Size"), (sizes,))
 
 

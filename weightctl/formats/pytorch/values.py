@@ -123,7 +123,7 @@ def _is_storable(text: str) -> bool:
 
 
 def _several(record: Any) -> PlainValue | None:
-    """Return an array of plain values of one type; None for what is no such."""
+    """Return an array of plain values of one type; None for others."""
     elements = record.sizes if type(record) is Size else record
     kind = "torch.Size" if type(record) is Size else "list" if is_list(record) else "tuple"
     if not is_list(elements) and not is_tuple(elements):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORD", "layout", "unfit"]
 
-# Where the metadata stands that is no part of the checkpoint itself.
+# Where the metadata stands that is not a part of the checkpoint itself.
 RECORD = "extra/weightctl.json"
 _VERSION = b"3\n"
 _LEAST_ALIGNMENT = 64  # torch's own

@@ -153,5 +153,5 @@ def _check_text(tokenizer: Tokenizer, directory: str) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:  # JSON can hold halves of characters
         raise TokenizerError(
-            f"{directory}: a token of its tokenizer is no Unicode text: {error}", hint=KEEP_HINT
+            f"{directory}: a token of its tokenizer is not Unicode text: {error}", hint=KEEP_HINT
         ) from error

@@ -93,7 +93,7 @@ class Encoder:
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except BaseException as error:  # a panic of the library's is no `Exception`
+        except BaseException as error:  # a panic of the library's is not an `Exception`
             panicked = type(error).__name__ == "PanicException"
             if not panicked and not isinstance(error, Exception):
                 raise

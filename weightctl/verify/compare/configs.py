@@ -66,9 +66,9 @@ def find_differences(
 ) -> list[ConfigDifference]:
     """Return in which keys two checkpoints of one family differ, those that count.
 
-    What the naming conventions always have in their own way is no difference, nor is a value that
-    follows from another that differs. The length of the context counts where positions have a table
-    of their own, and else `with_context`: it changes no short text, and cuts long ones.
+    What the naming conventions always have in their own way is not a difference, nor is a value
+    that follows from another that differs. The length of the context counts where positions have a
+    table of their own, and else `with_context`: it changes no short text, and cuts long ones.
     """
     own, other = spell_out_rope(subject), spell_out_rope(reference)
     found: list[ConfigDifference] = []

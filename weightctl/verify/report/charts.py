@@ -132,7 +132,7 @@ def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
     y = HEIGHT - _BOTTOM + 20
     texts = [shorten(name.removeprefix(_LAYER), 14) for name in names]
     taken: list[tuple[float, float]] = []
-    # Words first: they stand for what is no layer.
+    # Words first: they stand for what is not a layer.
     order = sorted(range(len(names)), key=lambda place: (names[place].startswith(_LAYER), place))
     for every in (10, 5, 2, 1):
         for place in order:

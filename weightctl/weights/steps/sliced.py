@@ -74,7 +74,7 @@ def unfit(info: TensorInfo, part: Part) -> str:
         if axis == last and any(end % block for each in ranges for end in each):
             return f"{told} of axis {axis} would break its blocks of {block}"
     if part and info.shape[last] % block:
-        return f"its rows are no whole blocks of {block}"
+        return f"its rows are not whole blocks of {block}"
     return ""
 
 

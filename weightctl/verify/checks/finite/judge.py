@@ -95,7 +95,7 @@ class Judge:
             damaged = list(self._judge_scales(tensor))
         if survey.has_nonfinite:
             text = self._find_nonfinite(tensor)
-            # What a scale does to its block is no problem of its own.
+            # What a scale does to its block is not a problem of its own.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
             if cause is None and has_swapped_bytes(tensor):
                 cause = _SWAPPED

@@ -27,8 +27,8 @@ __all__ = ["Predictions", "predict"]
 class Predictions:
     """The agreement of two models' distributions, and how well each foretells what follows.
 
-    Perplexities are None where nothing is foretold, where the tokens are no text, and where what is
-    said is not finite.
+    Perplexities are None where nothing is foretold, where the tokens are not text, and where what
+    is said is not finite.
     """
 
     agreement: Agreement

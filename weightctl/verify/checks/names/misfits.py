@@ -87,7 +87,7 @@ def _is_transposed(each: Misfit) -> bool:
 
 
 def _report_no_number(each: Misfit) -> Problem:
-    text = f"is of {each.info.encoding}, which is no encoding of a model's weights"
+    text = f"is of {each.info.encoding}, which is not an encoding of a model's weights"
     return Problem(where=each.name, text=text)
 
 

@@ -34,7 +34,7 @@ __all__ = ["check"]
 _BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the checkpoint was written")
 _FORGOTTEN = Explanation(
     "output_forgotten",
-    "the output was left out when the checkpoint was written, and is no copy of the embedding",
+    "the output was left out when the checkpoint was written, and is not a copy of the embedding",
 )
 _OTHER_MODEL = Explanation("different_models", "the reference is not the original of this model")
 _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}

@@ -37,7 +37,7 @@ _OF_FACTOR = 1e-4
 # of the squares is missing.
 _LOOKED_AT, _MISSING = 16, 0.1
 _PIECE = 1 << 20
-# Zeros in place of numbers this small, next to all others, are no damage.
+# Zeros in place of numbers this small, next to all others, are not damage.
 _NOTHING = 1e-3
 _MOST_NAMED = 5
 
