@@ -1,4 +1,4 @@
-"""Who gets which slice of a tensor: the arithmetic of cutting it for several ranks."""
+"""Slices of a tensor for several ranks: the arithmetic of cutting it."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ REFUSED: list[Refused] = [
     Refused("einsum", (f32(2), f32(3)), "`i` is 2 in one place and 3", {"equation": "i,i->i"}),
     Refused("einsum", (f32(2),), "that the left side lacks", {"equation": "i->j"}),
     Refused("einsum", (f32(2),), "not letters, commas", {"equation": "...i->i"}),
-    Refused("einsum", (TensorType(DType.int64, [2]),), "no floating-point", {"equation": "i->"}),
+    Refused("einsum", (TensorType(DType.int64, [2]),), "not a floating-point", {"equation": "i->"}),
     Refused("matmul", (f32(2, 3), f32(2, 3)), "inner dimensions are 3 and 2"),
     Refused("matmul", (f32(2, "n"), f32("m", 3)), "inner dimensions are n and m"),
     Refused("matmul", (f32(), f32(2, 3)), "at least a dimension"),

@@ -1,4 +1,4 @@
-"""How a model behaves, drawn and listed: norms by layer, divergence, what it says next."""
+"""A model's behaviour, drawn and listed: norms by layer, divergence, next tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a checkpoint is listed, and what its tensors mean: quantized weights, buffers, ties."""
+"""The listed tensors of a checkpoint, and their meaning: quantized weights, buffers, ties."""
 
 from __future__ import annotations
 

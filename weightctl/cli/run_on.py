@@ -1,4 +1,4 @@
-"""What a model is run on, as people write it: a device, a text, tokens, layers."""
+"""Options of a run of a model, as people write them: a device, a text, tokens, layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which globals the pickles in files name: `ls --scan`."""
+"""The globals that pickles in files name: `ls --scan`."""
 
 from __future__ import annotations
 

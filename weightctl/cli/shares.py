@@ -1,4 +1,4 @@
-"""Who gets what of a checkpoint that is cut for several ranks, for people and for scripts."""
+"""The shards of a checkpoint that is cut for several ranks, for people and for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors are cut for several ranks, as a listing shows it."""
+"""The cuts of tensors for several ranks, as a listing shows them."""
 
 from __future__ import annotations
 

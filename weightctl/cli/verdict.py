@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, or that nothing is, for people."""
+"""The problems of a checkpoint, or that it has none, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between the tensors of the two naming conventions, besides their names."""
+"""The changes of tensors between the two naming conventions, besides their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families with sparse mixtures of experts have in the place of each layer's MLP.
+"""The routers and experts that stand in place of each layer's MLP.
 
 Names and keys: transformers' `modeling_mixtral.py`, `modeling_qwen3_moe.py` and, for what it saves,
 `conversion_mapping.py`; llama.cpp's `llama-arch.cpp`, `conversion/llama.py` and

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are which parts of a model."""
+"""The pairing of a checkpoint's tensors with the parts of a model."""
 
 from __future__ import annotations
 

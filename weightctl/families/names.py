@@ -1,4 +1,4 @@
-"""What a tensor's name says of it: its role in the model, its layer, whether it is quantized.
+"""Roles and layers of tensors by their names, and which tensors are matrices of weights.
 
 Roles and layers are read from GGUF's names here. The module of a family is to add what Hugging
 Face calls the same roles.

@@ -1,4 +1,4 @@
-"""What an unknown family has in common with those that are known, and what not."""
+"""The known families that an unknown one is most like, and the differences."""
 
 from __future__ import annotations
 

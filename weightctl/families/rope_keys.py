@@ -1,4 +1,4 @@
-"""Where either naming convention says how positions are told by rotation.
+"""The config keys of RoPE in either naming convention.
 
 Keys: transformers' `modeling_rope_utils.py`; llama.cpp's `llama-model.cpp` and
 `convert_hf_to_gguf.py`.

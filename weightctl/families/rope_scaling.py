@@ -1,4 +1,4 @@
-"""How fast each pair of a head's numbers is rotated per position, and how that is stretched."""
+"""RoPE and its scaling: the angle by which each pair of a head's numbers turns per position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a config's fields say that rotations are stretched, and how each naming convention's do."""
+"""RoPE scaling between the fields of a config and the keys of each naming convention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers see only a window of positions, where any may: a flag for each.
+"""Flags of the layers that attend to a sliding window of positions.
 
 Transformers' `layer_types` names what each does. GGUF has a flag for each.
 """

@@ -1,4 +1,4 @@
-"""What a GGUF says of its vocabulary that cannot be so."""
+"""Contradictions in a GGUF's vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the weights of layers are cut for several ranks, by the roles of the parts that they are."""
+"""Cuts of layers' weights for several ranks, by the roles of the parts that they are."""
 
 from __future__ import annotations
 

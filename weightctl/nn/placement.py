@@ -1,4 +1,4 @@
-"""Which ranks of a grid are in this process, and the shards of weights that they have."""
+"""The ranks of a grid in this process, and the shards of weights that they have."""
 
 from __future__ import annotations
 

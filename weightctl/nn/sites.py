@@ -1,4 +1,4 @@
-"""Where the weights of a model are, and the names that they have from it."""
+"""The places of a model's weights, and the names that they have from it."""
 
 from __future__ import annotations
 

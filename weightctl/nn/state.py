@@ -1,4 +1,4 @@
-"""Whether the values given for a module's weights fit them, told of all at once."""
+"""Checks that the values given for a module's weights fit; all misfits are in one error."""
 
 from __future__ import annotations
 

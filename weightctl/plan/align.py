@@ -1,4 +1,4 @@
-"""Where tensors start."""
+"""The alignment of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much an error in each column matters, where a block encoding can heed it.
+"""The importance of each column's errors, for block encodings that can heed it.
 
 Where the importance of all columns of a matrix is 0, as older files have it for experts that the
 text never reached, or so small that float32 loses it, llama.cpp's quantize makes blocks of nothing

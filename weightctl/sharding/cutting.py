@@ -1,4 +1,4 @@
-"""Which part of each tensor every rank of a grid has: by heads, units, experts and layers."""
+"""The part of each tensor that every rank of a grid has: by heads, units, experts, layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the weights of a model of a known family belong: in which layer, and cut along what."""
+"""The places of weights of a known family: their layer, and the axis of their cut."""
 
 from __future__ import annotations
 

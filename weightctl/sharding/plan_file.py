@@ -1,4 +1,4 @@
-"""How people say that tensors are cut, as TOML: patterns of names, and strategies."""
+"""Files that say how tensors are cut, as TOML: patterns of names, and strategies."""
 
 from __future__ import annotations
 

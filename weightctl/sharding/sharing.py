@@ -1,4 +1,4 @@
-"""How ranks share weights that are computed with together, or why they cannot."""
+"""Shares of ranks in weights that are computed with together, or why there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of vLLM's models a checkpoint is, whose state its bytes are as they stand."""
+"""The vLLM model that a checkpoint is, if its bytes are that model's state as they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a weight vLLM gives each rank: equal shares, for which the vocabulary has zeros behind.
+"""The ranges that vLLM gives each rank: equal, with zeros behind the vocabulary's rows.
 
 Facts of vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
 `model_executor/`.

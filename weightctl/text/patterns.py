@@ -1,4 +1,4 @@
-"""Which names a person means: globs with the ranges of numbers in listings, and expressions."""
+"""Patterns of names: globs with the ranges of numbers in listings, and expressions."""
 
 from __future__ import annotations
 

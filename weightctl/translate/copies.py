@@ -1,4 +1,4 @@
-"""Whether what a config calls a copy of the embedding is one."""
+"""Checks that a tensor which a config calls a copy of the embedding is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a sentence encoder makes one vector of those of all tokens, as sentence-transformers says."""
+"""The pooling of sentence encoders: one vector of those of all tokens."""
 
 from __future__ import annotations
 

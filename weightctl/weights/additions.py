@@ -1,4 +1,4 @@
-"""What nodes of a tree have beyond the documents, and what they say of what they lack."""
+"""Members of a tree's nodes beyond the documents, and errors for what nodes lack."""
 
 from __future__ import annotations
 

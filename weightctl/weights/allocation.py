@@ -1,4 +1,4 @@
-"""Which of a tree's tensors graphs have asked for, and as what."""
+"""The tensors of a tree that graphs have asked for, and the form that they asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a weight is asked to be, and whether a checkpoint's tensor can be that."""
+"""The form that a weight is asked for in, checked against a checkpoint's tensor."""
 
 from __future__ import annotations
 

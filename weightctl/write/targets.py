@@ -1,4 +1,4 @@
-"""What an output path means, and which targets are refused before anything is written."""
+"""The meaning of an output path, and targets that are refused before anything is written."""
 
 from __future__ import annotations
 

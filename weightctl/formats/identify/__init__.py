@@ -1,4 +1,4 @@
-"""What a file is that no format recognises; loaded only when one is met."""
+"""The identification of files that no format recognises; loaded only when one is met."""
 
 from __future__ import annotations
 

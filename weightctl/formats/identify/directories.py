@@ -1,4 +1,4 @@
-"""What a directory holds that has no checkpoint in it."""
+"""The description of a directory that has no checkpoint in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both forms of an importance matrix have: sums of squares, and how many were summed up."""
+"""The content of both forms of an importance matrix: sums of squares, and their counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each opcode of a pickle does to the machine: one function and one line in `OPCODES` each.
+"""The effect of each opcode on the pickle machine: a function and a line in `OPCODES` each.
 
 Source: CPython's `pickletools.py`, protocols 0 to 5.
 """

@@ -1,4 +1,4 @@
-"""What stands for the objects of a pickle: records that hold what it says, and do nothing."""
+"""Records for the objects of a pickle: they hold what it says, and do nothing."""
 
 from __future__ import annotations
 

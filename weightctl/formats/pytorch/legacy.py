@@ -1,4 +1,4 @@
-"""What torch wrote until it wrote zip files: a stream of pickles, then the numbers of its storages.
+"""The files of torch before its zip files: a stream of pickles, then the storages' numbers.
 
 Source: `_legacy_load` in `torch/serialization.py`. Numbers are in little-endian order on every
 machine (`torch/csrc/serialization.cpp`).

@@ -1,4 +1,4 @@
-"""Which places are in which others, by their names: `a.b.c` is in `a.b`, and both are in `a`.
+"""Nesting of places by their names: `a.b.c` is in `a.b`, and both are in `a`.
 
 Names are from files, and may have thousands of dots: all of this is linear in their letters, but
 for the sorting.

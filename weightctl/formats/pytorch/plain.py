@@ -1,4 +1,4 @@
-"""What a plain value of a checkpoint is in a pickle, from the metadata that keeps it."""
+"""Plain values of a checkpoint for a pickle, from the metadata that keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a tensor's bytes lie: from what a pickle says of it, checked against its storage."""
+"""The places of tensors' bytes, from the pickle, checked against their storages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What in a PyTorch pickle is neither a tensor nor holds other things: how it looks, and its value.
+"""The leaves of a PyTorch pickle that are not tensors: their text and their values.
 
 Kinds are those of `weightctl.formats.pytorch.levels`.
 """

@@ -1,4 +1,4 @@
-"""How tensors become a PyTorch checkpoint: a zip of their bytes and the pickle of a state dict."""
+"""Writing of a PyTorch checkpoint: a zip of tensors' bytes and the pickle of a state dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manifest's JSON states, as a record; nothing of it is taken on trust."""
+"""A manifest's JSON as a record; nothing of it is taken on trust."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several ops ask of the types they are given, and how their shapes combine.
+"""Rules that several ops have for the types of their values, and for shapes that combine.
 
 The errors say neither the op's name nor the types; whoever adds the op to a graph does.
 """

@@ -1,4 +1,4 @@
-"""What a config says of how its weights are quantized."""
+"""The quantization settings of a config."""
 
 from __future__ import annotations
 

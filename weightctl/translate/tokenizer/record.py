@@ -1,4 +1,4 @@
-"""What a model's tokenizer is, in the terms that GGUF keeps it in."""
+"""A model's tokenizer, in the terms that GGUF keeps it in."""
 
 from __future__ import annotations
 

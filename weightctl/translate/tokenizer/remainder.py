@@ -1,4 +1,4 @@
-"""What only Hugging Face's files say of a tokenizer, kept so that they can be made again.
+"""The parts of a tokenizer that only Hugging Face's files have, kept for the way back.
 
 GGUF has no word for how text is truncated, which spaces an added token swallows, or which of two
 rules that llama.cpp takes for one a tokenizer was made with. It is one JSON string, under a key

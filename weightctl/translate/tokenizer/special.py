@@ -1,4 +1,4 @@
-"""Which tokens are special, and whether they surround a text: in the words of both conventions."""
+"""Special tokens, and whether they surround a text, in both naming conventions."""
 
 from __future__ import annotations
 
