@@ -245,8 +245,8 @@ def stacked_qkv(
     _require_heads(whole, ranks, axis, found)
     starts = (0, heads * head_dim, (heads + kv_heads) * head_dim)
     if size != starts[2] + kv_heads * head_dim:
-        told = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
-        raise _cannot_cut(whole, ranks, axis, told, None)
+        reason = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
+        raise _cannot_cut(whole, ranks, axis, reason, None)
 
     def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
         if count > 1 and any(start % block for start in starts):
@@ -311,11 +311,11 @@ def ranks_that_work(counts: Sequence[int]) -> str:
 
 def join_counts(counts: Sequence[int]) -> str:
     """Name numbers of ranks as people do, runs of them by their ends: `1 to 4, 6 or 8`."""
-    told: list[str] = []
+    texts: list[str] = []
     for _, group in groupby(enumerate(counts), lambda pair: pair[1] - pair[0]):
         run = [count for _, count in group]
-        told += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
+        texts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 def _cut_segments(
@@ -324,8 +324,8 @@ def _cut_segments(
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     segments = [size] if sizes is None else list(sizes)
     if sum(segments) != size or min(segments, default=0) < 0:
-        told = f"its {size} elements are not segments of {' + '.join(map(str, segments))}"
-        raise _cannot_cut(whole, ranks, axis, told, None)
+        reason = f"its {size} elements are not segments of {' + '.join(map(str, segments))}"
+        raise _cannot_cut(whole, ranks, axis, reason, None)
     starts = [0, *accumulate(segments)][:-1]
     units = min((-(-each // block) for each in segments), default=0)
     if any(start % block for start in starts):
@@ -371,8 +371,8 @@ def _require_heads(whole: Whole, ranks: int, axis: int, heads: Heads) -> None:
     """Raise `ShardingError` unless each key-value head is looked at by as many query heads."""
     queries, keys, length = heads
     if min(heads) < 1 or queries % keys:
-        told = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
-        raise _cannot_cut(whole, ranks, axis, told, None)
+        reason = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
+        raise _cannot_cut(whole, ranks, axis, reason, None)
 
 
 def _describe_heads(heads: Heads, block: int) -> str:
@@ -380,10 +380,10 @@ def _describe_heads(heads: Heads, block: int) -> str:
 
 
 def _cannot_cut(
-    whole: Whole, ranks: int, axis: int, told: str, works: Sequence[int] | None
+    whole: Whole, ranks: int, axis: int, reason: str, works: Sequence[int] | None
 ) -> ShardingError:
     return ShardingError(
         f"`{whole.name}` of shape {list(whole.shape)} cannot be cut along axis {axis} for {ranks} "
-        f"ranks: {told}",
+        f"ranks: {reason}",
         hint="" if works is None else ranks_that_work(works),
     )

@@ -10,7 +10,7 @@ import made
 import pytest
 
 from weightctl.cli import app
-from weightctl.cli.run_on import device_named, layers_named, text_of, tokens_listed
+from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
 from weightctl.device import CPU
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
 
@@ -55,10 +55,10 @@ def test_layers_are_a_number_or_from_one_to_another() -> None:
 
 
 def test_tokens_are_numbers_with_commas_or_spaces_between() -> None:
-    assert tokens_listed("1,42,7") == tokens_listed(" 1, 42 7,") == (1, 42, 7)
+    assert parse_tokens("1,42,7") == parse_tokens(" 1, 42 7,") == (1, 42, 7)
     for written in ("", ",", "1,a", "-1", "1.5", "9" * 30, "٣"):
         with pytest.raises(ConversionError, match="lists no tokens"):
-            tokens_listed(written)
+            parse_tokens(written)
 
 
 def test_a_text_is_read_from_a_file_without_its_mark_of_bytes(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def crossed(document: Document) -> Document:
     tensors = {name: TensorInfo(name, (rows.get(name, 1), 1), ENCODINGS["F32"]) for name in names}
     fields = from_gguf(family, metadata, tensors, "model.gguf").fields
     for line, numbers in factors:
-        assert line.told is not None
-        fields = line.told(fields, numbers)
+        assert line.add_fields is not None
+        fields = line.add_fields(fields, numbers)
     return to_hugging_face(family, fields, model_type_of(family, fields))
 
 

@@ -8,7 +8,7 @@ import re
 from weightctl.device import CPU, DeviceRef
 from weightctl.errors import ConversionError, EngineError
 
-__all__ = ["device_named", "layers_named", "text_of", "tokens_listed"]
+__all__ = ["device_named", "layers_named", "parse_tokens", "text_of"]
 
 # A text that is run has a few thousand tokens; of a longer file no more than this is read.
 _TEXT_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def layers_named(written: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def tokens_listed(written: str) -> tuple[int, ...]:
+def parse_tokens(written: str) -> tuple[int, ...]:
     """Return the tokens that `1,2,3` lists; raises `ConversionError` where it lists none."""
     numbers = [number for number in re.split(r"[,\s]+", written.strip()) if number]
     if not numbers or not all(re.fullmatch(r"\d{1,9}", each, re.ASCII) for each in numbers):

@@ -157,8 +157,8 @@ def bind(
         elif wanted is not form and form.whole is not None:
             info = interpret_info(place.info, wanted)
             if reason := unfit(info, form.whole.part):
-                said = f"stored as {info.encoding} {list(info.shape)}, {reason}"
-                problems[form.name] = BindingProblem(said, "")
+                statement = f"stored as {info.encoding} {list(info.shape)}, {reason}"
+                problems[form.name] = BindingProblem(statement, "")
             else:
                 place = slice_weight(place, info, form.whole.part)
         found[form] = place

@@ -32,11 +32,11 @@ class Name:
     name lacks the latter stacks all experts along a new first dimension. Each part has a tensor
     `weight`, and one `bias` where `bias` is true or names a field of the config that is. Where a
     naming convention has no such tensor its name is None; `made` returns the numbers that GGUF has
-    in it, float32, where a config asks for some, and `told` the fields of a config with what such
-    numbers say. The part is there where the field `when` is true, and not where `unless` is; what a
-    checkpoint still holds of it then is a copy of something. `change` says how else the naming
-    conventions differ. `is_float32` says that GGUF keeps it in float32, as it does all vectors,
-    whatever the rest is stored in.
+    in it, float32, where a config asks for some, and `add_fields` the fields of a config with what
+    such numbers say. The part is there where the field `when` is true, and not where `unless` is;
+    what a checkpoint still holds of it then is a copy of something. `change` says how else the
+    naming conventions differ. `is_float32` says that GGUF keeps it in float32, as it does all
+    vectors, whatever the rest is stored in.
     """
 
     module: str
@@ -48,7 +48,7 @@ class Name:
     change: Change | None = None
     is_float32: bool = False
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
-    told: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
+    add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
 
     @property
     def is_of_experts(self) -> bool:

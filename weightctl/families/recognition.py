@@ -106,8 +106,8 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
         known = dict.fromkeys(family.gguf_name for family in families)
         says = _says(f"`{ARCHITECTURE}`", name, where)
         raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf"))
-    told = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
-    return (told or [family for family in alike if family.is_of is None])[0]
+    named = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
+    return (named or [family for family in alike if family.is_of is None])[0]
 
 
 def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:

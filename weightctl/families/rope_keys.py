@@ -137,7 +137,7 @@ def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
         # These three and no other are what `Phi3Config` allowed.
         older[_ORIGINAL] = scaled.pop(_ORIGINAL)
         scaled = {"type": scaled.pop("rope_type")} | scaled
-    is_said = kind != "longrope" or "attention_factor" not in scaled
-    if kind != "default" and is_said:
+    is_stated = kind != "longrope" or "attention_factor" not in scaled
+    if kind != "default" and is_stated:
         older["rope_scaling"] = scaled
     return {**document, "rope_parameters": written, **older}

@@ -60,15 +60,15 @@ def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) 
             f"layers that are shared out over {grid.pp} ranks do not run in one graph",
             hint="a grid of `tp` and `ep` alone does; files may be cut by `pp`",
         )
-    told = f"the {grid.ranks} ranks of tp {grid.tp} x ep {grid.ep}"
+    grid_text = f"the {grid.ranks} ranks of tp {grid.tp} x ep {grid.ep}"
     if grid.ranks % count:
         raise ShardingError(
-            f"{told} are in no whole number of processes with {count} each",
+            f"{grid_text} are in no whole number of processes with {count} each",
             hint="each process has as many devices as every other, one for each rank",
         )
     if first not in range(0, grid.ranks, count):
         raise ShardingError(
-            f"no process with {count} of {told} begins with rank {first}",
+            f"no process with {count} of {grid_text} begins with rank {first}",
             hint=f"`first` is {count} times the number of the process",
         )
     return Placement(grid, given, first)

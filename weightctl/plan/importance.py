@@ -130,10 +130,10 @@ def _notes(
         )
     # What was left out of the plan is not a stranger.
     known = {*plan.source.header.tensors, *(item.info.name for item in items)}
-    strangers = [name for name in entries if name not in known]
-    if strangers:
-        yield f"{len(strangers)} of {len(entries)} entries of {path} are of no tensor: " + few(
-            strangers
+    unmatched = [name for name in entries if name not in known]
+    if unmatched:
+        yield f"{len(unmatched)} of {len(entries)} entries of {path} are of no tensor: " + few(
+            unmatched
         )
 
 

@@ -38,11 +38,11 @@ def type_named(text: str) -> Encoding | None:
     try:
         encoding = parse_encoding(text)
     except EncodingError as error:
-        mixture = LLAMA_RECIPES.get(normalize_type_name(text))
-        if mixture is not None:
+        recipe = LLAMA_RECIPES.get(normalize_type_name(text))
+        if recipe is not None:
             raise ConversionError(
                 f"{text} is a mixture of types, and one is asked for here",
-                hint=f"{mixture.otherwise} is the plain type; --quant, and `base` in a TOML file, "
+                hint=f"{recipe.otherwise} is the plain type; --quant, and `base` in a TOML file, "
                 "take mixtures",
             ) from error
         near = did_you_mean(text, (e.name for e in ENCODINGS.values() if _is_made(e)))

@@ -76,8 +76,8 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
         encoding = _encoding(given)
     elif given.lower().endswith(".toml") or os.path.dirname(given):
         return read_recipe(given)
-    elif (mixture := LLAMA_RECIPES.get(normalize_type_name(given))) is not None:
-        return mixture
+    elif (recipe := LLAMA_RECIPES.get(normalize_type_name(given))) is not None:
+        return recipe
     else:
         encoding = _parse_type(given)
     if encoding.codec or is_plain(encoding):

@@ -64,11 +64,11 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
     header = plan.source.header
     packed = list_scheme_tensors(header)
     if packed:
-        told = f"`{next(iter(packed))}` is a part of a quantized weight"
-        raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)
+        subject = f"`{next(iter(packed))}` is a part of a quantized weight"
+        raise ShardingError(f"{subject}: {_REPACKED}", hint=_PLAIN)
     if checkpoint.document.get("quantization_config"):
-        told = f"{checkpoint.where} has a `quantization_config`"
-        raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)
+        subject = f"{checkpoint.where} has a `quantization_config`"
+        raise ShardingError(f"{subject}: {_REPACKED}", hint=_PLAIN)
     for name in checkpoint.stored.values():
         info = header.tensors.get(name)
         if info is not None and info.encoding.name not in _ENCODINGS:

@@ -76,9 +76,9 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
     check_copies(checkpoint)
     tensors = translate_tensors(checkpoint, convention)
     made = (_to_gguf if convention == "gguf" else _to_hugging_face)(checkpoint, tensors)
-    said = f"{checkpoint.family.name}, {_TITLES[checkpoint.convention]} -> {_TITLES[convention]}"
+    text = f"{checkpoint.family.name}, {_TITLES[checkpoint.convention]} -> {_TITLES[convention]}"
     notes = (*made.notes, *_describe_left_out(checkpoint, convention))
-    return made._replace(text=said, notes=notes)
+    return made._replace(text=text, notes=notes)
 
 
 def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
@@ -195,8 +195,8 @@ def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)
-        if names.line.told is not None and tensor is not None:
-            fields = names.line.told(fields, numbers_of(tensor))
+        if names.line.add_fields is not None and tensor is not None:
+            fields = names.line.add_fields(fields, numbers_of(tensor))
     return fields
 
 

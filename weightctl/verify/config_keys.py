@@ -46,9 +46,9 @@ def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
     lines = [key for key in checkpoint.family.keys if key.field == field]
     own = [key for key in lines if key.is_in(checkpoint.convention)] or lines
     found = [_spell_key(checkpoint, key) for key in own]
-    said = [each for each in found if each.is_stated]
+    stated = [each for each in found if each.is_stated]
     named = [each for each in found if each.key]
-    chosen = (said or named or found or [Spelling("", is_stated=False)])[0]
+    chosen = (stated or named or found or [Spelling("", is_stated=False)])[0]
     if chosen.key:
         return chosen
     if tensor := _find_tensor_of(checkpoint, field):
@@ -56,18 +56,18 @@ def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
     return _follow_default(checkpoint, field, chosen)
 
 
-def _follow_default(checkpoint: RecognizedModel, field: str, unsaid: Spelling) -> Spelling:
+def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling) -> Spelling:
     """Return where that is said which a field follows from; some field without a key does."""
-    sources = _find_sources(unsaid.default, checkpoint.fields)
+    sources = _find_sources(spelling.default, checkpoint.fields)
     if field.startswith("scaling."):
         sources = [_LOUDNESS.get(field, "scaling.kind"), "scaling.kind"]
     # What the config has is told for itself.
     for source in sorted(sources, key=lambda name: hasattr(checkpoint.config, name)):
-        found = find_spelling(checkpoint, source) if source != field else unsaid
+        found = find_spelling(checkpoint, source) if source != field else spelling
         if found.key:
-            return Spelling(found.key, found.is_stated, unsaid.default, follows=source)
+            return Spelling(found.key, found.is_stated, spelling.default, follows=source)
     family = ARCHITECTURE if checkpoint.convention == "gguf" else MODEL_TYPE
-    return Spelling(family, False, unsaid.default, follows=family)
+    return Spelling(family, False, spelling.default, follows=family)
 
 
 def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
@@ -76,11 +76,11 @@ def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
         return ""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
-        told, tensor = names.line.told, checkpoint.tensors.get(names.module)
-        if told is None or tensor is None:
+        add_fields, tensor = names.line.add_fields, checkpoint.tensors.get(names.module)
+        if add_fields is None or tensor is None:
             continue
         try:
-            made = told(fields, numbers_of(tensor))
+            made = add_fields(fields, numbers_of(tensor))
         except (KeyError, ValueError, WeightctlError):
             continue
         if made.get(field) != fields.get(field):

@@ -115,8 +115,8 @@ def _is_tied(
     value = index.metadata.get(name)
     if value is None or name in holders or value.content not in holders:
         return False
-    said = (header.metadata[name] for header in headers.values() if name in header.metadata)
-    return next(said, value) == value
+    values = (header.metadata[name] for header in headers.values() if name in header.metadata)
+    return next(values, value) == value
 
 
 def merge_index(header: Header, index: Index) -> Header:

@@ -44,7 +44,7 @@ _MOST_RANKS = 1 << 16
 # Where parts meet they are looked at range by range, and those of all axes multiply.
 _MOST_RANGES = 1 << 14
 # Of each tensor something is kept for every rank, also for those that a file spends no byte on.
-_MOST_UNSAID = 1 << 24
+_MOST_UNSTATED = 1 << 24
 _SHA256 = re.compile(r"([0-9a-f]{64})?")
 
 _Tensors = dict[str, TensorInfo]
@@ -206,8 +206,8 @@ def _range(content: Any) -> Range:
 def _shardings(
     tensors: _Tensors, strategies: Mapping[str, str], files: Sequence[RankFile]
 ) -> dict[str, Sharding]:
-    said = 64 * sum(len(file.shards) for file in files)
-    if len(tensors) * len(files) > said + _MOST_UNSAID:
+    least = 64 * sum(len(file.shards) for file in files)
+    if len(tensors) * len(files) > least + _MOST_UNSTATED:
         raise ValueError(f"{len(tensors)} tensors on {len(files)} ranks cannot be")
     held: dict[str, dict[int, list[Part]]] = {name: {} for name in tensors}
     for rank, file in enumerate(files):

@@ -57,9 +57,9 @@ class TokenizerFiles:
 
         tokenizer_config.json comes before special_tokens_map.json. Raises `TokenizerError`.
         """
-        told = (self.document("special_tokens_map.json") or {}, self.config)
+        documents = (self.document("special_tokens_map.json") or {}, self.config)
         made: dict[str, str] = {}
-        for document in told:
+        for document in documents:
             for key, value in document.items():
                 content = value.get("content") if is_object(value) else value
                 if key.endswith("_token") and isinstance(content, str):

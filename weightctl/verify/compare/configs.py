@@ -86,8 +86,8 @@ def find_differences(
         found.append(_compare_rope_scaling(subject, reference, own.config, other.config))
     if not found:
         # They follow from what is nowhere said, and is the same.
-        told = [each for each in unequal if each[0] in following]
-        return [_make_difference(subject, reference, *each) for each in told]
+        named = [each for each in unequal if each[0] in following]
+        return [_make_difference(subject, reference, *each) for each in named]
     # They come right with the rest.
     found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
     return found
@@ -208,12 +208,12 @@ def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
     own, other = _show(value), _show(wanted)
     if is_sequence(value) and is_sequence(wanted):
         own, other = show_values_apart(value, wanted)
-    said = f"is {own}, and {other} in the reference"
+    statement = f"is {own}, and {other} in the reference"
     if not where.is_stated:
-        said = f"is not said, which means {own}, and {other} in the reference"
+        statement = f"is not said, which means {own}, and {other} in the reference"
     is_called_otherwise = there.is_stated and there.key != where.key
     named = f", whose `{there.key}` it is" if is_called_otherwise else ""
-    return f"`{where.key}` {said}{named}"
+    return f"`{where.key}` {statement}{named}"
 
 
 def _say_value(where: Spelling, name: str, value: Any) -> str:
@@ -271,9 +271,9 @@ def spell_out_rope(checkpoint: RecognizedModel) -> Read:
     fields: Fields = checkpoint.fields
     try:
         for names in checkpoint.family.tensors(checkpoint.config):
-            told, tensor = names.line.told, checkpoint.tensors.get(names.module)
-            if told is not None and tensor is not None:
-                fields = told(fields, numbers_of(tensor))
+            add_fields, tensor = names.line.add_fields, checkpoint.tensors.get(names.module)
+            if add_fields is not None and tensor is not None:
+                fields = add_fields(fields, numbers_of(tensor))
         if fields is checkpoint.fields:
             return Read(fields, checkpoint.config)
         return Read(fields, checkpoint.family.make_config(checkpoint.family.checked(fields)))

@@ -124,13 +124,13 @@ class Judge:
         kinds = [("NaN", nan), ("infinite", infinite)]
         if is_made(info.name):
             kinds = kinds[:1]  # masks are made of infinities
-        told = [
+        sentences = [
             f"{found.count:,} of {info.size:,} numbers {_say_are(found.count)} {kind}, "
             f"the first {_say_place(info, found.first)}"
             for kind, found in kinds
             if found.count
         ]
-        return "; ".join(told)
+        return "; ".join(sentences)
 
     def _judge_scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
         info = tensor.info

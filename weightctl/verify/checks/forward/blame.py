@@ -72,9 +72,9 @@ class Blame:
         running = self._corrected or self._running
         trial = _Trial(part, running, self._lend_tensors(part, running))
         groups = self._list_pairs(part, running)
-        told = [groups[name] for name in first if name in groups]
-        if told and self._is_well_without(trial, told):
-            return self._find_guilty(told)
+        suspects = [groups[name] for name in first if name in groups]
+        if suspects and self._is_well_without(trial, suspects):
+            return self._find_guilty(suspects)
         if not is_searched:
             return []
         off = [group for group in groups.values() if any(map(self._is_off, group))]

@@ -58,7 +58,7 @@ def degrade(
     is_plain = min(side.bits for side in sides) >= _PLAIN
     if is_alike and (is_plain or not _is_otherwise_quantized(pair)):
         return None
-    step = Degraded(*sides, is_again=is_alike)
+    step = Degraded(*sides, is_repeated=is_alike)
     if not step.costs:
         return None
     # Blocks are of rows: they are those of the side that has the fewer bits.
@@ -79,14 +79,14 @@ def degrade(
 class Degraded:
     """Numbers of the first tensor as they are `stored`, and as far off as the second's are too.
 
-    The second is stored as `other` says the first is. Both have one shape. With `is_again` both
+    The second is stored as `other` says the first is. Both have one shape. With `is_repeated` both
     are quantized alike, and are not the same: what they were made of nobody knows, and the numbers
     are off by what is usual.
     """
 
     stored: PairSide
     other: PairSide
-    is_again: bool = False
+    is_repeated: bool = False
 
     @property
     def costs(self) -> bool:
@@ -127,7 +127,7 @@ class Degraded:
         self, inputs: Sequence[ReadableTensor], first: int, last: int, row: int
     ) -> F32:
         numbers = read_values(inputs[0], first, last - first).reshape(-1, row)
-        if self.is_again:
+        if self.is_repeated:
             return _add_noise(numbers, self.stored.typical, first)
         made = numbers
         if _is_worth_counting(self.stored, self.other):
