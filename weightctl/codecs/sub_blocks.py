@@ -22,8 +22,8 @@ __all__ = [
     "build_codec",
     "choose_levels_again",
     "pack_two_bits",
-    "weight_by_importance",
     "unpack_two_bits",
+    "weight_by_importance",
 ]
 
 # Values at a time: some ten arrays of 512 KiB are at work.

@@ -57,7 +57,7 @@ INLINE void weight_by_magnitude(const f32v *x, f32v *weights)
 
 /* ggml's weights from the importance of columns, of numbers in rows and in lanes. */
 INLINE void weight_by_importance(const float *x, const f32v *lanes, const float *importance,
-                                f32v *weights)
+                                 f32v *weights)
 {
     float sum[TILE] = {0}, variance[8 * TILE];
     for (size_t i = 0; i < 256; i++)

@@ -15,7 +15,7 @@ struct weighted_rows {
 };
 
 INLINE struct weighted_rows weight_rows(const float *numbers, size_t count, size_t columns,
-                                       const float *importance)
+                                        const float *importance)
 {
     struct weighted_rows rows = {numbers, importance, count * (columns / 32), columns / 32, {0}};
     f32v sum = {0};
