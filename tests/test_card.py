@@ -212,7 +212,7 @@ BOMB = "\n".join(
         ("{[1]: 2}", "not YAML"),
     ],
 )
-def test_front_matter_that_cannot_be_read_is_told_and_the_rest_is_read(
+def test_front_matter_that_cannot_be_read_is_reported_and_the_rest_is_read(
     model: Path, front: str, told: str
 ) -> None:
     (model / "README.md").write_text(f"---\n{front}\n---\n")

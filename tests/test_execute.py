@@ -119,14 +119,14 @@ def test_where_few_threads_can_start_they_do_it_all(monkeypatch: pytest.MonkeyPa
     assert run(plan, threads=8, memory=1 << 20) == whole
 
 
-def test_where_no_thread_can_start_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_start_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     start_only(0, monkeypatch)
     with pytest.raises(ConversionError, match="no thread can be started") as caught:
         run(plan_for(LARGE, "Q8_0"), threads=8)
     assert "-j 2" in caught.value.hint
 
 
-def test_memory_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_there_is_not_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise MemoryError
 

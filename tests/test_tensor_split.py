@@ -175,7 +175,7 @@ def test_what_is_whole_has_no_cuts() -> None:
         (lambda: rowwise(matrix(2, 2), 0), "0 is not a number of ranks", "1"),
     ],
 )
-def test_what_cannot_be_is_said_with_what_can(
+def test_what_cannot_be_is_reported_with_what_can(
     cut: Callable[[], Sharding], told: str, works: str
 ) -> None:
     with pytest.raises(ShardingError, match=told) as caught:

@@ -140,7 +140,7 @@ def test_the_directory_of_a_rank_is_that_ranks_alone(weightctl: Run, halves: Pat
     assert lines_with(shown, "lm_head") == ["lm_head.weight 256x256 BF16 131 kB"]
 
 
-def test_of_one_ranks_part_it_is_told_where_the_whole_is(weightctl: Run, halves: Path) -> None:
+def test_of_one_ranks_part_it_is_reported_where_the_whole_is(weightctl: Run, halves: Path) -> None:
     for path in (halves / "rank-1", halves / "rank-1" / "model.safetensors"):
         told = weightctl("ls", path).stderr
         assert (
@@ -227,7 +227,7 @@ def test_cut_checkpoints_compare_and_convert_as_whole_ones(
     assert (tmp_path / "out.safetensors").read_bytes() == expected
 
 
-def test_what_ranks_have_is_told_with_the_ranks_that_have_it() -> None:
+def test_what_ranks_have_is_reported_with_the_ranks_that_have_it() -> None:
     def told(*shapes: tuple[int, ...] | None) -> tuple[str, str | None]:
         cell = rank_shapes((6, 4), shapes)
         return cell.text, cell.short

@@ -83,7 +83,7 @@ def test_a_tensor_has_a_shape_for_all_ranks_or_one_for_some(tmp_path: Path) -> N
     assert even[1].endswith("32x16  BF16  1.02 kB  rowwise    16x16")
 
 
-def test_of_what_is_replicated_no_shape_is_told_twice(tmp_path: Path) -> None:
+def test_of_what_is_replicated_no_shape_is_reported_twice(tmp_path: Path) -> None:
     lines = shown(planned(made.small(tmp_path), Grid(2)))
     assert lines[-1].endswith("16  BF16     32 B  replicate")
 

@@ -87,7 +87,7 @@ def test_a_pipe_gets_each_problem_and_each_cause_on_one_line() -> None:
     assert f"    probably: {long.strip()}\n" in shown
 
 
-def test_a_cause_that_neighbours_share_is_told_once_and_another_one_too() -> None:
+def test_a_cause_that_neighbours_share_is_reported_once_and_another_one_too() -> None:
     shown = piped(
         of(
             problem("a", "is wrong", ROPE),

@@ -39,7 +39,7 @@ def test_devices_are_called_as_torch_calls_them() -> None:
             device_named(name)
 
 
-def test_a_device_that_is_not_there_is_told_before_anything_is_read() -> None:
+def test_a_device_that_is_not_there_is_reported_before_anything_is_read() -> None:
     error = refusal("nowhere", "--device", "cuda:9999")
     assert isinstance(error, ConversionError)
     assert error.message.startswith("cuda:9999 was asked for")

@@ -158,7 +158,7 @@ def test_a_graph_without_outputs_is_refused() -> None:
         loaded(graph)
 
 
-def test_an_id_that_a_table_lacks_is_said_with_the_operation_and_the_shapes() -> None:
+def test_an_id_that_a_table_lacks_is_reported_with_the_operation_and_the_shapes() -> None:
     with Graph("rows", [TensorType(F32, (3, 2)), TensorType(DType.int64, ("n",))]) as graph:
         table, ids = graph.inputs
         graph.output(ops.embedding(table, ids))
@@ -167,7 +167,7 @@ def test_an_id_that_a_table_lacks_is_said_with_the_operation_and_the_shapes() ->
         loaded(graph).execute(numbers(3, 2), np.array([7]))
 
 
-def test_what_torch_refuses_is_said_with_the_operation_and_the_shapes() -> None:
+def test_what_torch_refuses_is_reported_with_the_operation_and_the_shapes() -> None:
     with Graph("top", [TensorType(F32, ("n",))]) as graph:
         graph.output(*ops.top_k(graph.inputs[0], 9))
     with pytest.raises(EngineError, match=r"top_k of float32\[4\]: ") as caught:

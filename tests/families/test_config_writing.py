@@ -279,7 +279,7 @@ def test_a_llama_with_a_window_is_a_mistral() -> None:
         model_type_of(family, fields | {"sliding_window": 16, "attention_bias": True})
 
 
-def test_a_window_that_is_none_is_said_where_none_means_another() -> None:
+def test_a_window_that_is_none_is_written_where_none_means_another() -> None:
     family: Family = load(FAMILIES["llama"])
     document = {"model_type": "mistral", "sliding_window": None}
     assert to_hugging_face(family, fields_of(document), "mistral")["sliding_window"] is None

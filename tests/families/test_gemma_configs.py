@@ -293,7 +293,7 @@ def test_the_text_of_a_multimodal_model_is_known_by_all_its_names(
     assert found.weights["output.weight"].name == f"{head}weight"
 
 
-def test_older_transformers_is_told_of_both_rotations_in_its_own_words() -> None:
+def test_older_transformers_gets_both_rotations_in_its_own_words() -> None:
     found = read(DOCUMENTS[4])
     written = to_hugging_face(find_family(DOCUMENTS[4]), found.fields, "gemma3_text")
     assert (written["rope_theta"], written["rope_local_base_freq"]) == (5e5, 2e4)

@@ -186,7 +186,7 @@ def test_a_quantized_model_put_on_a_gpu_is_there_as_a_whole() -> None:
     assert elsewhere(build_network(quantized()[0])) == []
 
 
-def test_what_does_not_fit_is_told_with_the_path_of_its_layer() -> None:
+def test_what_does_not_fit_is_reported_with_the_path_of_its_layer() -> None:
     module: Any = build_network(checkpoint(small_models.llama()))
     module.layers[1].mlp.down = Linear(64, 64)
     with pytest.raises(GraphError, match=r"96.*in layers\.1\.mlp\.down"):

@@ -186,7 +186,7 @@ def test_numbers_of_ranks_can_be_had_as_arrays(tmp_path: Path) -> None:
     assert weights.cut.data().to_numpy().tobytes() == whole.tobytes()
 
 
-def test_a_file_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_meanwhile_is_reported(tmp_path: Path) -> None:
     path = small(tmp_path, cut=(4, 6))
     out = write_shards(plan_of(open_weights(path), Grid(2)), tmp_path / "out")
     source = gathered(out)

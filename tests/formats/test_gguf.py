@@ -138,7 +138,7 @@ def test_tensors_start_on_any_alignment(alignment: int, tmp_path: Path) -> None:
     assert [raw(weights, name) for name in "ab"] == [b"abc", b"de"]
 
 
-def test_tensors_start_on_32_bytes_where_nothing_is_said(tmp_path: Path) -> None:
+def test_tensors_start_on_32_bytes_where_no_alignment_is_given(tmp_path: Path) -> None:
     assert opened(tmp_path / "a.gguf", Gguf().file()).header.alignment == 32
 
 

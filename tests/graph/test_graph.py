@@ -30,7 +30,7 @@ def test_an_operation_knows_the_type_of_its_result() -> None:
     assert graph.inputs[0].tensor is x
 
 
-def test_shapes_that_do_not_fit_are_said_with_the_operation_and_the_layer() -> None:
+def test_shapes_that_do_not_fit_are_reported_with_the_operation_and_the_layer() -> None:
     with Graph("mlp", input_types=[FLOATS]) as graph:
         token = module_path.set(lambda: "layers.3.mlp.down")
         try:
@@ -124,7 +124,7 @@ def test_a_value_of_another_graph_is_refused() -> None:
         three.output(one.inputs[0])
 
 
-def test_outputs_are_said_once() -> None:
+def test_outputs_are_set_once() -> None:
     with Graph("g", [FLOATS]) as graph:
         graph.output(*graph.inputs)
         with pytest.raises(GraphError, match="outputs already"):

@@ -102,7 +102,7 @@ def test_what_is_not_a_value_is_refused(written: str, says: str) -> None:
     assert caught.value.hint
 
 
-def test_a_key_to_unset_that_is_not_there_is_told_of() -> None:
+def test_a_key_to_unset_that_is_not_there_is_reported() -> None:
     with pytest.raises(ConversionError, match="there is no metadata `nam`") as caught:
         changed(unset=("nam",))
     assert "name" in caught.value.hint

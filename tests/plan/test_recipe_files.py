@@ -65,7 +65,7 @@ def test_the_file_is_not_an_output(tmp_path: Path) -> None:
     }
 
 
-def test_a_pattern_that_names_no_matrix_is_told_of(tmp_path: Path) -> None:
+def test_a_pattern_that_names_no_matrix_is_reported(tmp_path: Path) -> None:
     plan = made(tmp_path, "default = 'Q8_0'\n[types]\nfnn_down = 'Q4_K'\nnorm = 'Q4_K'\n")
     assert [note.rpartition(": ")[2] for note in plan.notes] == [
         "no matrix's name matches `fnn_down`",

@@ -64,7 +64,7 @@ def columns(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
         ("'expert_parallel'", (3, 2, 2), [rows((0, 2)), rows((2, 3))]),
     ],
 )  # fmt: skip
-def test_a_strategy_cuts_as_it_is_told(
+def test_a_strategy_cuts_by_its_settings(
     said: str, shape: tuple[int, ...], expected: list[tuple[Cut, ...]], tmp_path: Path
 ) -> None:
     found = cut(read(tmp_path, f"[tensors]\nw = {said}\n"), shape)
@@ -117,7 +117,7 @@ def test_a_plan_says_how_a_checkpoint_is_cut_and_the_family_says_the_rest(tmp_pa
     assert held(plan, "blk.0.ffn_up.weight", 1) == [*range(256, 512)]
 
 
-def test_patterns_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
+def test_patterns_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     rules = read(
         tmp_path, "[tensors]\nffn = 'replicate'\nffn_up = 'rowwise'\nfnn_down = 'columnwise'\n"
     )
@@ -166,7 +166,7 @@ def test_what_is_not_a_plan_is_refused_with_its_path(text: str, says: str, tmp_p
     assert caught.value.hint
 
 
-def test_a_plan_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+def test_a_plan_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"cannot read the plan .*none\.toml") as caught:
         read_rules(str(tmp_path / "none.toml"))
     assert caught.value.hint == "check the path"

@@ -193,7 +193,7 @@ def test_position_ids_stay_where_the_checkpoint_has_them(tmp_path: Path) -> None
     assert "embeddings.position_ids" in contents_of(write_shards(plan, tmp_path / "out"))
 
 
-def test_what_vllm_has_no_place_for_is_told_of(tmp_path: Path) -> None:
+def test_what_vllm_has_no_place_for_is_reported(tmp_path: Path) -> None:
     plan = planned(tmp_path, "bert")
     (told,) = plan.notes
     assert told == (

@@ -69,7 +69,7 @@ def test_what_is_not_a_convention_is_refused_with_those_that_are(tiny_llama: Pat
     assert "gguf, hugging_face" in caught.value.hint
 
 
-def test_a_readme_that_cannot_be_read_is_told_of(directory: Path) -> None:
+def test_a_readme_that_cannot_be_read_is_reported(directory: Path) -> None:
     (directory / "README.md").write_text(README.replace("mit", "[mit"))
     notes = in_gguf(directory).notes
     assert any("README.md has front matter that is not YAML" in note for note in notes)

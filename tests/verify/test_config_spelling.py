@@ -73,7 +73,7 @@ def test_a_share_and_the_number_that_it_makes_are_told_as_each_says_it() -> None
     }
 
 
-def test_a_share_of_a_head_is_told_beside_other_keys() -> None:
+def test_a_share_of_a_head_is_reported_beside_other_keys() -> None:
     checkpoint = of_family("phi3")
     both = changed(half_turned(checkpoint), rms_norm_eps=1e-2)
     assert sorted(_told(both, checkpoint)) == ["rms_norm_eps", SHARE]
@@ -88,7 +88,7 @@ def test_what_no_key_of_gguf_says_is_told_by_the_architecture() -> None:
     }
 
 
-def test_two_fields_that_one_key_says_are_told_once() -> None:
+def test_two_fields_that_one_key_says_are_reported_once() -> None:
     checkpoint = of_family("gemma3")
     wider = changed(checkpoint, sliding_window=checkpoint.document["sliding_window"] * 2)
     one, other = as_gguf(checkpoint), as_gguf(wider)

@@ -185,7 +185,7 @@ def test_a_model_that_cannot_be_built_is_skipped_and_says_why(tmp_path: Path) ->
     assert result.figures is None
 
 
-def test_what_is_being_done_is_told(tmp_path: Path) -> None:
+def test_what_is_being_done_is_reported(tmp_path: Path) -> None:
     told: list[tuple[str, float]] = []
     forward(llama(tmp_path), progress=lambda *step: told.append(step))
     assert told[0][0] == "forward, layer 0"

@@ -66,7 +66,7 @@ def test_a_gguf_without_an_output_is_told_to_read_as_tied(smollm2: Path) -> None
     )
 
 
-def test_heads_that_a_model_computes_without_are_told(minilm: Path) -> None:
+def test_heads_that_a_model_computes_without_are_reported(minilm: Path) -> None:
     result = checked(minilm)
     assert result.problems == ()
     assert "`pooler.dense.bias`, `pooler.dense.weight`" in result.notes[0]
@@ -205,7 +205,7 @@ def test_a_tied_output_that_differs_is_a_problem(llama: Any, tmp_path: Path) -> 
     assert causes(result) == {"lm_head.weight": "tied"}
 
 
-def test_a_tied_output_that_is_the_embedding_is_told(tmp_path: Path) -> None:
+def test_a_tied_output_that_is_the_embedding_is_reported(tmp_path: Path) -> None:
     model = small_models.llama(tie_word_embeddings=True)
     arrays = small_models.arrays(model)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
@@ -214,7 +214,7 @@ def test_a_tied_output_that_is_the_embedding_is_told(tmp_path: Path) -> None:
     assert result.notes == ("`lm_head.weight` is stored beside the embedding to which it is tied",)
 
 
-def test_an_output_that_is_a_copy_of_the_embedding_is_told(llama: Any, tmp_path: Path) -> None:
+def test_an_output_that_is_a_copy_of_the_embedding_is_reported(llama: Any, tmp_path: Path) -> None:
     arrays = small_models.arrays(llama)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
     result = checked(written(tmp_path, llama, arrays))
@@ -234,7 +234,7 @@ def test_more_tokens_than_the_embedding_has_rows_are_a_problem(
     assert "has 513 tokens, and the embedding 512 rows" in found[str(tokenizer)]
 
 
-def test_added_tokens_that_the_embedding_has_no_rows_for_are_told(
+def test_added_tokens_that_the_embedding_has_no_rows_for_are_reported(
     llama: Any, tmp_path: Path
 ) -> None:
     document = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 96, "content": "b"}]}

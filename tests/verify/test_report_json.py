@@ -26,7 +26,7 @@ def test_a_report_is_json_that_every_reader_takes(name: str) -> None:
     assert read(render_page(made)) == make_document(made)
 
 
-def test_every_problem_is_told_with_its_cause() -> None:
+def test_every_problem_is_reported_with_its_cause() -> None:
     told = make_document(faulty())
     assert not told["ok"]
     assert [problem["where"] for problem in told["problems"]] == [
@@ -38,7 +38,7 @@ def test_every_problem_is_told_with_its_cause() -> None:
     assert told["checks"]["values"]["problems"] == 3
 
 
-def test_what_to_do_next_is_told_and_the_hint_of_an_error_beside_its_text() -> None:
+def test_what_to_do_next_is_reported_and_the_hint_of_an_error_beside_its_text() -> None:
     told = make_document(faulty())
     assert [re.split("[:,]", advice)[0] for advice in told["next"]] == [
         "numbers are lost", "convert the original model again", "fetch the file again"

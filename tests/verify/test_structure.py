@@ -126,7 +126,7 @@ def test_thousands_of_problems_are_twenty_and_a_number(tmp_path: Path) -> None:
     assert found[-1] == ("", "2980 more names are longer than llama.cpp reads")
 
 
-def test_bytes_that_nothing_uses_are_told(tmp_path: Path) -> None:
+def test_bytes_that_nothing_uses_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "longer.gguf"
     tensor = build.Tensor("a", (8,), build.F32, bytes(32))
     path.write_bytes(build.Gguf().file([tensor]) + bytes(100))
@@ -137,7 +137,7 @@ def test_bytes_that_nothing_uses_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_tensors_that_start_between_elements_are_told(tmp_path: Path) -> None:
+def test_tensors_that_start_between_elements_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "crooked.safetensors"
     header = {"a": build.entry("U8", [1], 0, 1), "b": build.entry("F32", [1], 1, 5)}
     raw = json.dumps(header)
@@ -146,7 +146,7 @@ def test_tensors_that_start_between_elements_are_told(tmp_path: Path) -> None:
     assert note.startswith("`b` starts on no multiple of an element's size")
 
 
-def test_a_file_without_tensors_is_told(tmp_path: Path) -> None:
+def test_a_file_without_tensors_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "nothing.gguf"
     path.write_bytes(build.Gguf().file([]))
     assert any("there are no tensors" in note for note in checked(path).notes)

@@ -159,7 +159,7 @@ def test_checkpoints_that_share_no_name_are_not_said_to_be_fine(tmp_path: Path) 
     assert compared(tmp_path, {"a": MATRIX}, {"b": MATRIX}).problems
 
 
-def test_layers_that_are_not_there_are_told(tiny_llama: Path) -> None:
+def test_layers_that_are_not_there_are_reported(tiny_llama: Path) -> None:
     assert "there are 3" in against(tiny_llama, tiny_llama, layers=range(7, 9)).skipped
 
 
@@ -177,7 +177,7 @@ def test_thousands_of_bad_tensors_are_not_all_named(tmp_path: Path) -> None:
     assert problems[-1].text == "and 40 more tensors are as far off"
 
 
-def test_progress_is_told_up_to_the_end(tiny_llama: Path) -> None:
+def test_progress_is_reported_up_to_the_end(tiny_llama: Path) -> None:
     told: list[float] = []
     request = Request(
         subject=Subject(tiny_llama),

@@ -257,7 +257,7 @@ def test_blocks_that_can_only_be_read_are_allocated_as_they_are(quantized: Weigh
     assert numbers_of(quantized.allocated_weights["w.iq1_s"]).shape == (1, 50)
 
 
-def test_a_number_that_does_not_fit_is_told_with_its_tensor_when_it_is_read(
+def test_a_number_that_does_not_fit_is_reported_with_its_tensor_when_it_is_read(
     weights: Weights,
 ) -> None:
     weights["ids"].allocate(DType.int8)
@@ -265,7 +265,7 @@ def test_a_number_that_does_not_fit_is_told_with_its_tensor_when_it_is_read(
         numbers_of(weights.allocated_weights["ids"])
 
 
-def test_an_infinity_in_a_tensor_for_blocks_is_told_with_its_tensor() -> None:
+def test_an_infinity_in_a_tensor_for_blocks_is_reported_with_its_tensor() -> None:
     numbers = np.ones((1, 32), np.float32)
     numbers[0, 5] = np.inf
     weights = as_checkpoint({"w": WeightData.from_numpy(numbers, "w")})

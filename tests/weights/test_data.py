@@ -323,7 +323,7 @@ def test_data_of_an_unknown_encoding_is_not_interpreted() -> None:
 
 def test_a_new_name_leaves_the_old_one() -> None:
     data, _ = quantized()
-    other = data.renamed("v")
+    other = data.with_name("v")
     assert (data.name, data.info.name) == ("w", "w")
     assert (other.name, other.info.name, other.info.shape) == ("v", "v", (2, 3, 64))
     assert other.to_buffer() is data.to_buffer()

@@ -146,7 +146,7 @@ def test_touching_declared_data_is_a_clear_error(
     with pytest.raises(MissingTensorError, match="`w` is only declared; it has no data yet"):
         touch(declared)
     with pytest.raises(MissingTensorError, match="`v` is only declared"):
-        touch(declared.renamed("v"))
+        touch(declared.with_name("v"))
 
 
 def test_the_data_of_what_is_declared_is_an_array_without_numbers(declared: WeightData) -> None:

@@ -171,7 +171,7 @@ def test_an_altered_byte_is_named_and_nothing_is_written(
     assert not (tmp_path / "whole.gguf").exists()
 
 
-def test_all_that_is_altered_is_told_at_once(parts: Path, tmp_path: Path) -> None:
+def test_all_that_is_altered_is_reported_at_once(parts: Path, tmp_path: Path) -> None:
     paths = [change(parts, rank, name) for rank in (0, 1) for name in ("norm", "w", "q")]
     with pytest.raises(FormatError) as raised:
         gather(parts, tmp_path / "whole.gguf")
@@ -230,7 +230,7 @@ def test_a_directory_of_parts_is_never_a_target(tiny_llama: Path, tmp_path: Path
     assert contents_of(parts) == contents_of(tiny_llama)
 
 
-def test_what_will_be_done_is_told_and_nothing_is_done(sound: Path, tmp_path: Path) -> None:
+def test_what_will_be_done_is_reported_and_nothing_is_done(sound: Path, tmp_path: Path) -> None:
     described = gathering(sound, tmp_path / "whole.gguf")
     assert described.gathered.manifest.grid == Grid(2)
     assert list(tmp_path.iterdir()) == []

@@ -64,9 +64,11 @@ def _decode(stored: SchemeTensors) -> Decoding:
     zeros = None
     if place is not None:
         plus = 0 if is_plain else 1
-        zeros = decoding.PerBlock(stored.packed(place, layout, 1, grid.table, plus=plus), grid)
+        zeros = decoding.PerBlock(
+            stored.pack_numbers(place, layout, 1, grid.table, plus=plus), grid
+        )
     values = decoding.Scaled(
-        numbers=stored.packed(0, layout, 0, (inputs, outputs)),
+        numbers=stored.pack_numbers(0, layout, 0, (inputs, outputs)),
         scales=stored.per_block(1, grid),
         zeros=zeros,
         zero=0 if zeros else middle,

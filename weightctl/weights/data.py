@@ -146,11 +146,11 @@ class WeightData(ArrayMethods):
         taken without it, and one on another device is copied to the CPU.
         """
         if isinstance(array, WeightData):
-            return array if array.name == name else array.renamed(name)
+            return array if array.name == name else array.with_name(name)
         buffer = Buffer.from_dlpack(array)
         return cls(buffer, name, buffer.dtype, buffer.shape)
 
-    def renamed(self, name: str) -> WeightData:
+    def with_name(self, name: str) -> WeightData:
         """Return the same data under another name."""
         made = WeightData(self.data, name, self.dtype, self.shape, self.quantization_encoding)
         made.info = self.info._replace(name=name)

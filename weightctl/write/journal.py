@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from weightctl.storage.base import cannot_write
 from weightctl.storage.pipe import write_all
-from weightctl.system.interrupts import uninterrupted
+from weightctl.system.interrupts import defer_signals
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -175,13 +175,13 @@ class Recorder:
 
     def __enter__(self) -> Self:
         # Where no thread can start, the work is done all the same, and not recorded.
-        with suppress(RuntimeError, MemoryError), uninterrupted():
+        with suppress(RuntimeError, MemoryError), defer_signals():
             self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Wait until all is recorded that was added, or cannot be; raise why it cannot be."""
-        with uninterrupted():
+        with defer_signals():
             self._complete.put(None)
             if self._thread.is_alive():
                 self._thread.join()

@@ -218,7 +218,7 @@ def test_a_class_of_torchscript_is_known_in_its_archive_alone(tmp_path: Path) ->
     assert not show_scan(str(tmp_path / "a.pt"), as_json=False, quiet=True)
 
 
-def test_what_is_below_a_directory_or_missing_is_told(
+def test_what_is_below_a_directory_or_missing_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     below = tmp_path / "model" / "below"

@@ -117,7 +117,7 @@ def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> No
     )
 
 
-def test_what_was_left_out_of_the_plan_is_not_a_stranger() -> None:
+def test_what_was_left_out_of_the_plan_is_not_unmatched() -> None:
     plan = planned().only([MATRIX])
     assert apply_importance(plan, importance(**{MATRIX: 256, EXPERTS: 768})).notes == ()
 
@@ -161,7 +161,7 @@ def test_a_wrong_number_is_refused_before_anything_is_written_where_a_tensor_use
     assert apply_importance(planned(names=(MATRIX, NORM)), found).items[0].importance is not None
 
 
-def test_importance_that_overflows_a_scale_is_told_of_with_what_holds_the_tensor(
+def test_importance_that_overflows_a_scale_is_reported_with_what_holds_the_tensor(
     weightctl: Run, tmp_path: Path
 ) -> None:
     rows = np.ones((2, 256), np.float32)

@@ -69,7 +69,7 @@ def test_a_place_that_may_not_be_written_is_refused_as_such(kind: Kind, tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     weights = random_weights(1)
     huge = weights["layers.0.weight"].info._replace(shape=(1 << 40, 1024))
     plan = Plan.copy(weights, "gguf")

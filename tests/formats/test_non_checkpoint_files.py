@@ -277,7 +277,9 @@ def test_a_directory_without_a_checkpoint_says_what_is_there(name: str, tmp_path
     assert hint in error.hint
 
 
-def test_links_to_nothing_and_what_is_not_a_file_are_said_of_a_directory(tmp_path: Path) -> None:
+def test_links_to_nothing_and_what_is_not_a_file_are_reported_for_a_directory(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "model.safetensors").symlink_to("../../blobs/0123")
     os.mkfifo(tmp_path / "model.gguf")
     message = error_of(tmp_path).message
@@ -285,7 +287,7 @@ def test_links_to_nothing_and_what_is_not_a_file_are_said_of_a_directory(tmp_pat
     assert "`model.gguf` is a file that cannot be read: not a regular file" in message
 
 
-def test_a_format_that_is_asked_for_and_not_there_is_said_with_what_is(tmp_path: Path) -> None:
+def test_a_format_that_is_asked_for_and_not_there_is_reported_with_what_is(tmp_path: Path) -> None:
     fill(tmp_path, {"a.gguf": GGUF})
     with pytest.raises(FormatError, match=r"no safetensors file .*: it holds gguf \(`a\.gguf`\)"):
         open_weights(tmp_path, "safetensors")
@@ -376,7 +378,7 @@ def test_a_part_of_another_version_beside_a_set_is_nobodys_business(tmp_path: Pa
     assert list(open_weights(tmp_path).header.tensors) == list(LAYERS)
 
 
-def test_a_directory_of_many_strangers_is_looked_at_in_part(tmp_path: Path) -> None:
+def test_a_directory_of_many_non_checkpoint_files_is_looked_at_in_part(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}.gguf").write_bytes(bytes(1 << 20))
     before = time.process_time()

@@ -74,7 +74,7 @@ def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> No
     assert "--plan FILE says how its tensors are cut" in caught.value.hint
 
 
-def test_what_people_do_not_name_of_a_stranger_is_whole(tmp_path: Path) -> None:
+def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) -> None:
     weights = stranger(tmp_path, in_proj=(6, 4), out_proj=(4, 6), scale=(), none=(0, 4))
     own = rules(tmp_path, "in_proj = 'rowwise'", "out_proj = 'columnwise'")
     plan = shard_plan(weights, Grid(2), rules=own)
@@ -86,7 +86,7 @@ def test_what_people_do_not_name_of_a_stranger_is_whole(tmp_path: Path) -> None:
     assert plan.notes[1:] == ("2 weights that the plan does not name are not cut",)
 
 
-def test_layers_of_a_stranger_are_those_that_names_say(tmp_path: Path) -> None:
+def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> None:
     weights = stranger(tmp_path, emb=(4, 4), layers__0__a=(4, 4), layers__1__a=(4, 4))
     found = parts_of(weights, Grid(2, 1, 2), rules(tmp_path, "a = 'rowwise'"))
     assert found == {
@@ -98,7 +98,7 @@ def test_layers_of_a_stranger_are_those_that_names_say(tmp_path: Path) -> None:
         shard_plan(weights, Grid(1, 1, 3), rules=rules(tmp_path, "a = 'rowwise'"))
 
 
-def test_experts_of_a_stranger_are_shared_out_over_all_groups(tmp_path: Path) -> None:
+def test_experts_of_an_unknown_model_are_shared_out_over_all_groups(tmp_path: Path) -> None:
     weights = stranger(tmp_path, layers__0__experts=(4, 3, 2), layers__0__a=(4, 4))
     own = rules(tmp_path, "experts = 'expert_parallel'", "a = 'rowwise'")
     assert parts_of(weights, Grid(2, 2), own) == {
@@ -115,7 +115,7 @@ def test_people_are_asked_before_the_family(tmp_path: Path) -> None:
     assert plan.notes == ("18 weights that the plan does not name are cut as those of llama",)
 
 
-def test_rules_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
+def test_rules_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     own = rules(tmp_path, "down_proj = 'columnwise'", "mlp = 'replicate'", "'1.mlp' = 'replicate'",
                 "experts = 'expert_parallel'")  # fmt: skip
     notes = shard_plan(llama(tmp_path), Grid(2), rules=own).notes
@@ -145,7 +145,7 @@ def test_a_rule_that_cannot_be_followed_names_itself_and_the_tensor(tmp_path: Pa
         shard_plan(llama(tmp_path), Grid(2), rules=own)
 
 
-def test_tensors_that_are_missing_are_told_of(tmp_path: Path) -> None:
+def test_tensors_that_are_missing_are_reported(tmp_path: Path) -> None:
     plan = shard_plan(llama(tmp_path, without=DOWN), Grid(2))
     assert plan.notes == (f"1 tensor of llama is missing, as `{DOWN}`",)
     assert DOWN not in plan.shardings

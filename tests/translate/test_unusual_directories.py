@@ -34,7 +34,7 @@ def model(tiny_llama: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("content", [POINTER, "<!DOCTYPE html>", "", "[]", None])
-def test_a_config_that_is_none_is_told_before_names_are_kept(
+def test_a_config_that_is_none_is_reported_before_names_are_kept(
     model: Path, content: str | None
 ) -> None:
     path = model / "config.json"
@@ -83,7 +83,7 @@ def test_what_experts_of_a_stack_go_through_reads_alike_so_that_plans_fold_them(
     assert str(StackedEntry(0)) == str(StackedEntry(127))
 
 
-def test_a_pooling_whose_config_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_pooling_whose_config_is_missing_is_reported(tmp_path: Path) -> None:
     module = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
     told: list[str] = []
