@@ -234,7 +234,7 @@ REPLACED = {
     "told", "said", "unsaid", "tellings", "stranger", "strangers", "weigh", "weighs", "weighed",
     "weigh_rows", "weigh_by_importance", "weigh_by_magnitude", "dialect", "dialects",
     "convert_dialect", "is_of_dialect", "mixture", "mixtures", "listed", "tokens_listed", "counted",
-    "chosen", "known", "spelled", "planted", "hashed", "filled", "packed", "unmeasured",
+    "chosen", "known", "spelled", "planted", "hashed", "packed", "unmeasured",
     "uninterrupted", "delegated", "renamed", "is_again",
 }  # fmt: skip
 # Tables list the modules of these folders.
