@@ -200,7 +200,7 @@ BOMB = "\n".join(
 
 
 @pytest.mark.parametrize(
-    ("front", "told"),
+    ("front", "reported"),
     [
         ("license: [mit", "not YAML"),
         ("license: " + "[" * 15_000, "nested too deeply"),
@@ -213,7 +213,7 @@ BOMB = "\n".join(
     ],
 )
 def test_front_matter_that_cannot_be_read_is_reported_and_the_rest_is_read(
-    model: Path, front: str, told: str
+    model: Path, front: str, reported: str
 ) -> None:
     (model / "README.md").write_text(f"---\n{front}\n---\n")
     notes: list[str] = []
@@ -221,7 +221,7 @@ def test_front_matter_that_cannot_be_read_is_reported_and_the_rest_is_read(
     assert found["general.size_label"] == MetadataValue("string", "1.5B")
     assert "general.license" not in found
     assert len(notes) == 1
-    assert told in notes[0]
+    assert reported in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_the_function_writes_what_the_command_writes(
     arguments: list[str],
 ) -> None:
     done = convert(tiny_llama, tmp_path / "function.gguf", **options)
-    said = weightctl("convert", tiny_llama, tmp_path / "command.gguf", *arguments)
-    assert said.returncode == 0, said.stderr
+    output = weightctl("convert", tiny_llama, tmp_path / "command.gguf", *arguments)
+    assert output.returncode == 0, output.stderr
     assert done.paths == [str(tmp_path / "function.gguf")]
     written = (tmp_path / "function.gguf").read_bytes()
     assert written == (tmp_path / "command.gguf").read_bytes()

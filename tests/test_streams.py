@@ -62,9 +62,9 @@ def shell(script: str, **options: object) -> subprocess.CompletedProcess[bytes]:
 
 def complaint(done: subprocess.CompletedProcess[bytes] | Completed) -> str:
     """Return the one error that a command ends with."""
-    said = done.stderr.decode() if isinstance(done.stderr, bytes) else done.stderr
-    assert "Traceback" not in said
-    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    message = done.stderr.decode() if isinstance(done.stderr, bytes) else done.stderr
+    assert "Traceback" not in message
+    (error,) = [line for line in message.splitlines() if line.startswith("error: ")]
     return error
 
 
@@ -217,8 +217,12 @@ def test_a_dry_run_into_stdout_can_be_json(
     weightctl: Run, tiny_llama: Path, whole: dict[str, bytes]
 ) -> None:
     done = weightctl("convert", tiny_llama, "-", "--to", "gguf", "--dry-run", "--json")
-    told = json.loads(done.stdout)
-    assert (told["output"], told["written"], told["bytes"]) == ("-", False, len(whole["gguf"]))
+    report = json.loads(done.stdout)
+    assert (report["output"], report["written"], report["bytes"]) == (
+        "-",
+        False,
+        len(whole["gguf"]),
+    )
 
 
 def test_a_dry_run_waits_for_no_reader(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:

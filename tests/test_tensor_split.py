@@ -158,7 +158,7 @@ def test_what_is_whole_has_no_cuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "told", "works"),
+    ("cut", "reported", "works"),
     [
         (lambda: rowwise(matrix(2, 8), 3), "axis 0 for 3 ranks: its elements are 2", "1 or 2"),
         (lambda: columnwise(Whole("w", (8,), (1,)), 2), "no axis 1", "replicate"),
@@ -176,9 +176,9 @@ def test_what_is_whole_has_no_cuts() -> None:
     ],
 )
 def test_what_cannot_be_is_reported_with_what_can(
-    cut: Callable[[], Sharding], told: str, works: str
+    cut: Callable[[], Sharding], reported: str, works: str
 ) -> None:
-    with pytest.raises(ShardingError, match=told) as caught:
+    with pytest.raises(ShardingError, match=reported) as caught:
         cut()
     assert works in caught.value.hint
 

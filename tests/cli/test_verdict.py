@@ -127,7 +127,7 @@ def test_the_brief_form_is_one_line_for_each_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "message"),
     [
         ("rope_rows", "convert the original model again"),
         ("gate_and_up_swapped", "--rename FILE"),
@@ -135,9 +135,9 @@ def test_the_brief_form_is_one_line_for_each_problem() -> None:
         ("config", "--set KEY=VALUE"),
     ],
 )
-def test_a_cause_comes_with_what_to_do(cause: str, said: str) -> None:
+def test_a_cause_comes_with_what_to_do(cause: str, message: str) -> None:
     shown = piped(of(problem("a", "is wrong", Explanation(cause, "so")), reference="good"))
-    assert re.search(rf"^next: .*{re.escape(said)}", shown, re.MULTILINE)
+    assert re.search(rf"^next: .*{re.escape(message)}", shown, re.MULTILINE)
 
 
 def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() -> None:
@@ -150,7 +150,7 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
 
 
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("check", "message"),
     [
         ("structure", "fetch or make the file anew"),
         ("finite", "fetch the file again"),
@@ -158,10 +158,10 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
         ("values", "fetch the file again"),
     ],
 )
-def test_what_is_named_without_a_cause_comes_with_what_to_do_too(check: str, said: str) -> None:
+def test_what_is_named_without_a_cause_comes_with_what_to_do_too(check: str, message: str) -> None:
     problem = Problem(check=check, where="a", text="is wrong")
     shown = piped(reports.only({check: Result(problems=(problem,))}))
-    assert f"next: {said}" in shown
+    assert f"next: {message}" in shown
     assert "--against" not in shown
 
 

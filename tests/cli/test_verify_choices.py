@@ -103,7 +103,7 @@ def test_a_text_comes_from_a_pipe_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ("--check nonsense", "there is no check `nonsense`"),
         ("--skip nonsense", "there is no check `nonsense`"),
@@ -127,13 +127,13 @@ def test_a_text_comes_from_a_pipe_too() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is(
-    asked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.small(tmp_path)
     (tmp_path / "there.md").write_text("kept")
     monkeypatch.chdir(tmp_path)
     error = refusal("small", *asked.split())
-    assert said in error.message
+    assert message in error.message
     assert error.hint
     assert sorted(os.listdir()) == ["small", "there.md"]
     assert (tmp_path / "there.md").read_text() == "kept"

@@ -162,8 +162,8 @@ def test_an_id_that_a_table_lacks_is_reported_with_the_operation_and_the_shapes(
     with Graph("rows", [TensorType(F32, (3, 2)), TensorType(DType.int64, ("n",))]) as graph:
         table, ids = graph.inputs
         graph.output(ops.embedding(table, ids))
-    said = r"(?s)embedding of float32\[3, 2\] and int64\[1\]: there is no row 7.*there are 3"
-    with pytest.raises(EngineError, match=said):
+    message = r"(?s)embedding of float32\[3, 2\] and int64\[1\]: there is no row 7.*there are 3"
+    with pytest.raises(EngineError, match=message):
         loaded(graph).execute(numbers(3, 2), np.array([7]))
 
 

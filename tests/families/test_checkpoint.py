@@ -75,10 +75,10 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
 def test_a_config_that_is_none_is_refused_with_its_path(
     content: bytes | None, message: str, tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
-    said = refused(beside(tmp_path, tensors, content))
-    assert str(tmp_path / "config.json") in said
-    assert message in said
-    assert len(said) < 600
+    error_text = refused(beside(tmp_path, tensors, content))
+    assert str(tmp_path / "config.json") in error_text
+    assert message in error_text
+    assert len(error_text) < 600
 
 
 def test_a_config_that_is_too_large_is_not_read(tmp_path: Path, tensors: dict[str, Any]) -> None:
@@ -95,9 +95,9 @@ def test_a_config_that_is_not_a_file_is_not_waited_for(
 
 
 def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
-    said = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
-    assert "mamba" in said
-    assert "llama, mistral, bert, gpt2" in said
+    error_text = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
+    assert "mamba" in error_text
+    assert "llama, mistral, bert, gpt2" in error_text
     weights = as_checkpoint({}, {"general.architecture": MetadataValue("string", "rwkv7")})
     assert "`'rwkv7'`" in refused(weights)
     weights = as_checkpoint({}, {"general.architecture": MetadataValue("u32", 7)})
@@ -111,8 +111,8 @@ def test_tensors_in_memory_need_a_config() -> None:
 def test_more_layers_than_tensors_are_refused_before_they_are_named(
     tensors: dict[str, Any],
 ) -> None:
-    said = refused(weights_of(tensors), LLAMA | {"num_hidden_layers": 9999})
-    assert "9999 layers, and there are 12 tensors" in said
+    error_text = refused(weights_of(tensors), LLAMA | {"num_hidden_layers": 9999})
+    assert "9999 layers, and there are 12 tensors" in error_text
 
 
 def test_all_that_is_missing_or_too_much_or_misshapen_is_named_at_once(
@@ -135,11 +135,11 @@ def test_all_of_another_shape_are_named_at_once(tensors: dict[str, Any]) -> None
     found = recognize(weights_of(tensors), LLAMA | {"intermediate_size": 40, "vocab_size": 97})
     with pytest.raises(ArchitectureError) as caught:
         build_network(found)
-    said = str(caught.value)
-    assert "`model.embed_tokens.weight` is of shape [96, 32], where [97, 32] belongs" in said
+    error_text = str(caught.value)
+    assert "`model.embed_tokens.weight` is of shape [96, 32], where [97, 32] belongs" in error_text
     for name in ("gate_proj", "up_proj", "down_proj", "lm_head"):
-        assert f"{name}.weight` is of shape" in said
-    assert "q_proj" not in said
+        assert f"{name}.weight` is of shape" in error_text
+    assert "q_proj" not in error_text
 
 
 def test_integers_are_not_weights(tensors: dict[str, Any]) -> None:

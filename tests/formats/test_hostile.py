@@ -235,7 +235,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
+def figures() -> dict[str, Any]:
     """What `ls` said of every file, all in one process, and what each cost."""
     return measured(HOSTILE, CASES)
 
@@ -269,20 +269,20 @@ def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refusing_a_file_takes_little_time_and_memory(name: str, said: dict[str, Any]) -> None:
-    assert_cheap(said[name])
+def test_refusing_a_file_takes_little_time_and_memory(name: str, figures: dict[str, Any]) -> None:
+    assert_cheap(figures[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_command_ends_with_2_and_one_error(name: str, said: dict[str, Any]) -> None:
-    assert_one_error(said[name])
+def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
+    assert_one_error(figures[name])
 
 
 @pytest.mark.parametrize(
     "name", ["gguf-name-no-utf8.gguf", "safetensors-deep.safetensors", "several"]
 )
 def test_the_installed_command_says_the_same(
-    name: str, said: dict[str, Any], weightctl: Callable[..., Completed]
+    name: str, figures: dict[str, Any], weightctl: Callable[..., Completed]
 ) -> None:
     done = weightctl("ls", HOSTILE / name)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said[name]["stderr"])
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", figures[name]["stderr"])

@@ -32,12 +32,12 @@ def made(levels: Any, names: list[str], metadata: dict[str, MetadataValue] | Non
 def made_and_used(
     levels: Any, names: list[str], metadata: dict[str, MetadataValue] | None = None
 ) -> tuple[Any, set[str]]:
-    said = text(levels) if isinstance(levels, str) else levels_value(levels)
+    stated = text(levels) if isinstance(levels, str) else levels_value(levels)
     # What has no value says in the metadata that it is there.
     kinds = levels.items() if isinstance(levels, dict) else ()
     there = {name: text(kind) for name, kind in kinds if kind in {"None", "{}", "[]", "()"}}
     root, used = nest_leaves(
-        {name: f"<{name}>" for name in names}, {LEVELS_KEY: said, **there, **(metadata or {})}
+        {name: f"<{name}>" for name in names}, {LEVELS_KEY: stated, **there, **(metadata or {})}
     )
     return pickle.loads(emit(root)), set(used) - (there.keys() - (metadata or {}).keys())
 

@@ -180,7 +180,7 @@ def test_a_further_name_of_a_loaded_tensor_is_not_unexpected() -> None:
 
 def test_strict_names_everything_that_is_wrong_at_once() -> None:
     stack = Stack(2)
-    said = refusal(
+    message = refusal(
         stack,
         {
             "layers.0.up.weight": np.zeros(5, np.float32),
@@ -196,13 +196,13 @@ def test_strict_names_everything_that_is_wrong_at_once() -> None:
         "`layers.0.down.weight` is float64[4], not float32[4]",
         "`layers.1.down.weight` is Q8_0[1, 32], not float32[4]",
     ):
-        assert line in said
+        assert line in message
 
 
 @pytest.mark.parametrize("names", [["up.weight"], ["up.weight", "down.weight", "more"]])
 def test_strict_refuses_missing_and_unexpected_names_alone_too(names: list[str]) -> None:
-    said = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
-    assert "hint: `strict=False` loads what is there" in said
+    message = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
+    assert "hint: `strict=False` loads what is there" in message
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_names_that_lack_a_prefix_are_recognized() -> None:
         def __init__(self) -> None:
             self.model = Block()
 
-    said = refusal(Model(), random_values(Block()))
-    assert "the model's names start with `model.`: give the weights names with it" in said
+    message = refusal(Model(), random_values(Block()))
+    assert "the model's names start with `model.`: give the weights names with it" in message
 
 
 def test_not_strict_returns_the_missing_and_unexpected_names() -> None:
@@ -268,9 +268,9 @@ def test_an_unaligned_array_is_copied_when_a_graph_runs() -> None:
 
 
 def test_an_unaligned_array_is_an_error_where_an_alignment_is_asked_for() -> None:
-    said = refusal(Scale(), {"weight": off_by_one(4)}, weight_alignment=4)
-    assert "`weight` does not start at a multiple of 4 bytes" in said
-    assert "leave `weight_alignment` out" in said
+    message = refusal(Scale(), {"weight": off_by_one(4)}, weight_alignment=4)
+    assert "`weight` does not start at a multiple of 4 bytes" in message
+    assert "leave `weight_alignment` out" in message
 
 
 def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -> None:
@@ -283,8 +283,8 @@ def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -
 
 def test_weight_alignment_may_be_stricter_than_dtypes() -> None:
     value = off_by_one(8)[3:]
-    said = refusal(Scale(5), {"weight": value}, weight_alignment=64)
-    assert "does not start at a multiple of 64 bytes" in said
+    message = refusal(Scale(5), {"weight": value}, weight_alignment=64)
+    assert "does not start at a multiple of 64 bytes" in message
 
 
 def test_a_weight_has_an_alignment_of_its_own() -> None:
@@ -300,8 +300,8 @@ def test_a_weight_has_an_alignment_of_its_own() -> None:
 
 @pytest.mark.parametrize("alignment", [0, -4, 3])
 def test_an_alignment_is_a_power_of_two(alignment: int) -> None:
-    said = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
-    assert f"weight_alignment is {alignment}, which is not a power of two" in said
+    message = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
+    assert f"weight_alignment is {alignment}, which is not a power of two" in message
 
 
 def test_an_empty_value_starts_anywhere() -> None:
@@ -332,9 +332,9 @@ def test_another_encoding_is_refused_unless_it_may_override(
     own: QuantizationEncoding | None, value: Any, says: str
 ) -> None:
     module = Single(encoding=own)
-    said = refusal(module, {"weight": value})
-    assert says in said
-    assert "`override_quantization_encoding=True`" in said
+    message = refusal(module, {"weight": value})
+    assert says in message
+    assert "`override_quantization_encoding=True`" in message
     module.load_state_dict({"weight": value}, override_quantization_encoding=True)
     encoding = getattr(value, "quantization_encoding", None)
     assert module.weight.quantization_encoding is encoding
@@ -359,9 +359,9 @@ def test_an_override_keeps_the_dtype_that_the_weight_is_used_in() -> None:
     ids=["dtype", "integers", "integers for blocks", "shape"],
 )
 def test_an_override_changes_only_encodings_of_fractions(module: Module, value: Any) -> None:
-    said = refusal(module, {"weight": value}, override_quantization_encoding=True)
-    assert "`weight` is" in said
-    assert "override" not in said
+    message = refusal(module, {"weight": value}, override_quantization_encoding=True)
+    assert "`weight` is" in message
+    assert "override" not in message
 
 
 def test_an_encoding_that_is_neither_numbers_nor_blocks_fits_no_weight() -> None:
@@ -370,8 +370,8 @@ def test_an_encoding_that_is_neither_numbers_nor_blocks_fits_no_weight() -> None
     info = tree.weight.info._replace(encoding=ENCODINGS["F6_E2M3"])
     source._header = source._header._replace(tensors={"weight": info})
     for module in (Single(), Single(encoding=Q8_0)):
-        said = refusal(module, tree, override_quantization_encoding=True)
-        assert "`weight` is F6_E2M3[2, 64]" in said
+        message = refusal(module, tree, override_quantization_encoding=True)
+        assert "`weight` is F6_E2M3[2, 64]" in message
 
 
 def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:

@@ -25,14 +25,14 @@ NAMES = ("output.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight",
          "blk.0.ffn_gate_inp.weight", "blk.0.ffn_norm.weight")  # fmt: skip
 
 
-def made(folder: Path, text: str, said: dict[str, MetadataValue] | None = LLAMA) -> Plan:
+def made(folder: Path, text: str, described: dict[str, MetadataValue] | None = LLAMA) -> Plan:
     path = folder / "mine.toml"
     path.write_text(text)
     held = {
         name: WeightData.from_numpy(np.ones(256 if "norm" in name else (4, 256), np.float16), name)
         for name in NAMES
     }
-    return cast(Plan.copy(as_checkpoint(held, said), "gguf"), read_recipe(str(path)))
+    return cast(Plan.copy(as_checkpoint(held, described), "gguf"), read_recipe(str(path)))
 
 
 def types(plan: Plan) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_base_decides_on_the_rest(tmp_path: Path) -> None:
 
 
 def test_without_a_base_or_a_default_the_rest_stays(tmp_path: Path) -> None:
-    plan = made(tmp_path, "[types]\nffn_down = 'Q8_0'\n", said=None)
+    plan = made(tmp_path, "[types]\nffn_down = 'Q8_0'\n", described=None)
     assert types(plan) == ["F16", "F16", "Q8_0", "F16", "F16"]
 
 
@@ -75,7 +75,7 @@ def test_a_pattern_that_names_no_matrix_is_reported(tmp_path: Path) -> None:
 
 def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="goes by GGUF's names") as caught:
-        made(tmp_path, "base = 'Q6_K'", said=None)
+        made(tmp_path, "base = 'Q6_K'", described=None)
     assert "`default` instead of a `base`" in caught.value.hint
 
 

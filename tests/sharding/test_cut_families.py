@@ -291,10 +291,10 @@ def test_factors_of_rotations_are_on_every_rank(
 
 def test_the_axes_of_a_gpt2_of_transformers_are_swapped(tmp_path: Path) -> None:
     plan = shard_plan(of_family(tmp_path, "gpt2", "hugging_face"), Grid(2))
-    told = {name.removeprefix("transformer.h.0."): each.strategy
+    strategies = {name.removeprefix("transformer.h.0."): each.strategy
             for name, each in plan.shardings.items()}  # fmt: skip
-    assert told["mlp.c_fc.weight"] == "columnwise"
-    assert told["mlp.c_proj.weight"] == told["attn.c_proj.weight"] == "rowwise"
+    assert strategies["mlp.c_fc.weight"] == "columnwise"
+    assert strategies["mlp.c_proj.weight"] == strategies["attn.c_proj.weight"] == "rowwise"
     assert held(plan, "transformer.h.0.mlp.c_fc.weight", 1, 1) == [*range(128, 256)]
     assert held(plan, "transformer.h.0.mlp.c_fc.bias", 1) == [*range(128, 256)]
     assert held(plan, "transformer.h.0.mlp.c_proj.weight", 1, 0) == [*range(128, 256)]

@@ -50,7 +50,7 @@ def llama(
     return stated(tensors, directory=directory, config=CONFIG | changes)
 
 
-def stranger(directory: Path, **shapes: tuple[int, ...]) -> Weights:
+def unknown_model(directory: Path, **shapes: tuple[int, ...]) -> Weights:
     """Return a checkpoint of no family, with dots for the double underscores of its names."""
     tensors = {name.replace("__", "."): (shape, "F32") for name, shape in shapes.items()}
     return stated(tensors, directory=directory, config={"model_type": "mamba"})
@@ -70,12 +70,12 @@ def parts_of(weights: Weights, grid: Grid, own: CutRules | None = None) -> dict[
 
 def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> None:
     with pytest.raises(ArchitectureError, match="mamba") as caught:
-        shard_plan(stranger(tmp_path, a=(4, 4)), Grid(2))
+        shard_plan(unknown_model(tmp_path, a=(4, 4)), Grid(2))
     assert "--plan FILE says how its tensors are cut" in caught.value.hint
 
 
 def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) -> None:
-    weights = stranger(tmp_path, in_proj=(6, 4), out_proj=(4, 6), scale=(), none=(0, 4))
+    weights = unknown_model(tmp_path, in_proj=(6, 4), out_proj=(4, 6), scale=(), none=(0, 4))
     own = rules(tmp_path, "in_proj = 'rowwise'", "out_proj = 'columnwise'")
     plan = shard_plan(weights, Grid(2), rules=own)
     assert {name: each.strategy for name, each in plan.shardings.items()} == {
@@ -87,7 +87,7 @@ def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) ->
 
 
 def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> None:
-    weights = stranger(tmp_path, emb=(4, 4), layers__0__a=(4, 4), layers__1__a=(4, 4))
+    weights = unknown_model(tmp_path, emb=(4, 4), layers__0__a=(4, 4), layers__1__a=(4, 4))
     found = parts_of(weights, Grid(2, 1, 2), rules(tmp_path, "a = 'rowwise'"))
     assert found == {
         "emb": [[*range(4)]] * 4,
@@ -99,7 +99,7 @@ def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> 
 
 
 def test_experts_of_an_unknown_model_are_shared_out_over_all_groups(tmp_path: Path) -> None:
-    weights = stranger(tmp_path, layers__0__experts=(4, 3, 2), layers__0__a=(4, 4))
+    weights = unknown_model(tmp_path, layers__0__experts=(4, 3, 2), layers__0__a=(4, 4))
     own = rules(tmp_path, "experts = 'expert_parallel'", "a = 'rowwise'")
     assert parts_of(weights, Grid(2, 2), own) == {
         "layers.0.experts": [[0], [1], [2], [3]],
@@ -257,7 +257,7 @@ def test_each_number_of_ranks_works_or_has_a_tensor_in_its_way(tmp_path: Path) -
     assert "q_proj.weight` of shape [64, 64] cannot be cut" in str(found[3])
     assert "not numbers of ranks" in str(found[0])
     with pytest.raises(ArchitectureError, match="mamba"):
-        possible(stranger(tmp_path, a=(4, 4)), [2])
+        possible(unknown_model(tmp_path, a=(4, 4)), [2])
 
 
 def test_blocks_are_in_the_way_before_heads_are() -> None:

@@ -39,7 +39,7 @@ def columns(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
 
 
 @pytest.mark.parametrize(
-    ("said", "shape", "expected"),
+    ("rule", "shape", "expected"),
     [
         ("'replicate'", (4, 6), [(), ()]),
         ("'rowwise'", (5, 6), [rows((0, 3)), rows((3, 5))]),
@@ -65,9 +65,9 @@ def columns(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
     ],
 )  # fmt: skip
 def test_a_strategy_cuts_by_its_settings(
-    said: str, shape: tuple[int, ...], expected: list[tuple[Cut, ...]], tmp_path: Path
+    rule: str, shape: tuple[int, ...], expected: list[tuple[Cut, ...]], tmp_path: Path
 ) -> None:
-    found = cut(read(tmp_path, f"[tensors]\nw = {said}\n"), shape)
+    found = cut(read(tmp_path, f"[tensors]\nw = {rule}\n"), shape)
     assert list(found.parts) == expected
 
 

@@ -89,14 +89,14 @@ def test_added_tokens_that_the_embedding_has_no_row_for_are_left_out(model: Path
 
 
 def test_a_model_file_and_the_tokenizer_json_made_of_it_give_the_same(model: Path) -> None:
-    told = read(model)
-    for name, content in to_documents(told, "llama", {}).items():
+    reported = read(model)
+    for name, content in to_documents(reported, "llama", {}).items():
         (model / name).write_bytes(content)
     (model / "tokenizer.model").unlink()
     again = read(model)
-    assert (again.tokens, again.types) == (told.tokens, told.types)
-    assert (again.special, again.flags) == (told.special, told.flags)
-    assert (again.scores or ())[3:] == (told.scores or ())[3:]  # but for the special ones
+    assert (again.tokens, again.types) == (reported.tokens, reported.types)
+    assert (again.special, again.flags) == (reported.special, reported.flags)
+    assert (again.scores or ())[3:] == (reported.scores or ())[3:]  # but for the special ones
 
 
 def test_a_tokenizer_json_with_another_vocabulary_comes_before_the_model_file(model: Path) -> None:

@@ -86,10 +86,10 @@ def test_what_experts_of_a_stack_go_through_reads_alike_so_that_plans_fold_them(
 def test_a_pooling_whose_config_is_missing_is_reported(tmp_path: Path) -> None:
     module = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
-    told: list[str] = []
-    assert pooling_keys(str(tmp_path), "bert", told.append) == {}
-    assert "1_Pooling" in told[0]
-    assert "--set bert.pooling_type:u32=1" in told[0]
+    reported: list[str] = []
+    assert pooling_keys(str(tmp_path), "bert", reported.append) == {}
+    assert "1_Pooling" in reported[0]
+    assert "--set bert.pooling_type:u32=1" in reported[0]
 
 
 def test_eight_bit_floats_whose_scales_are_missing_are_refused(model: Path, tmp_path: Path) -> None:

@@ -97,9 +97,9 @@ def test_of_many_altered_parts_the_first_are_named(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported_up_to_where_the_readers_begin(parts: Path) -> None:
-    told: list[tuple[str, float]] = []
-    check(Request(subject=Subject(parts), progress=lambda *each: told.append(each)))
-    shares = [done for doing, done in told if doing == "reading the parts of all ranks"]
+    reported: list[tuple[str, float]] = []
+    check(Request(subject=Subject(parts), progress=lambda *each: reported.append(each)))
+    shares = [done for doing, done in reported if doing == "reading the parts of all ranks"]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(0.2)
 

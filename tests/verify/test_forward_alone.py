@@ -186,8 +186,8 @@ def test_a_model_that_cannot_be_built_is_skipped_and_says_why(tmp_path: Path) ->
 
 
 def test_what_is_being_done_is_reported(tmp_path: Path) -> None:
-    told: list[tuple[str, float]] = []
-    forward(llama(tmp_path), progress=lambda *step: told.append(step))
-    assert told[0][0] == "forward, layer 0"
-    assert [done for _, done in told] == sorted(done for _, done in told)
-    assert all(0 <= done <= 1 for _, done in told)
+    reported: list[tuple[str, float]] = []
+    forward(llama(tmp_path), progress=lambda *step: reported.append(step))
+    assert reported[0][0] == "forward, layer 0"
+    assert [done for _, done in reported] == sorted(done for _, done in reported)
+    assert all(0 <= done <= 1 for _, done in reported)

@@ -43,7 +43,7 @@ def causes(result: Result) -> dict[str, str | None]:
     }
 
 
-def told(result: Result) -> dict[str, str]:
+def problems_by_place(result: Result) -> dict[str, str]:
     return {problem.where: str(problem) for problem in result.problems}
 
 
@@ -87,7 +87,7 @@ def test_a_tensor_of_no_part_is_named(llama: Any, tmp_path: Path) -> None:
 
 def test_numbers_that_no_weights_are_stored_in_are_named(llama: Any, tmp_path: Path) -> None:
     more = {**small_models.arrays(llama), "model.norm.weight": np.ones(64, np.int32)}
-    found = told(checked(written(tmp_path, llama, more)))
+    found = problems_by_place(checked(written(tmp_path, llama, more)))
     assert "is of I32, which is not an encoding of a model's weights" in found["model.norm.weight"]
 
 
@@ -230,7 +230,7 @@ def test_more_tokens_than_the_embedding_has_rows_are_a_problem(
     document = json.loads(tokenizer.read_bytes())
     document["model"]["vocab"]["one more"] = 512
     tokenizer.write_text(json.dumps(document))
-    found = told(checked(tmp_path / "model"))
+    found = problems_by_place(checked(tmp_path / "model"))
     assert "has 513 tokens, and the embedding 512 rows" in found[str(tokenizer)]
 
 
@@ -274,7 +274,7 @@ def test_the_lists_of_a_ggufs_tokens_are_as_long_as_its_embedding(
         "tokenizer.ggml.scores": ("array[f32]", [0.0] * 96),
     }
     _add_values(path, values)
-    found = told(checked(path))
+    found = problems_by_place(checked(path))
     assert "there are 95 tokens, and the embedding has 96 rows" in found["tokenizer.ggml.tokens"]
     assert "has 96 elements for 95 tokens" in found["tokenizer.ggml.scores"]
 

@@ -178,12 +178,12 @@ def test_thousands_of_bad_tensors_are_not_all_named(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported_up_to_the_end(tiny_llama: Path) -> None:
-    told: list[float] = []
+    reported: list[float] = []
     request = Request(
         subject=Subject(tiny_llama),
         reference=Subject(tiny_llama),
-        progress=lambda _, done: told.append(done),
+        progress=lambda _, done: reported.append(done),
     )
     check(request)
-    assert told == sorted(told)
-    assert told[-1] == 1
+    assert reported == sorted(reported)
+    assert reported[-1] == 1

@@ -239,8 +239,8 @@ def test_what_will_be_done_is_reported_and_nothing_is_done(sound: Path, tmp_path
 
 
 def test_progress_comes_to_all_that_is_read_and_written(sound: Path, tmp_path: Path) -> None:
-    told: list[int] = []
-    gather(sound, tmp_path / "whole.gguf", progress=told.append)
-    assert sum(told) == gathering(sound, tmp_path / "other.gguf").nbytes
+    reported: list[int] = []
+    gather(sound, tmp_path / "whole.gguf", progress=reported.append)
+    assert sum(reported) == gathering(sound, tmp_path / "other.gguf").nbytes
     # Of `norm` there are two copies to check, and one to write.
-    assert sum(told) == 2 * sum(len(raw) for _, raw in contents_of(sound).values()) + 16
+    assert sum(reported) == 2 * sum(len(raw) for _, raw in contents_of(sound).values()) + 16

@@ -106,8 +106,8 @@ def mark_files(plan: ShardPlan, directory: Path, records: Mapping[tuple[int, str
 
 def bytes_written() -> int:
     with open("/proc/self/io") as file:
-        told = dict(line.split(": ") for line in file)
-    return int(told["wchar"])
+        reported = dict(line.split(": ") for line in file)
+    return int(reported["wchar"])
 
 
 def test_a_run_that_was_killed_leaves_only_the_partial_directory(tmp_path: Path) -> None:

@@ -205,8 +205,8 @@ def test_what_runs_does_not_pass(
     assert RAN
     RAN.clear()
     assert not show_scan(str(path), as_json=False, quiet=False)
-    said = capsys.readouterr().out
-    assert "outside the list" in said or "not all of it can be read" in said
+    message = capsys.readouterr().out
+    assert "outside the list" in message or "not all of it can be read" in message
     assert not RAN
 
 
