@@ -264,8 +264,11 @@ def test_an_extension_is_one_module_with_the_name_that_users_type() -> None:
 
 # Words that the glossary replaced: no module, class or function is called so.
 REPLACED = {
-    "told", "said", "stranger", "strangers", "weigh", "dialect", "mixtures", "listed", "counted",
-    "chosen", "known", "spelled", "planted", "hashed",
+    "told", "said", "unsaid", "tellings", "stranger", "strangers", "weigh", "weighs", "weighed",
+    "weigh_rows", "weigh_by_importance", "weigh_by_magnitude", "dialect", "dialects",
+    "convert_dialect", "is_of_dialect", "mixture", "mixtures", "listed", "tokens_listed", "counted",
+    "chosen", "known", "spelled", "planted", "hashed", "packed", "unmeasured",
+    "uninterrupted", "delegated", "renamed", "is_again",
 }  # fmt: skip
 # Tables list the modules of these folders.
 LARGE = {"cli", "families", "schemes"}

@@ -116,7 +116,7 @@ def test_a_name_says_what_it_says_to_llama_cpps_script(
     assert found == expected
 
 
-def test_a_path_is_no_name(model: Path) -> None:
+def test_a_path_is_not_a_name(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"_name_or_path": "/home/me/models"}))
     assert plain(from_directory(str(model)))["general.name"] == "Some Model 1.5B Chat v2"
 
@@ -200,20 +200,20 @@ BOMB = "\n".join(
 
 
 @pytest.mark.parametrize(
-    ("front", "told"),
+    ("front", "reported"),
     [
-        ("license: [mit", "no YAML"),
+        ("license: [mit", "not YAML"),
         ("license: " + "[" * 15_000, "nested too deeply"),
-        ("license: \x01", "no YAML"),
+        ("license: \x01", "not YAML"),
         ("license: " + "x" * 200_000, "more than 20000"),
-        ("- license", "no mapping"),
+        ("- license", "not a mapping"),
         ('license: "\\UFFFFFFFF"', "a character that is none"),
-        ("license: &a [*a, mit", "no YAML"),
-        ("{[1]: 2}", "no YAML"),
+        ("license: &a [*a, mit", "not YAML"),
+        ("{[1]: 2}", "not YAML"),
     ],
 )
-def test_front_matter_that_cannot_be_read_is_told_and_the_rest_is_read(
-    model: Path, front: str, told: str
+def test_front_matter_that_cannot_be_read_is_reported_and_the_rest_is_read(
+    model: Path, front: str, reported: str
 ) -> None:
     (model / "README.md").write_text(f"---\n{front}\n---\n")
     notes: list[str] = []
@@ -221,7 +221,7 @@ def test_front_matter_that_cannot_be_read_is_told_and_the_rest_is_read(
     assert found["general.size_label"] == MetadataValue("string", "1.5B")
     assert "general.license" not in found
     assert len(notes) == 1
-    assert told in notes[0]
+    assert reported in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_the_function_writes_what_the_command_writes(
     arguments: list[str],
 ) -> None:
     done = convert(tiny_llama, tmp_path / "function.gguf", **options)
-    said = weightctl("convert", tiny_llama, tmp_path / "command.gguf", *arguments)
-    assert said.returncode == 0, said.stderr
+    output = weightctl("convert", tiny_llama, tmp_path / "command.gguf", *arguments)
+    assert output.returncode == 0, output.stderr
     assert done.paths == [str(tmp_path / "function.gguf")]
     written = (tmp_path / "function.gguf").read_bytes()
     assert written == (tmp_path / "command.gguf").read_bytes()
@@ -147,13 +147,13 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"dtype": "f16", "quant": "Q8_0"}, "both given"),
-        ({"dtype": QuantizationEncoding.Q8_0}, "is no type for weights"),
-        ({"dtype": DType.int8}, "is no type for weights"),
+        ({"dtype": QuantizationEncoding.Q8_0}, "is not a type for weights"),
+        ({"dtype": DType.int8}, "is not a type for weights"),
         ({"quant": DType.bfloat16}, "cannot quantize to BF16"),
         ({"quant": QuantizationEncoding.IQ3_S}, "cannot quantize to IQ3_S"),
-        ({"quant": "Q9"}, "is no recipe and no type"),
+        ({"quant": "Q9"}, "is neither a recipe nor a type"),
         ({"quant": "no/such.toml"}, "cannot read the recipe"),
-        ({"tensor_types": {"a": "int8"}}, "no type for weights"),
+        ({"tensor_types": {"a": "int8"}}, "not a type for weights"),
         ({"tensor_types": {"zzz": "Q8_0"}}, "no tensor's name matches"),
         ({"tensor_types": {"(": "Q8_0"}}, r"\("),
         ({"nonfinite": "drop"}, "nonfinite cannot be 'drop'"),
@@ -168,7 +168,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"source_format": "gguf"}, "is for a path"),
         ({"rename": {"zzz": "a"}}, "no tensor's name matches"),
         ({"rename": "no-such.toml"}, "no-such.toml"),
-        ({"to": "onnx"}, "is no format"),
+        ({"to": "onnx"}, "is not a format"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(

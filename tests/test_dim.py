@@ -109,7 +109,7 @@ def test_what_is_negative_on_the_way_may_be_replaced() -> None:
     assert (Dim("seq") - 3 + Dim("batch")).substitute({"seq": Dim(2)}) == Dim("batch") - 1
 
 
-def test_a_size_that_is_not_known_is_no_number() -> None:
+def test_a_size_that_is_not_known_is_not_a_number() -> None:
     with pytest.raises(TypeError, match="`seq - 1` is not known yet"):
         int(Dim("seq") - 1)
     with pytest.raises(KeyError, match="seq"):
@@ -125,7 +125,7 @@ def test_nothing_is_divided_by_zero() -> None:
 
 @pytest.mark.parametrize("name", ["", "2", "a b", "batch+1", "-"])
 def test_a_name_is_a_word(name: str) -> None:
-    with pytest.raises(ValueError, match="no name for a dimension"):
+    with pytest.raises(ValueError, match="not a name for a dimension"):
         Dim(name)
 
 

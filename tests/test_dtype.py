@@ -172,7 +172,7 @@ def test_every_encoding_is_known_by_its_name_in_any_case(encoding: Encoding) -> 
 
 
 def test_an_unknown_spelling_gets_the_nearest_known_ones() -> None:
-    with pytest.raises(EncodingError, match="`bloat16` is no type") as caught:
+    with pytest.raises(EncodingError, match="`bloat16` is not a type") as caught:
         parse_encoding("bloat16")
     assert "did you mean" in caught.value.hint
     assert "bfloat16" in caught.value.hint
@@ -223,7 +223,7 @@ def test_blocks_of_ggml_never_cross_rows(encoding: Encoding) -> None:
     half = encoding.block // 2
     assert not encoding.fits((2, half))
     assert not encoding.fits(())
-    with pytest.raises(EncodingError, match=f"no whole number of {encoding} blocks"):
+    with pytest.raises(EncodingError, match=f"not a whole number of {encoding} blocks"):
         encoding.nbytes((2, half))
 
 

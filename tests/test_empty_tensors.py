@@ -151,10 +151,10 @@ def test_a_plan_cuts_them_or_leaves_nothing_behind(
 
 
 def _line(strategy: str) -> str:
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "axis": 0, "sizes": [0, 0], "heads": 2, "kv_heads": 2, "head_dim": 16
     }  # fmt: skip
-    needed = "".join(f", {key} = {json.dumps(told[key])}" for key in STRATEGIES[strategy].needed)
+    needed = "".join(f", {key} = {json.dumps(values[key])}" for key in STRATEGIES[strategy].needed)
     return f"{{ strategy = '{strategy}'{needed} }}"
 
 

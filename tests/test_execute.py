@@ -119,14 +119,14 @@ def test_where_few_threads_can_start_they_do_it_all(monkeypatch: pytest.MonkeyPa
     assert run(plan, threads=8, memory=1 << 20) == whole
 
 
-def test_where_no_thread_can_start_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_start_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     start_only(0, monkeypatch)
     with pytest.raises(ConversionError, match="no thread can be started") as caught:
         run(plan_for(LARGE, "Q8_0"), threads=8)
     assert "-j 2" in caught.value.hint
 
 
-def test_memory_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_there_is_not_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise MemoryError
 
@@ -180,7 +180,7 @@ def test_what_is_copied_is_read_piece_by_piece_or_named_as_a_range_of_its_file(
     assert path.read_bytes()[span.offset :][: span.nbytes] == rows.tobytes()
 
 
-def test_memory_and_what_is_converted_are_no_ranges_of_a_file(tmp_path: Path) -> None:
+def test_memory_and_what_is_converted_are_not_ranges_of_a_file(tmp_path: Path) -> None:
     path = stored(tmp_path / "model.safetensors", weight=ROWS)
     for plan in (
         Plan.copy(weights_of({"weight": ROWS}), "gguf"),
@@ -219,7 +219,7 @@ def test_a_number_too_large_for_the_scale_of_its_block_is_named(encoding: str) -
         run(plan_for(rows, encoding))
 
 
-def test_large_numbers_that_fit_are_no_error() -> None:
+def test_large_numbers_that_fit_are_not_an_error() -> None:
     rows = np.ones((4, 256), np.float32)
     rows[2, 5] = 1e6
     assert len(run(plan_for(rows, "Q8_0"))) == ENCODINGS["Q8_0"].nbytes(rows.shape)

@@ -115,7 +115,7 @@ def test_an_error_names_the_output_and_not_what_it_is_called_until_it_is_whole(n
     )
 
 
-def test_a_tensor_that_comes_out_short_is_no_output(tmp_path: Path) -> None:
+def test_a_tensor_that_comes_out_short_is_not_an_output(tmp_path: Path) -> None:
     plan = Plan.copy(random_weights(1), "gguf")
     item = plan.items[0]
     longer = item.info._replace(shape=(512, 1024))

@@ -103,7 +103,7 @@ def test_the_directory_of_a_split_input_is_never_the_output(parts: list[Path]) -
         save(Plan.copy(open_weights(parts[-1]), "safetensors"), directory, force=True)
 
 
-def test_another_name_beside_the_input_is_no_harm_to_it(parts: list[Path]) -> None:
+def test_another_name_beside_the_input_is_not_harm_to_it(parts: list[Path]) -> None:
     before = standing(parts[0].parent)
     weights = open_weights(parts[-1])
     suffix = FORMATS[weights.header.format].suffix

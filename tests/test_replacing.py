@@ -62,11 +62,11 @@ def test_a_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_no_file_is_never_replaced_by_one(tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_never_replaced_by_one(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(out))
-        with pytest.raises(OutputError, match="is no file"):
+        with pytest.raises(OutputError, match="is not a file"):
             save(Plan.copy(random_weights(1), "gguf"), out, force=True)
     assert stat.S_ISSOCK(out.stat().st_mode)
 

@@ -39,7 +39,7 @@ def test_a_shape_finds_what_is_filed_under_a_tuple_of_its_sizes(numbers: list[in
     assert {tuple(numbers): "here"}[Shape(numbers)] == "here"
 
 
-def test_a_shape_is_no_number_and_no_text() -> None:
+def test_a_shape_is_neither_a_number_nor_text() -> None:
     assert Shape((2,)) != 2
     assert Shape(("a",)) != "a"
 

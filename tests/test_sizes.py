@@ -43,7 +43,7 @@ def test_a_number_without_a_unit_is_of_the_unit_that_its_reader_has() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "5XB", "-1", "1e6", "5 5", "1.GB", ".5GB", "5GBs"])
-def test_what_is_no_size_is_an_error_that_shows_some(text: str) -> None:
+def test_what_is_not_a_size_is_an_error_that_shows_some(text: str) -> None:
     with pytest.raises(WeightctlError, match="is not a size") as caught:
         parse_size(text)
     assert "5GB" in caught.value.hint

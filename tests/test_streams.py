@@ -62,9 +62,9 @@ def shell(script: str, **options: object) -> subprocess.CompletedProcess[bytes]:
 
 def complaint(done: subprocess.CompletedProcess[bytes] | Completed) -> str:
     """Return the one error that a command ends with."""
-    said = done.stderr.decode() if isinstance(done.stderr, bytes) else done.stderr
-    assert "Traceback" not in said
-    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    message = done.stderr.decode() if isinstance(done.stderr, bytes) else done.stderr
+    assert "Traceback" not in message
+    (error,) = [line for line in message.splitlines() if line.startswith("error: ")]
     return error
 
 
@@ -217,8 +217,12 @@ def test_a_dry_run_into_stdout_can_be_json(
     weightctl: Run, tiny_llama: Path, whole: dict[str, bytes]
 ) -> None:
     done = weightctl("convert", tiny_llama, "-", "--to", "gguf", "--dry-run", "--json")
-    told = json.loads(done.stdout)
-    assert (told["output"], told["written"], told["bytes"]) == ("-", False, len(whole["gguf"]))
+    report = json.loads(done.stdout)
+    assert (report["output"], report["written"], report["bytes"]) == (
+        "-",
+        False,
+        len(whole["gguf"]),
+    )
 
 
 def test_a_dry_run_waits_for_no_reader(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
@@ -309,7 +313,7 @@ def test_a_terminal_takes_no_checkpoint(tiny_llama: Path, out: str) -> None:
         errors = process.stderr.read()
     assert process.returncode == 2
     assert shown == b""
-    assert b"error: a checkpoint is no text for a terminal" in errors
+    assert b"error: a checkpoint is not text for a terminal" in errors
 
 
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
@@ -328,14 +332,14 @@ def test_several_files_do_not_go_into_a_named_pipe(tiny_llama: Path, tmp_path: P
     assert "--max-shard-size" in caught.value.hint
 
 
-def test_a_size_that_takes_all_of_it_is_no_hindrance(
+def test_a_size_that_takes_all_of_it_is_not_a_hindrance(
     tiny_llama: Path, whole: dict[str, bytes]
 ) -> None:
     done = shell(f"{COMMAND} {tiny_llama} - --to gguf --max-shard-size 5GB | cat")
     assert done.stdout == whole["gguf"]
 
 
-def test_a_named_pipe_is_no_input(weightctl: Run, tmp_path: Path) -> None:
+def test_a_named_pipe_is_not_an_input(weightctl: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in.gguf")
     done = weightctl("convert", tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert done.returncode == 2

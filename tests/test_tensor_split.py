@@ -158,13 +158,13 @@ def test_what_is_whole_has_no_cuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "told", "works"),
+    ("cut", "reported", "works"),
     [
         (lambda: rowwise(matrix(2, 8), 3), "axis 0 for 3 ranks: its elements are 2", "1 or 2"),
         (lambda: columnwise(Whole("w", (8,), (1,)), 2), "no axis 1", "replicate"),
         (lambda: columnwise(matrix(2, 512, 256), 3), "2 blocks of 256", "1 or 2 ranks"),
-        (lambda: gate_up(matrix(3, 2), 2), "no two halves", ""),
-        (lambda: segmented(matrix(9, 2), 2, (6, 4)), r"no segments of 6 \+ 4", ""),
+        (lambda: gate_up(matrix(3, 2), 2), "not two halves", ""),
+        (lambda: segmented(matrix(9, 2), 2, (6, 4)), r"not segments of 6 \+ 4", ""),
         (lambda: stacked_qkv(matrix(9, 2), 2, heads=4, kv_heads=2, head_dim=2), "9 rows", ""),
         (
             lambda: stacked_qkv(matrix(30, 2), 4, heads=9, kv_heads=3, head_dim=2),
@@ -172,13 +172,13 @@ def test_what_is_whole_has_no_cuts() -> None:
             "1 to 3, 6 or 9 ranks work",
         ),
         (lambda: head_aware_columnwise(matrix(2, 9), 2, heads=4, head_dim=2), "not 4 heads", ""),
-        (lambda: rowwise(matrix(2, 2), 0), "0 is no number of ranks", "1"),
+        (lambda: rowwise(matrix(2, 2), 0), "0 is not a number of ranks", "1"),
     ],
 )
-def test_what_cannot_be_is_said_with_what_can(
-    cut: Callable[[], Sharding], told: str, works: str
+def test_what_cannot_be_is_reported_with_what_can(
+    cut: Callable[[], Sharding], reported: str, works: str
 ) -> None:
-    with pytest.raises(ShardingError, match=told) as caught:
+    with pytest.raises(ShardingError, match=reported) as caught:
         cut()
     assert works in caught.value.hint
 

@@ -171,7 +171,7 @@ def test_a_model_that_runs_is_not_mapped(forks: Runner, tiny_llama: Path, tmp_pa
 @pytest.mark.long
 @EACH_COMMAND
 @EACH_FORMAT
-def test_a_file_that_is_cut_off_at_any_time_is_no_signal(
+def test_a_file_that_is_cut_off_at_any_time_is_not_a_signal(
     command: str, name: str, forks: Runner, models: Path, tmp_path: Path
 ) -> None:
     moments(forks, models / name, command, name, tmp_path / "run", is_timed=True, many=MANY)

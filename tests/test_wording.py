@@ -25,5 +25,5 @@ def test_lines_that_all_fit_stay() -> None:
     assert list_first(_LETTERS, 4) == _LETTERS
 
 
-def test_nothing_is_said_where_nothing_is_left() -> None:
+def test_nothing_is_reported_where_nothing_is_left() -> None:
     assert [say_more(0), say_more(-3, "files")] == ["", ""]

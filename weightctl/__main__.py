@@ -1,4 +1,4 @@
-"""Where the command starts; `python -m weightctl` is `weightctl`."""
+"""The start of the command; `python -m weightctl` is `weightctl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tensors are."""
+"""References to devices, on which tensors are."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Dim:
     """A size, a name such as `batch`, or a sum of products of them: `2*batch + 1`.
 
     Equal to the number or the name it stands for, and to every `Dim` that is the same whatever its
-    names turn out to be. Raises `ValueError` for a negative size and for what is no name.
+    names turn out to be. Raises `ValueError` for a negative size and for what is not a name.
     """
 
     __slots__ = ("terms",)
@@ -74,7 +74,7 @@ class Dim:
             self.terms = value.terms
         elif isinstance(value, str):
             if not _NAME.fullmatch(value):
-                raise ValueError(f"{value!r} is no name for a dimension; `batch` is one")
+                raise ValueError(f"{value!r} is not a name for a dimension; `batch` is one")
             self.terms = {(value,): 1}
         else:
             if not _is_dim(value):

@@ -142,7 +142,7 @@ class UnknownArchitectureError(ArchitectureError):
 
 
 class TokenizerError(WeightctlError, ValueError):
-    """A tokenizer is not what it should be, or cannot be said in another dialect."""
+    """A tokenizer is not what it should be, or cannot be said in another naming convention."""
 
 
 class StateDictError(WeightctlError, ValueError):

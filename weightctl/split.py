@@ -1,4 +1,4 @@
-"""Who gets which slice of a tensor: the arithmetic of cutting it for several ranks."""
+"""Slices of a tensor for several ranks: the arithmetic of cutting it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def gate_up(whole: Whole, ranks: int, axis: int = 0) -> Sharding:
     """Cut either half of the rows, those of the gate and those of what it gates, by itself."""
     size = _size(whole, ranks, axis)
     if size % 2:
-        raise _cannot_cut(whole, ranks, axis, f"its {size} rows are no two halves", None)
+        raise _cannot_cut(whole, ranks, axis, f"its {size} rows are not two halves", None)
     return _cut_segments("gate_up", whole, ranks, axis, (size // 2, size // 2))
 
 
@@ -245,8 +245,8 @@ def stacked_qkv(
     _require_heads(whole, ranks, axis, found)
     starts = (0, heads * head_dim, (heads + kv_heads) * head_dim)
     if size != starts[2] + kv_heads * head_dim:
-        told = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
-        raise _cannot_cut(whole, ranks, axis, told, None)
+        reason = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
+        raise _cannot_cut(whole, ranks, axis, reason, None)
 
     def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
         if count > 1 and any(start % block for start in starts):
@@ -311,11 +311,11 @@ def ranks_that_work(counts: Sequence[int]) -> str:
 
 def join_counts(counts: Sequence[int]) -> str:
     """Name numbers of ranks as people do, runs of them by their ends: `1 to 4, 6 or 8`."""
-    told: list[str] = []
+    texts: list[str] = []
     for _, group in groupby(enumerate(counts), lambda pair: pair[1] - pair[0]):
         run = [count for _, count in group]
-        told += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
+        texts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 def _cut_segments(
@@ -324,8 +324,8 @@ def _cut_segments(
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     segments = [size] if sizes is None else list(sizes)
     if sum(segments) != size or min(segments, default=0) < 0:
-        told = f"its {size} elements are no segments of {' + '.join(map(str, segments))}"
-        raise _cannot_cut(whole, ranks, axis, told, None)
+        reason = f"its {size} elements are not segments of {' + '.join(map(str, segments))}"
+        raise _cannot_cut(whole, ranks, axis, reason, None)
     starts = [0, *accumulate(segments)][:-1]
     units = min((-(-each // block) for each in segments), default=0)
     if any(start % block for start in starts):
@@ -344,7 +344,7 @@ def _cut_segments(
 
 
 def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
-    """Return the part of a cut, with neighbours joined; the whole is no cut."""
+    """Return the part of a cut, with neighbours joined; the whole is not a cut."""
     joined: list[Range] = []
     for start, stop in ranges:
         if start == stop:
@@ -358,7 +358,7 @@ def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
 
 def _size(whole: Whole, ranks: int, axis: int) -> int:
     if ranks < 1:
-        raise ShardingError(f"{ranks} is no number of ranks", hint="1 at least")
+        raise ShardingError(f"{ranks} is not a number of ranks", hint="1 at least")
     if not 0 <= axis < len(whole.shape):
         raise ShardingError(
             f"`{whole.name}` of shape {list(whole.shape)} has no axis {axis} to cut along",
@@ -371,8 +371,8 @@ def _require_heads(whole: Whole, ranks: int, axis: int, heads: Heads) -> None:
     """Raise `ShardingError` unless each key-value head is looked at by as many query heads."""
     queries, keys, length = heads
     if min(heads) < 1 or queries % keys:
-        told = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
-        raise _cannot_cut(whole, ranks, axis, told, None)
+        reason = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
+        raise _cannot_cut(whole, ranks, axis, reason, None)
 
 
 def _describe_heads(heads: Heads, block: int) -> str:
@@ -380,10 +380,10 @@ def _describe_heads(heads: Heads, block: int) -> str:
 
 
 def _cannot_cut(
-    whole: Whole, ranks: int, axis: int, told: str, works: Sequence[int] | None
+    whole: Whole, ranks: int, axis: int, reason: str, works: Sequence[int] | None
 ) -> ShardingError:
     return ShardingError(
         f"`{whole.name}` of shape {list(whole.shape)} cannot be cut along axis {axis} for {ranks} "
-        f"ranks: {told}",
+        f"ranks: {reason}",
         hint="" if works is None else ranks_that_work(works),
     )

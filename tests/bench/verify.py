@@ -56,8 +56,8 @@ def prepare(source: Path, folder: Path, text: str, count: int) -> str:
 given, text = sys.argv[1:]
 print(*tokenizers.Tokenizer.from_file(given).encode(text).ids, sep=",")"""
     command = [sys.executable, "-c", code, tokenizer, text]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    ids = said.stdout.strip().split(",")
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    ids = done.stdout.strip().split(",")
     assert len(ids) >= count, "the text is too short"
     return ",".join(ids[:count])
 
@@ -70,13 +70,13 @@ def transformers(folder: Path, other: str, tokens: str) -> None:
     ids = torch.tensor([[int(token) for token in tokens.split(",")]])
     is_file = other.endswith(".gguf")
     second = (folder, {"gguf_file": other}) if is_file else (folder / other, {})
-    said: list[torch.Tensor] = []
+    done: list[torch.Tensor] = []
     for path, options in ((folder / REFERENCE, {}), second):
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
         with torch.inference_mode():
             logits = model.eval()(ids, use_cache=False).logits[0]
-        said.append(logits.double().log_softmax(-1))
-    right, found = said
+        done.append(logits.double().log_softmax(-1))
+    right, found = done
     mean = float((right.exp() * (right - found)).sum(-1).mean())
     print(json.dumps({"checks": {"forward": {"figures": {"divergence": {"mean": mean}}}}}))
 

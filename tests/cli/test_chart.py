@@ -67,7 +67,7 @@ def test_nothing_at_all_has_no_bar() -> None:
     assert {*heights(drawn(of(0.0, 0.0), 80))} <= {0}
 
 
-def test_a_bar_that_is_not_finite_is_no_bar() -> None:
+def test_a_bar_that_is_not_finite_is_not_a_bar() -> None:
     lines = drawn(of(1.0, math.nan), 80)
     assert lines[0].count("!") == lines[5].count("!") == 3
 

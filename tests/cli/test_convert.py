@@ -68,7 +68,7 @@ def test_the_summary_says_what_changed(weightctl: Run, tiny_llama: Path, tmp_pat
     assert done.stderr == ""
 
 
-def test_names_that_stay_in_a_gguf_are_told_of(
+def test_names_that_stay_in_a_gguf_are_reported(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.gguf"
@@ -82,7 +82,7 @@ def test_quiet_says_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_files_that_come_out_larger_than_asked_are_told_of(
+def test_files_that_come_out_larger_than_asked_are_reported(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--max-shard-size", "5B")

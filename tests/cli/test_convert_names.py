@@ -44,7 +44,7 @@ def names(path: Path) -> set[str]:
     return set(open_weights(path).header.tensors)
 
 
-def told(done: Completed) -> dict[str, Any]:
+def read_report(done: Completed) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -198,7 +198,7 @@ def test_a_script_learns_of_what_each_tensor_is_made(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     asked = "convert", tiny_llama, tmp_path / "out.gguf", "-n", "--json"
-    found = told(weightctl(*asked))
+    found = read_report(weightctl(*asked))
     assert found["translation"] == "llama, Hugging Face -> GGUF"
     tensors = {each["name"]: each for each in found["tensors"]}
     query, norm = tensors["blk.2.attn_q.weight"], tensors["output_norm.weight"]
@@ -206,7 +206,7 @@ def test_a_script_learns_of_what_each_tensor_is_made(
     assert query["steps"] == ["rows of 8 heads interleaved"]
     assert norm["sources"] == ["model.norm.weight"]
     assert (norm["from"], norm["to"]) == ("BF16", "F32")
-    kept = told(weightctl(*asked, "--names", "keep"))
+    kept = read_report(weightctl(*asked, "--names", "keep"))
     assert kept["translation"] is None
     assert all(each["sources"] == [each["name"]] for each in kept["tensors"])
     assert all(each["steps"] == [] for each in kept["tensors"])
@@ -215,11 +215,11 @@ def test_a_script_learns_of_what_each_tensor_is_made(
 def test_a_script_learns_of_the_documents_to_the_byte(
     weightctl: Run, gguf: Path, tmp_path: Path
 ) -> None:
-    planned = told(weightctl("convert", gguf, tmp_path / "out", "--dry-run", "--json"))
+    planned = read_report(weightctl("convert", gguf, tmp_path / "out", "--dry-run", "--json"))
     assert os.listdir(tmp_path) == []
     found = {each["name"]: each["bytes"] for each in planned["documents"]}
     assert found.keys() >= DOCUMENTS
-    done = told(weightctl("convert", gguf, tmp_path / "out", "--json"))
+    done = read_report(weightctl("convert", gguf, tmp_path / "out", "--json"))
     assert {each["name"] for each in done["documents"]} == found.keys()
     assert found["tokenizer.json"] == (tmp_path / "out" / "tokenizer.json").stat().st_size
 
@@ -230,7 +230,7 @@ def test_recipes_know_roles_whatever_the_names(
     def types(*asked: str) -> dict[str, str]:
         done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--quant", "Q4_K_M", "-n",
                          "--json", *asked)  # fmt: skip
-        matrices = (each for each in told(done)["tensors"] if len(each["shape"]) > 1)
+        matrices = (each for each in read_report(done)["tensors"] if len(each["shape"]) > 1)
         return {each["sources"][0]: each["to"] for each in matrices}
 
     kept = types("--names", "keep")

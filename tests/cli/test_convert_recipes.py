@@ -44,9 +44,9 @@ def test_a_script_learns_the_recipe_and_its_lines(
     weightctl: Run, model: Path, tmp_path: Path
 ) -> None:
     done = weightctl("convert", model, tmp_path / "o.gguf", "--quant", "Q4_0", "-n", "--json")
-    said = json.loads(done.stdout)
-    assert said["recipe"] == "Q4_0"
-    lines = {each["name"]: each["chosen_by"] for each in said["tensors"]}
+    message = json.loads(done.stdout)
+    assert message["recipe"] == "Q4_0"
+    lines = {each["name"]: each["chosen_by"] for each in message["tensors"]}
     assert lines["output.weight"] == "output"
     assert lines["blk.0.attn_q.weight"] == "otherwise"
     assert lines["output_norm.weight"] is None

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     [
         (["--tensor-type", "q8_0"], "says no type"),
         (["--tensor-type", "=q8_0"], "says no type"),
-        (["--tensor-type", "(=q8_0"], "is no regular expression"),
-        (["--tensor-type", "norm=i8"], "I8 is no type for weights"),
+        (["--tensor-type", "(=q8_0"], "is not a regular expression"),
+        (["--tensor-type", "norm=i8"], "I8 is not a type for weights"),
         (["--tensor-type", "norm=iq2_xs"], "cannot make IQ2_XS"),
         (["--tensor-type", "norm=q4_k_m"], "is a mixture of types"),
         (["--tensor-type", "nrm=f32"], "no tensor's name matches `nrm`"),
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         (["--threads", "0"], "is not in the range"),
         (["--report", "no/such/place.json"], "does not exist"),
         (["--dtype", "q8_0"], "--quant takes block types"),
-        (["--dtype", "i8"], "is no type for weights"),
-        (["--dtype", "nonsense"], "is no type that weightctl knows"),
+        (["--dtype", "i8"], "is not a type for weights"),
+        (["--dtype", "nonsense"], "is not a type that weightctl knows"),
         (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
         (["--quant", "q4_k_xl"], "recipes: Q2_K_S, Q3_K_S, Q3_K_M"),
         (["--quant", "Q4KM"], "did you mean Q4_K_M? "),
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
         (["--mem", "512"], "the size `512` has no unit"),
         (["--mem", "10kB"], "is too little"),
         (["--to", "safetensors"], "has the suffix of gguf"),
-        (["--to", "onnx"], "is no format"),
-        (["--from", "onnx"], "is no format"),
+        (["--to", "onnx"], "is not a format"),
+        (["--from", "onnx"], "is not a format"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -90,7 +90,7 @@ def test_an_unknown_suffix_asks_for_the_format(
     assert out.read_bytes()[:4] == b"GGUF"
 
 
-def test_gguf_is_no_directory(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+def test_gguf_is_not_a_directory(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
     done = weightctl("convert", tiny_llama, f"{tmp_path}/out/", "--to", "gguf")
     assert done.returncode == 2
     assert "model.gguf" in done.stderr

@@ -48,7 +48,7 @@ def test_some_tensors_can_have_other_types(
     assert open_weights(out)["blk.0.ffn_down.weight"].info.encoding.name == "BF16"
 
 
-def test_what_a_format_cannot_hold_is_said_for_all_tensors(
+def test_what_a_format_cannot_hold_is_reported_for_all_tensors(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     quantized = tmp_path / "q.gguf"

@@ -25,7 +25,7 @@ def differences(done: Completed) -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(done.stdout)["differences"]}
 
 
-def test_the_same_is_no_difference_in_any_format(
+def test_the_same_is_not_a_difference_in_any_format(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy.gguf"
@@ -148,7 +148,7 @@ def test_quiet_only_has_its_exit_code(weightctl: Run, tmp_path: Path) -> None:
     assert (same.returncode, same.stdout, same.stderr) == (0, "", "")
 
 
-def test_names_of_another_dialect_are_hinted_at(weightctl: Run, tmp_path: Path) -> None:
+def test_names_of_another_convention_are_hinted_at(weightctl: Run, tmp_path: Path) -> None:
     done = weightctl("diff", small_checkpoints.small(tmp_path), small_checkpoints.gguf(tmp_path))
     assert done.returncode == 1
     assert "not one name is in both" in done.stderr
@@ -170,7 +170,7 @@ def test_signs_have_colours_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[33m~   embed_tokens" in shown
 
 
-def test_a_choice_of_nothing_is_no_sameness(weightctl: Run, tiny_llama: Path) -> None:
+def test_a_choice_of_nothing_is_not_sameness(weightctl: Run, tiny_llama: Path) -> None:
     done = weightctl("diff", tiny_llama, tiny_llama, "--include", "nothing*")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no tensor of either has such a name" in done.stderr

@@ -157,7 +157,7 @@ def test_json_says_where_each_tensor_is(weightctl: Run, tiny_llama: Path) -> Non
     assert (norm["shape"], norm["encoding"]) == ([256], "BF16")
 
 
-def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_is_not_an_error(tmp_path: Path) -> None:
     path = tmp_path / "many.safetensors"
     save(Plan.copy(tree_of({f"t{i}.{i % 7}x": (1,) for i in range(9000)}), "safetensors"),
          target(str(path)))  # fmt: skip
@@ -219,7 +219,7 @@ def test_colour_is_for_terminals_that_want_it(weightctl: Run, tiny_llama: Path) 
         assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_an_encoding_without_the_letters_is_no_traceback(weightctl: Run, tmp_path: Path) -> None:
+def test_an_encoding_without_the_letters_is_not_a_traceback(weightctl: Run, tmp_path: Path) -> None:
     path = tmp_path / "名前.safetensors"
     save(Plan.copy(tree_of({"重み": (1,)}), "safetensors"), target(str(path)))
     done = weightctl("ls", path, PYTHONIOENCODING="ascii")
@@ -260,7 +260,7 @@ def test_version_says_which_level_is_none(weightctl: Run) -> None:
     from weightctl.kernels import levels
 
     shown = weightctl("--version", WEIGHTCTL_KERNELS="nonsense").stdout.splitlines()[1]
-    assert ("'nonsense' is no level of this processor" in shown) is bool(levels())
+    assert ("'nonsense' is not a level of this processor" in shown) is bool(levels())
 
 
 def test_wide_letters_keep_columns_and_lines_whole(tmp_path: Path) -> None:

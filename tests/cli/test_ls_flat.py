@@ -178,7 +178,9 @@ def test_a_weight_in_parts_is_left_out_by_its_name(weightctl: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize("view", [[], ["--flat"], ["--json"]])
-def test_choosing_nothing_is_no_error(weightctl: Run, tiny_llama: Path, view: list[str]) -> None:
+def test_choosing_nothing_is_not_an_error(
+    weightctl: Run, tiny_llama: Path, view: list[str]
+) -> None:
     done = weightctl("ls", tiny_llama, "--include", "nothing*", *view)
     assert done.returncode == 0
     assert done.stderr.endswith(": none of the 30 tensors has such a name\n")

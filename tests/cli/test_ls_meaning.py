@@ -72,7 +72,7 @@ def test_experts_fold_like_layers_and_an_odd_one_is_shown_apart(
     assert re.search(r"\[0-4,6-7\]  x7 +7 x 3 tensors", shown)
 
 
-def test_buffers_are_marked_and_are_no_parameters(weightctl: Run, tmp_path: Path) -> None:
+def test_buffers_are_marked_and_are_not_parameters(weightctl: Run, tmp_path: Path) -> None:
     path = small_checkpoints.small(tmp_path)
     assert re.search(r"rotary_emb\.inv_freq +8 +F32 +32 B +buffer", weightctl("ls", path).stdout)
     found = listed(weightctl, path)

@@ -119,7 +119,7 @@ def test_json_has_the_metadata_whole_where_it_is_asked_for(weightctl: Run, gguf:
     assert len(metadata["tokenizer.ggml.tokens"]["value"]) == 500
 
 
-def test_a_path_behind_meta_is_no_key(weightctl: Run, gguf: Path) -> None:
+def test_a_path_behind_meta_is_not_a_key(weightctl: Run, gguf: Path) -> None:
     assert "general.name" in weightctl("ls", "--meta", gguf).stdout
     assert "general.name" in weightctl("ls", "--meta", "small.gguf", cwd=gguf.parent).stdout
     done = weightctl("ls", "--meta", "smal.gguf", cwd=gguf.parent)

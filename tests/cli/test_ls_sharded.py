@@ -140,11 +140,11 @@ def test_the_directory_of_a_rank_is_that_ranks_alone(weightctl: Run, halves: Pat
     assert lines_with(shown, "lm_head") == ["lm_head.weight 256x256 BF16 131 kB"]
 
 
-def test_of_one_ranks_part_it_is_told_where_the_whole_is(weightctl: Run, halves: Path) -> None:
+def test_of_one_ranks_part_it_is_reported_where_the_whole_is(weightctl: Run, halves: Path) -> None:
     for path in (halves / "rank-1", halves / "rank-1" / "model.safetensors"):
-        told = weightctl("ls", path).stderr
+        note = weightctl("ls", path).stderr
         assert (
-            told == f"note: this is the part of one rank alone; the whole checkpoint is {halves}\n"
+            note == f"note: this is the part of one rank alone; the whole checkpoint is {halves}\n"
         )
     assert weightctl("ls", halves).stderr == ""
 
@@ -227,16 +227,19 @@ def test_cut_checkpoints_compare_and_convert_as_whole_ones(
     assert (tmp_path / "out.safetensors").read_bytes() == expected
 
 
-def test_what_ranks_have_is_told_with_the_ranks_that_have_it() -> None:
-    def told(*shapes: tuple[int, ...] | None) -> tuple[str, str | None]:
+def test_what_ranks_have_is_reported_with_the_ranks_that_have_it() -> None:
+    def cells(*shapes: tuple[int, ...] | None) -> tuple[str, str | None]:
         cell = rank_shapes((6, 4), shapes)
         return cell.text, cell.short
 
-    assert told((6, 4), (6, 4)) == ("", None)
-    assert told((3, 4), (3, 4)) == ("3x4", None)
-    assert told((6, 4), None) == ("6x4 on 0", None)
-    assert told((2, 4), (2, 4), (1, 4), (1, 4)) == ("2x4 on 0-1; 1x4 on 2-3", "2x4 / 1x4")
-    assert told((3, 4), (2, 4), None, (1, 4)) == ("3x4 on 0; 2x4 on 1; 1x4 on 3", "3x4 / 2x4 / ...")
+    assert cells((6, 4), (6, 4)) == ("", None)
+    assert cells((3, 4), (3, 4)) == ("3x4", None)
+    assert cells((6, 4), None) == ("6x4 on 0", None)
+    assert cells((2, 4), (2, 4), (1, 4), (1, 4)) == ("2x4 on 0-1; 1x4 on 2-3", "2x4 / 1x4")
+    assert cells((3, 4), (2, 4), None, (1, 4)) == (
+        "3x4 on 0; 2x4 on 1; 1x4 on 3",
+        "3x4 / 2x4 / ...",
+    )
 
 
 def test_ranks_are_named_by_the_ends_of_their_runs() -> None:

@@ -39,7 +39,7 @@ def test_the_refusal_says_how_to_go_on(weightctl: Run, damaged: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("encoding", ["Q8_0", "Q4_K"])
-def test_zero_takes_their_place_and_is_told_of(
+def test_zero_takes_their_place_and_is_reported(
     weightctl: Run, damaged: Path, tmp_path: Path, encoding: str
 ) -> None:
     out, report = tmp_path / "out.gguf", tmp_path / "report.json"
@@ -56,7 +56,7 @@ def test_zero_takes_their_place_and_is_told_of(
     }
 
 
-def test_several_tensors_are_told_of_together(weightctl: Run, tmp_path: Path) -> None:
+def test_several_tensors_are_reported_together(weightctl: Run, tmp_path: Path) -> None:
     one = np.where(np.isfinite(DAMAGED), DAMAGED, np.float32(1))
     one[1, 1] = np.nan
     source = stored(tmp_path / "in.safetensors", a_weight=DAMAGED, b_weight=one)

@@ -60,8 +60,8 @@ def asked(*arguments: str | Path) -> Result:
 def document(*arguments: str | Path) -> dict[str, Any]:
     done = asked(*arguments, "--json")
     assert done.exit_code == 0, done.exception
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    message: dict[str, Any] = json.loads(done.stdout)
+    return message
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -163,8 +163,8 @@ def test_a_dry_run_of_gathering_writes_nothing(halves: Path, tmp_path: Path) -> 
 def test_a_missing_part_is_named(halves: Path, tmp_path: Path) -> None:
     shutil.copytree(halves, tmp_path / "halves")
     (tmp_path / "halves" / "rank-1" / "model.safetensors").unlink()
-    said = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
-    assert "the shards are not whole: rank 1: rank-1/model.safetensors is missing" in said
+    message = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
+    assert "the shards are not whole: rank 1: rank-1/model.safetensors is missing" in message
 
 
 def test_an_altered_part_is_named_and_nothing_written(halves: Path, tmp_path: Path) -> None:
@@ -176,30 +176,30 @@ def test_an_altered_part_is_named_and_nothing_written(halves: Path, tmp_path: Pa
         byte = file.read(1)
         file.seek(extent.offset + 1000)
         file.write(bytes([byte[0] ^ 1]))
-    said = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
-    assert f"altered since it was written: rank 1: `{O_PROJ}` in {part}" in said
+    message = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
+    assert f"altered since it was written: rank 1: `{O_PROJ}` in {part}" in message
     assert not (tmp_path / "whole").exists()
 
 
 def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path) -> None:
     out = tmp_path / "whole.gguf"
-    said = refusal("--gather", halves, out)
-    assert "are safetensors, and are put together as they are" in said
-    assert f"hint: `weightctl convert {halves} {out}` writes gguf" in said
+    message = refusal("--gather", halves, out)
+    assert "are safetensors, and are put together as they are" in message
+    assert f"hint: `weightctl convert {halves} {out}` writes gguf" in message
     bare = tmp_path / "out"
-    said = refusal("--gather", halves, bare, "--to", "gguf")
-    assert f"hint: `weightctl convert {halves} {bare}.gguf` writes gguf" in said
+    message = refusal("--gather", halves, bare, "--to", "gguf")
+    assert f"hint: `weightctl convert {halves} {bare}.gguf` writes gguf" in message
     assert "writes into a pipe" in refusal("--gather", halves, "-")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("{tiny}", "for how many ranks?"),
         ("{tiny} out", "for how many ranks?"),
         ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard IN OUT --tp N"),
-        ("{tiny} out --tp 0", "--tp 0 is no number of ranks\n  hint: pass 1 or more, or auto"),
-        ("{tiny} out --tp two", "--tp two is no number of ranks"),
+        ("{tiny} out --tp 0", "--tp 0 is not a number of ranks\n  hint: pass 1 or more, or auto"),
+        ("{tiny} out --tp two", "--tp two is not a number of ranks"),
         ("{tiny} out --tp 99999999999", "99,999,999,999 ranks are too many"),
         ("{tiny} out --tp 99999 --pp 3", "299,997 ranks are too many"),
         ("{tiny} out --ep 2", "the model has no experts, which 2 groups cannot share"),
@@ -207,7 +207,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny} out --tp auto", "--tp auto writes nothing"),
         ("{tiny} --tp auto --pp 2 --to gguf", "hint: leave --pp and --to out"),
         ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
-        ("{tiny} out --tp 2 --to nothing", "`nothing` is no format\n  hint: formats: safetensors"),
+        ("{tiny} out --tp 2 --to none", "`none` is not a format\n  hint: formats: safetensors"),
         ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
         ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
         ("{tiny} - --tp 2", "stdout takes one file, and shards are several"),
@@ -216,32 +216,32 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{readme} out --tp 2", "no checkpoint that weightctl reads: it is text"),
         ("{training} out --tp 2", "; --plan FILE says how its tensors are cut"),
         ("--gather {tiny}", "OUT is missing\n  hint: weightctl shard --gather DIR OUT"),
-        ("--gather {tiny} whole", "is no sharded checkpoint: it has no manifest of one"),
+        ("--gather {tiny} whole", "is not a sharded checkpoint: it has no manifest of one"),
         ("--gather nowhere whole", "nowhere: No such file or directory"),
         ("--gather {tiny} whole --tp 2", "takes parts as they are\n  hint: leave --tp out"),
         ("--gather {tiny} whole --layout vllm", "hint: leave --layout out"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_can(arguments: str, said: str) -> None:
+def test_what_cannot_be_meant_is_refused_with_what_can(arguments: str, message: str) -> None:
     fixtures = ROOT / "fixtures"
     places = {"tiny": TINY, "readme": fixtures / "README.md", "training": fixtures / "training.pt"}
-    assert said in refusal(*arguments.format(**places).split())
+    assert message in refusal(*arguments.format(**places).split())
 
 
-def test_the_input_and_what_holds_it_are_no_output(tmp_path: Path) -> None:
+def test_the_input_and_what_holds_it_are_not_an_output(tmp_path: Path) -> None:
     shutil.copytree(TINY, tmp_path / "model")
     for out in (tmp_path / "model", tmp_path):
-        said = refusal(tmp_path / "model", out, "--tp", "2", "--force")
-        assert "holds" in said
+        message = refusal(tmp_path / "model", out, "--tp", "2", "--force")
+        assert "holds" in message
     assert sorted(os.listdir(tmp_path)) == ["model"]
     assert sorted(os.listdir(tmp_path / "model")) == sorted(os.listdir(TINY))
 
 
 def test_a_number_that_cannot_be_names_the_tensor_and_numbers_that_work() -> None:
-    said = refusal(TINY, "out", "--tp", "3")
-    assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in said
-    assert "8 heads of 32, which share 2 of keys and values" in said
-    assert said.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
+    message = refusal(TINY, "out", "--tp", "3")
+    assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in message
+    assert "8 heads of 32, which share 2 of keys and values" in message
+    assert message.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
 
 
 def test_auto_shows_the_numbers_that_work_and_what_is_in_the_way_of_others() -> None:
@@ -274,14 +274,14 @@ def test_lines_of_auto_fit_a_terminal_or_the_width_that_is_asked_for(
 
 def test_a_run_that_is_stopped_says_how_it_goes_on_and_it_does(tmp_path: Path) -> None:
     source, out, again = large_llama(tmp_path / "large"), tmp_path / "out", tmp_path / "again"
-    told = stopped(source, out)
+    note = stopped(source, out)
     journal = find_journal(str(out))
     assert journal is not None
-    assert told == f"note: {journal} lists what is complete; the same command continues from there"
+    assert note == f"note: {journal} lists what is complete; the same command continues from there"
     assert not out.exists()
     partial = journal.removesuffix(".journal")
-    said = refusal("--gather", partial, tmp_path / "whole")
-    assert "these shards are unfinished: their writing was stopped" in said
+    message = refusal("--gather", partial, tmp_path / "whole")
+    assert "these shards are unfinished: their writing was stopped" in message
     copy = partial.replace(str(out), str(again))
     shutil.copytree(partial, copy)
     shutil.copy(journal, f"{copy}.journal")
@@ -340,10 +340,10 @@ def stopped(source: Path, out: Path) -> str:
             time.sleep(0.001)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        said = process.communicate()[1]
-        assert process.returncode in {0, 130}, said
+        message = process.communicate()[1]
+        assert process.returncode in {0, 130}, message
         if find_journal(str(out)):
-            return said.strip()
+            return message.strip()
         seconds *= 1.5 if process.returncode else 0.6
         shutil.rmtree(out, ignore_errors=True)
     raise AssertionError("no moment was found at which some tensors are complete, and not all")

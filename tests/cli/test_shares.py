@@ -49,7 +49,7 @@ def shown(plan: ShardPlan, room: int | None = None) -> list[str]:
     return ["".join(cell.text for cell in row).rstrip() for row in rows]
 
 
-def told(plan: ShardPlan, out: Path) -> list[str]:
+def summarize(plan: ShardPlan, out: Path) -> list[str]:
     lines = summary("in", "out", plan, describe_shards(plan, out), None)
     return ["".join(cell.text for cell in line) for line in lines]
 
@@ -83,7 +83,7 @@ def test_a_tensor_has_a_shape_for_all_ranks_or_one_for_some(tmp_path: Path) -> N
     assert even[1].endswith("32x16  BF16  1.02 kB  rowwise    16x16")
 
 
-def test_of_what_is_replicated_no_shape_is_told_twice(tmp_path: Path) -> None:
+def test_of_what_is_replicated_no_shape_is_reported_twice(tmp_path: Path) -> None:
     lines = shown(planned(small_checkpoints.small(tmp_path), Grid(2)))
     assert lines[-1].endswith("16  BF16     32 B  replicate")
 
@@ -117,7 +117,7 @@ def test_a_narrow_terminal_gets_the_shapes_without_the_ranks(tmp_path: Path) -> 
 
 def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
     plan = planned(small_checkpoints.small(tmp_path), Grid(3))
-    lines = told(plan, tmp_path / "out")
+    lines = summarize(plan, tmp_path / "out")
     assert lines[0] == "in -> out (safetensors, 3 ranks: tp 3)"
     # Three vectors of 32 bytes and two of as many, twice more than once.
     assert lines[1] == "8 tensors, 2.21 kB: 3 cut, 5 replicated; copies take 320 B more"
@@ -129,9 +129,9 @@ def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
     assert lines[6:] == ["with config.json beside each", "nothing was written"]
 
 
-def test_what_is_whole_on_one_rank_is_no_copy(tmp_path: Path) -> None:
+def test_what_is_whole_on_one_rank_is_not_a_copy(tmp_path: Path) -> None:
     plan = planned(small_checkpoints.small(tmp_path), Grid(1, 1, 2))
-    assert told(plan, tmp_path / "out")[1] == "8 tensors, 2.21 kB: 8 whole on a rank"
+    assert summarize(plan, tmp_path / "out")[1] == "8 tensors, 2.21 kB: 8 whole on a rank"
     assert shown(plan)[-1].endswith("16  BF16     32 B  whole    16 on 0")
 
 
@@ -145,7 +145,7 @@ def test_a_narrow_terminal_gets_what_there_is_room_for_and_no_types(tmp_path: Pa
 
 
 def test_ranks_whose_files_are_alike_share_a_line(tmp_path: Path) -> None:
-    lines = told(planned(small_checkpoints.mixture(tmp_path), Grid(2, 2)), tmp_path / "out")
+    lines = summarize(planned(small_checkpoints.mixture(tmp_path), Grid(2, 2)), tmp_path / "out")
     assert [line.split(",")[0] for line in lines[3:5]] == [
         "  rank-[0-1]/model.safetensors: 27 tensors",
         "  rank-[2-3]/model.safetensors: 27 tensors",
@@ -156,15 +156,15 @@ def test_ranks_whose_files_are_alike_share_a_line(tmp_path: Path) -> None:
 def test_what_scripts_get_adds_up(tmp_path: Path) -> None:
     plan = planned(small_checkpoints.mixture(tmp_path), Grid(2, 2))
     outcome = describe_shards(plan, tmp_path / "out")
-    said = document("in", "out", plan, outcome, None)
-    sizes = said["tensor_bytes"]
+    content = document("in", "out", plan, outcome, None)
+    sizes = content["tensor_bytes"]
     assert sizes["whole"] + sizes["replicated"] == sizes["ranks"]
     assert sizes["padding"] == 0
-    assert said["bytes"] == sum(file["bytes"] for file in said["files"])
-    assert said["carried"] == [f"rank-{rank}/config.json" for rank in range(4)]
+    assert content["bytes"] == sum(file["bytes"] for file in content["files"])
+    assert content["carried"] == [f"rank-{rank}/config.json" for rank in range(4)]
     (last,) = (
         each
-        for each in said["tensors"]
+        for each in content["tensors"]
         if each["name"].endswith("1.block_sparse_moe.experts.5.w1.weight")
     )
     assert last["ranks"] == [None, None, [32, 16], [32, 16]]

@@ -87,7 +87,7 @@ def test_a_pipe_gets_each_problem_and_each_cause_on_one_line() -> None:
     assert f"    probably: {long.strip()}\n" in shown
 
 
-def test_a_cause_that_neighbours_share_is_told_once_and_another_one_too() -> None:
+def test_a_cause_that_neighbours_share_is_reported_once_and_another_one_too() -> None:
     shown = piped(
         of(
             problem("a", "is wrong", ROPE),
@@ -127,7 +127,7 @@ def test_the_brief_form_is_one_line_for_each_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "message"),
     [
         ("rope_rows", "convert the original model again"),
         ("gate_and_up_swapped", "--rename FILE"),
@@ -135,9 +135,9 @@ def test_the_brief_form_is_one_line_for_each_problem() -> None:
         ("config", "--set KEY=VALUE"),
     ],
 )
-def test_a_cause_comes_with_what_to_do(cause: str, said: str) -> None:
+def test_a_cause_comes_with_what_to_do(cause: str, message: str) -> None:
     shown = piped(of(problem("a", "is wrong", Explanation(cause, "so")), reference="good"))
-    assert re.search(rf"^next: .*{re.escape(said)}", shown, re.MULTILINE)
+    assert re.search(rf"^next: .*{re.escape(message)}", shown, re.MULTILINE)
 
 
 def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() -> None:
@@ -150,7 +150,7 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
 
 
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("check", "message"),
     [
         ("structure", "fetch or make the file anew"),
         ("finite", "fetch the file again"),
@@ -158,10 +158,10 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
         ("values", "fetch the file again"),
     ],
 )
-def test_what_is_named_without_a_cause_comes_with_what_to_do_too(check: str, said: str) -> None:
+def test_what_is_named_without_a_cause_comes_with_what_to_do_too(check: str, message: str) -> None:
     problem = Problem(check=check, where="a", text="is wrong")
     shown = piped(reports.only({check: Result(problems=(problem,))}))
-    assert f"next: {said}" in shown
+    assert f"next: {message}" in shown
     assert "--against" not in shown
 
 
@@ -208,7 +208,7 @@ def test_what_is_not_finite_has_no_axis() -> None:
     assert "│" not in shown
 
 
-def test_matrices_that_were_tried_alone_are_no_model_that_ran() -> None:
+def test_matrices_that_were_tried_alone_are_not_a_model_that_ran() -> None:
     assert re.search(r"forward +partly", piped(reports.unknown_family()))
 
 
@@ -228,7 +228,7 @@ def test_a_terminal_of_ascii_gets_a_chart_of_ascii() -> None:
     assert "###" in text_of(verdict(reports.faulty(), 80, wraps=True, plain=True))
 
 
-def test_an_activation_that_is_not_finite_is_no_bar() -> None:
+def test_an_activation_that_is_not_finite_is_not_a_bar() -> None:
     parts = tuple(
         Activation(name=f"layers.{nonfinite}", rms=1.0, greatest=1.0, nonfinite=nonfinite)
         for nonfinite in (0, 1)

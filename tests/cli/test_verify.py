@@ -89,9 +89,9 @@ def test_the_model_runs_and_says_how(
 def test_a_script_gets_what_was_measured(
     tiny_llama: Path, capsys: pytest.CaptureFixture[str], validator: Draft202012Validator
 ) -> None:
-    told = Ran(capsys, tiny_llama, "--tokens", "1,42,7,261", "--check", "forward", "--json")
-    validator.validate(told.document)
-    figures = told.document["checks"]["forward"]["figures"]
+    reported = Ran(capsys, tiny_llama, "--tokens", "1,42,7,261", "--check", "forward", "--json")
+    validator.validate(reported.document)
+    figures = reported.document["checks"]["forward"]["figures"]
     assert [each["name"] for each in figures["activations"]] == [
         "embedding", "layers.0", "layers.1", "layers.2", "output",
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 import small_checkpoints
 from weightctl.cli import app
-from weightctl.cli.run_on import device_named, layers_named, text_of, tokens_listed
+from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
 from weightctl.device import CPU
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
 
@@ -35,11 +35,11 @@ def refusal(*arguments: str | Path) -> WeightctlError:
 def test_devices_are_called_as_torch_calls_them() -> None:
     assert device_named("cpu") == device_named("CPU:0") == CPU
     for name in ("", "tpu", "cpu:1", "cuda:", "cuda:-1", "cuda:x", "gpu0"):
-        with pytest.raises(ConversionError, match="is no device"):
+        with pytest.raises(ConversionError, match="is not a device"):
             device_named(name)
 
 
-def test_a_device_that_is_not_there_is_told_before_anything_is_read() -> None:
+def test_a_device_that_is_not_there_is_reported_before_anything_is_read() -> None:
     error = refusal("nowhere", "--device", "cuda:9999")
     assert isinstance(error, ConversionError)
     assert error.message.startswith("cuda:9999 was asked for")
@@ -55,10 +55,10 @@ def test_layers_are_a_number_or_from_one_to_another() -> None:
 
 
 def test_tokens_are_numbers_with_commas_or_spaces_between() -> None:
-    assert tokens_listed("1,42,7") == tokens_listed(" 1, 42 7,") == (1, 42, 7)
+    assert parse_tokens("1,42,7") == parse_tokens(" 1, 42 7,") == (1, 42, 7)
     for written in ("", ",", "1,a", "-1", "1.5", "9" * 30, "٣"):
         with pytest.raises(ConversionError, match="lists no tokens"):
-            tokens_listed(written)
+            parse_tokens(written)
 
 
 def test_a_text_is_read_from_a_file_without_its_mark_of_bytes(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_a_long_text_is_cut_between_letters(tmp_path: Path) -> None:
     assert text_of(str(path)) == "a" + "ü" * ((1 << 19) - 1)
 
 
-def test_a_file_that_is_no_text_says_where(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_says_where(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"abc\xff")
-    with pytest.raises(ConversionError, match="byte 3: this is no text in UTF-8"):
+    with pytest.raises(ConversionError, match="byte 3: this is not text in UTF-8"):
         text_of(str(path))
     path.write_bytes(b"ab\xc3")
-    with pytest.raises(ConversionError, match="no text in UTF-8"):
+    with pytest.raises(ConversionError, match="not text in UTF-8"):
         text_of(str(path))
     path.write_bytes(b" \n")
     with pytest.raises(ConversionError, match="there is no text in it"):
@@ -103,7 +103,7 @@ def test_a_text_comes_from_a_pipe_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ("--check nonsense", "there is no check `nonsense`"),
         ("--skip nonsense", "there is no check `nonsense`"),
@@ -127,13 +127,13 @@ def test_a_text_comes_from_a_pipe_too() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is(
-    asked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_checkpoints.small(tmp_path)
     (tmp_path / "there.md").write_text("kept")
     monkeypatch.chdir(tmp_path)
     error = refusal("small", *asked.split())
-    assert said in error.message
+    assert message in error.message
     assert error.hint
     assert sorted(os.listdir()) == ["small", "there.md"]
     assert (tmp_path / "there.md").read_text() == "kept"
@@ -165,7 +165,7 @@ def test_a_directory_whose_only_weights_are_damaged_is_a_verdict(
     assert capsys.readouterr().out.startswith("structure: ")
 
 
-def test_a_file_that_is_no_checkpoint_is_a_verdict(
+def test_a_file_that_is_not_a_checkpoint_is_a_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><html>")

@@ -176,7 +176,7 @@ def test_underflows_are_counted_and_zeros_are_none() -> None:
     assert measured(numbers.view(np.uint8), F32_, ENCODINGS["BF16"]).underflows == 0
 
 
-def test_a_zero_in_a_block_is_no_underflow() -> None:
+def test_a_zero_in_a_block_is_not_an_underflow() -> None:
     numbers = np.full((1, 32), 1e-9, np.float32)
     numbers[0, 0] = 1
     loss = measured(numbers.view(np.uint8), F32_, ENCODINGS["Q8_0"])

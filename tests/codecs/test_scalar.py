@@ -194,7 +194,7 @@ def test_overflow_counts_finite_numbers_that_became_infinite(dtype: DType) -> No
     assert overflow(numbers, found) == became.sum()
 
 
-def test_what_rounds_down_to_the_largest_is_no_overflow() -> None:
+def test_what_rounds_down_to_the_largest_is_not_an_overflow() -> None:
     numbers = np.array([65504, 65519.9, -65519.9])
     found = convert(numbers, DType.float16)
     assert found.tolist() == [65504, 65504, -65504]

@@ -147,7 +147,7 @@ def test_every_block_type_that_the_gguf_package_decodes_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if not can_decode(e)], ids=str)
-def test_what_cannot_be_decoded_is_said(encoding: Encoding) -> None:
+def test_what_cannot_be_decoded_is_reported(encoding: Encoding) -> None:
     with pytest.raises(EncodingError, match=f"data of {encoding} cannot be interpreted"):
         transcode(np.zeros((1, encoding.size), np.uint8), encoding, DType.float32.encoding)
 
@@ -158,7 +158,7 @@ def test_an_encoding_that_the_table_lacks_has_no_codec() -> None:
 
 
 @pytest.mark.parametrize("target", [e for e in BLOCKS if not can_encode(e)], ids=str)
-def test_what_cannot_be_encoded_is_said(target: Encoding) -> None:
+def test_what_cannot_be_encoded_is_reported(target: Encoding) -> None:
     rows = np.zeros((1, 4 * target.block), np.uint8)
     with pytest.raises(EncodingError, match=f"has no encoder for {target}"):
         transcode(rows, DType.float32.encoding, target)

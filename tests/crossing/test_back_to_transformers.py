@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def test_transformers_says_what_llama_cpp_says(
     name: str,
     family: Callable[[str], families.Made],
-    said: Callable[[str], families.Said],
+    llama_output: Callable[[str], families.Said],
     back: Callable[..., Path],
 ) -> None:
-    made, expected = family(name), said(name)
+    made, expected = family(name), llama_output(name)
     model = AutoModelForCausalLM.from_pretrained(
         back(name), dtype=torch.float32, attn_implementation="eager"
     )
@@ -41,21 +41,21 @@ def test_transformers_says_what_llama_cpp_says(
 
 def test_transformers_makes_the_embeddings_that_llama_cpp_makes(
     family: Callable[[str], families.Made],
-    said: Callable[[str], families.Said],
+    llama_output: Callable[[str], families.Said],
     back: Callable[..., Path],
 ) -> None:
     model = AutoModel.from_pretrained(back("bert"), dtype=torch.float32)
     with torch.inference_mode():
         found = model(torch.tensor([family("bert").prompt])).last_hidden_state[0].numpy()
-    assert cosines(found, said("bert").numbers).min() > 0.9999
+    assert cosines(found, llama_output("bert").numbers).min() > 0.9999
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_tokenizers_agree(
-    name: str, said: Callable[[str], families.Said], back: Callable[..., Path]
+    name: str, llama_output: Callable[[str], families.Said], back: Callable[..., Path]
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(back(name))
-    expected = said(name)
+    expected = llama_output(name)
     text = families.FAMILIES[name].text
     assert tokenizer(text)["input_ids"] == expected.tokens
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected.plain_tokens

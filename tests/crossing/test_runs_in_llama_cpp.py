@@ -25,9 +25,9 @@ NO_POOLING = 0
 
 @pytest.mark.parametrize("name", families.CAUSAL)
 def test_llama_cpp_says_what_transformers_says(
-    name: str, family: Callable[[str], families.Made], said: Callable[[str], families.Said]
+    name: str, family: Callable[[str], families.Made], llama_output: Callable[[str], families.Said]
 ) -> None:
-    made, found = family(name), said(name)
+    made, found = family(name), llama_output(name)
     assert found.follows == made.follows
     difference = np.abs(log_softmax(found.numbers) - made.expected)
     chosen = np.arange(families.PROMPT, len(made.tokens)) - 1, made.follows
@@ -37,16 +37,16 @@ def test_llama_cpp_says_what_transformers_says(
 
 
 def test_llama_cpp_makes_the_embeddings_that_transformers_makes(
-    family: Callable[[str], families.Made], said: Callable[[str], families.Said]
+    family: Callable[[str], families.Made], llama_output: Callable[[str], families.Said]
 ) -> None:
-    assert cosines(said("bert").numbers, family("bert").expected).min() > 0.9999
+    assert cosines(llama_output("bert").numbers, family("bert").expected).min() > 0.9999
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_llama_cpp_cuts_text_into_the_tokens_of_the_checkpoints_own_tokenizer(
-    name: str, family: Callable[[str], families.Made], said: Callable[[str], families.Said]
+    name: str, family: Callable[[str], families.Made], llama_output: Callable[[str], families.Said]
 ) -> None:
-    tokenizer, found = AutoTokenizer.from_pretrained(family(name).path), said(name)
+    tokenizer, found = AutoTokenizer.from_pretrained(family(name).path), llama_output(name)
     text = families.FAMILIES[name].text
     assert found.tokens == tokenizer(text)["input_ids"]
     assert found.plain_tokens == tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -155,7 +155,7 @@ def test_all_weights_that_do_not_fit_are_named_at_once() -> None:
         "  `layers.0.b`: missing (did you mean `layers.0.q`?)",
         "  `layers.1.w`: stored as F32 [8, 9], the graph has float32 [8, 8]",
         "  `layers.2.w`: stored as F64, whose numbers float32 would not all hold",
-        "  `layers.2.b`: str is no array",
+        "  `layers.2.b`: str is not an array",
     ]
 
 

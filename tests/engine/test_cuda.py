@@ -92,7 +92,7 @@ def test_inputs_come_from_either_side() -> None:
 
 
 @on_a_gpu
-def test_an_output_is_no_view_of_an_input_on_the_device() -> None:
+def test_an_output_is_not_a_view_of_an_input_on_the_device() -> None:
     given = torch.ones(3, device="cuda")
     with Graph("same", [TensorType(F32, (3,), GPU)]) as graph:
         graph.output(graph.inputs[0])

@@ -73,7 +73,7 @@ def test_what_torch_has_no_type_for_is_refused() -> None:
     ],
     ids=["sparse", "rows", "mkldnn", "nested", "meta", "masked", "masked scalar"],
 )
-def test_what_is_no_dense_array_of_numbers_is_refused(
+def test_what_is_not_a_dense_array_of_numbers_is_refused(
     make: Callable[[torch.Tensor], Any], says: str
 ) -> None:
     given = make(torch.ones(2, 2))

@@ -102,7 +102,7 @@ def test_a_copy_has_memory_of_its_own(tree: Weights, copied: Callable[[Buffer], 
 def test_two_names_of_one_mapping_both_see_what_is_written(tree: Weights) -> None:
     data = tree.weight.data()
     data.to_buffer()
-    other = data.renamed("other")
+    other = data.with_name("other")
     with Graph("two") as graph:
         graph.output(Weight("weight", F32, (4, 4)), Weight("other", F32, (4, 4)))
     model = loaded(graph, {"weight": data, "other": other})
@@ -111,7 +111,7 @@ def test_two_names_of_one_mapping_both_see_what_is_written(tree: Weights) -> Non
         assert np.unique(found.to_numpy()).tolist() == [7]
 
 
-def test_an_output_is_no_view_of_the_mapping(tree: Weights) -> None:
+def test_an_output_is_not_a_view_of_the_mapping(tree: Weights) -> None:
     data = tree.weight.data()
     with Graph("same") as graph:
         graph.output(Weight("weight", F32, (4, 4)))

@@ -39,7 +39,7 @@ def of_run(name: str, factory: pytest.TempPathFactory, *groups: str) -> list[dic
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each process has found where nobody waits."""
     groups = ("together", "failing", "after_all", "killed")
     return of_run("joined", tmp_path_factory, *groups)
@@ -51,16 +51,16 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return of_run("waited", tmp_path_factory, "too_late", "not_coming")
 
 
-def found(said: list[dict[str, Any]], name: str) -> list[Any]:
+def found(outputs: list[dict[str, Any]], name: str) -> list[Any]:
     """Return what each process has found; a test fails with the error where there is one."""
-    each = [of_rank[name]["found"] for of_rank in said]
+    each = [of_rank[name]["found"] for of_rank in outputs]
     assert all(isinstance(one, list) for one in each), each
     return each
 
 
-def errors(said: list[dict[str, Any]], name: str) -> list[str]:
+def errors(outputs: list[dict[str, Any]], name: str) -> list[str]:
     """Return the error of each process, all of which are to be ours."""
-    each = [of_rank[name]["found"] for of_rank in said]
+    each = [of_rank[name]["found"] for of_rank in outputs]
     assert [one["kind"] for one in each] == ["EngineError"] * len(RANKS), each
     return [one["error"] for one in each]
 
@@ -72,62 +72,62 @@ def each_rank(*shape: int, count: int = 2, dtype: Any = np.float32) -> list[Any]
 # What they compute
 
 
-def test_each_process_has_its_number_and_its_device(said: list[dict[str, Any]]) -> None:
-    assert found(said, "place") == [[0, 2, "cpu:0"], [1, 2, "cpu:0"]]
+def test_each_process_has_its_number_and_its_device(outputs: list[dict[str, Any]]) -> None:
+    assert found(outputs, "place") == [[0, 2, "cpu:0"], [1, 2, "cpu:0"]]
 
 
 @pytest.mark.parametrize("name", ["allreduce", "after_all"])
-def test_the_sum_is_that_of_all_in_all(said: list[dict[str, Any]], name: str) -> None:
+def test_the_sum_is_that_of_all_in_all(outputs: list[dict[str, Any]], name: str) -> None:
     first, second = each_rank(2, 3)
-    assert found(said, name) == [[(first + second).tolist()]] * 2
+    assert found(outputs, name) == [[(first + second).tolist()]] * 2
 
 
-def test_numbers_of_16_bits_are_added_up_in_32(said: list[dict[str, Any]]) -> None:
+def test_numbers_of_16_bits_are_added_up_in_32(outputs: list[dict[str, Any]]) -> None:
     first, second = (each.astype(np.float32) for each in each_rank(7, dtype=ml_dtypes.bfloat16))
     total = (first + second).astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert found(said, "allreduce_bfloat16") == [[total.tolist()]] * 2
+    assert found(outputs, "allreduce_bfloat16") == [[total.tolist()]] * 2
 
 
-def test_sizes_may_be_known_only_when_it_runs(said: list[dict[str, Any]]) -> None:
+def test_sizes_may_be_known_only_when_it_runs(outputs: list[dict[str, Any]]) -> None:
     first, second = each_rank(3, 2)
-    assert found(said, "allreduce_unknown_sizes") == [[(first + second).tolist()]] * 2
+    assert found(outputs, "allreduce_unknown_sizes") == [[(first + second).tolist()]] * 2
 
 
-def test_nothing_may_be_added_up(said: list[dict[str, Any]]) -> None:
-    assert found(said, "allreduce_nothing") == [[[]]] * 2
+def test_nothing_may_be_added_up(outputs: list[dict[str, Any]]) -> None:
+    assert found(outputs, "allreduce_nothing") == [[[]]] * 2
 
 
-def test_parts_of_several_sizes_follow_one_another(said: list[dict[str, Any]]) -> None:
+def test_parts_of_several_sizes_follow_one_another(outputs: list[dict[str, Any]]) -> None:
     joined = np.concatenate([numbers(2, 3, rank=0), numbers(2, 2, rank=1)], 1)
-    assert found(said, "allgather_uneven") == [[joined.tolist()]] * 2
+    assert found(outputs, "allgather_uneven") == [[joined.tolist()]] * 2
 
 
-def test_whole_numbers_are_gathered_along_any_axis(said: list[dict[str, Any]]) -> None:
-    assert found(said, "allgather_first_axis") == [[[[0], [1], [2], [1], [2], [3]]]] * 2
+def test_whole_numbers_are_gathered_along_any_axis(outputs: list[dict[str, Any]]) -> None:
+    assert found(outputs, "allgather_first_axis") == [[[[0], [1], [2], [1], [2], [3]]]] * 2
 
 
-def test_each_process_has_its_part_of_the_sum(said: list[dict[str, Any]]) -> None:
+def test_each_process_has_its_part_of_the_sum(outputs: list[dict[str, Any]]) -> None:
     first, second = each_rank(2, 5)
     total = first + second
-    assert found(said, "reduce_scatter_uneven") == [
+    assert found(outputs, "reduce_scatter_uneven") == [
         [total[:, :3].tolist()], [total[:, 3:].tolist()],
     ]  # fmt: skip
 
 
-def test_a_process_may_have_several_ranks(said: list[dict[str, Any]]) -> None:
+def test_a_process_may_have_several_ranks(outputs: list[dict[str, Any]]) -> None:
     each = each_rank(2, 6, count=4)
     total = np.sum(each, axis=0, dtype=np.float64).astype(np.float32)
     joined = np.concatenate(each)
     parts = np.split(total, [3, 4, 5], axis=1)
-    assert found(said, "two_ranks_each") == [
+    assert found(outputs, "two_ranks_each") == [
         [array.tolist() for array in (total, total, joined, joined, *parts[first : first + 2])]
         for first in (0, 2)
     ]
 
 
-def test_what_only_one_process_uses_all_compute(said: list[dict[str, Any]]) -> None:
+def test_what_only_one_process_uses_all_compute(outputs: list[dict[str, Any]]) -> None:
     first, second = each_rank(2)
-    assert found(said, "what_one_process_alone_needs") == [
+    assert found(outputs, "what_one_process_alone_needs") == [
         [first.tolist()], [(first + second).tolist()],
     ]  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_what_only_one_process_uses_all_compute(said: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("other_sizes", ["float32 [[3], [3]]", "float32 [[4], [4]]"]),
         ("other_dtypes", ["float32 [[4], [4]]", "int32 [[4], [4]]"]),
@@ -144,11 +144,11 @@ def test_what_only_one_process_uses_all_compute(said: list[dict[str, Any]]) -> N
     ],
 )
 def test_processes_that_have_not_the_same_all_say_so(
-    said: list[dict[str, Any]], name: str, told: list[str]
+    outputs: list[dict[str, Any]], name: str, reported: list[str]
 ) -> None:
-    for rank, error in enumerate(errors(said, name)):
+    for rank, error in enumerate(errors(outputs, name)):
         assert f"process {1 - rank} of 2 has other shapes, another dtype or another step" in error
-        assert f"{told[rank]}\n" in error.partition("this one, which is at ")[2]
+        assert f"{reported[rank]}\n" in error.partition("this one, which is at ")[2]
 
 
 @pytest.mark.parametrize(
@@ -161,36 +161,36 @@ def test_processes_that_have_not_the_same_all_say_so(
     ],
 )
 def test_a_process_with_the_graph_of_another_rank_is_not_waited_for(
-    said: list[dict[str, Any]], name: str, why: str
+    outputs: list[dict[str, Any]], name: str, why: str
 ) -> None:
-    first, second = errors(said, name)
+    first, second = errors(outputs, name)
     assert "process 1 of 2 has refused to go on\n  hint: its error says why" in first
     assert why in second
 
 
-def test_there_must_be_a_process_for_each_rank(said: list[dict[str, Any]]) -> None:
-    for error in errors(said, "more_ranks_than_processes"):
+def test_there_must_be_a_process_for_each_rank(outputs: list[dict[str, Any]]) -> None:
+    for error in errors(outputs, "more_ranks_than_processes"):
         assert "of 3 ranks 1 is here, and there are 2 processes" in error
         assert "--nproc-per-node 3" in error
 
 
-def test_what_has_joined_does_not_join_again(said: list[dict[str, Any]]) -> None:
-    for error in errors(said, "joining_twice"):
+def test_what_has_joined_does_not_join_again(outputs: list[dict[str, Any]]) -> None:
+    for error in errors(outputs, "joining_twice"):
         assert error.startswith("this process has joined the others already")
 
 
 # What ends a group
 
 
-def test_an_error_is_its_own_and_the_others_do_not_wait(said: list[dict[str, Any]]) -> None:
-    first, second = (of_rank["failing"]["found"] for of_rank in said)
+def test_an_error_is_its_own_and_the_others_do_not_wait(outputs: list[dict[str, Any]]) -> None:
+    first, second = (of_rank["failing"]["found"] for of_rank in outputs)
     assert second == {"error": "this one has failed by itself", "kind": "ValueError"}
     assert "no answer came from all of the 2 processes (" in first["error"]
     assert first["kind"] == "EngineError"
 
 
-def test_a_process_that_is_killed_is_not_waited_for(said: list[dict[str, Any]]) -> None:
-    of_rank, killed = said
+def test_a_process_that_is_killed_is_not_waited_for(outputs: list[dict[str, Any]]) -> None:
+    of_rank, killed = outputs
     assert "killed" not in killed
     assert "no answer came from all of the 2 processes (" in of_rank["killed"]["found"]["error"]
 
@@ -235,10 +235,10 @@ def test_without_torchrun_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two', which is no number"),
-        ("RANK", "-1", "RANK is '-1', which is no number"),
-        ("RANK", "1", "RANK 1 of WORLD_SIZE 1, LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1 is no process"),
-        ("LOCAL_RANK", "2", "LOCAL_RANK 2 of LOCAL_WORLD_SIZE 1 is no process of them"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two', which is not a number"),
+        ("RANK", "-1", "RANK is '-1', which is not a number"),
+        ("RANK", "1", "RANK 1 of WORLD_SIZE 1, LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1 is not a proc"),
+        ("LOCAL_RANK", "2", "LOCAL_RANK 2 of LOCAL_WORLD_SIZE 1 is not a process of them"),
     ],
 )
 def test_an_environment_that_makes_no_sense_is_refused(

@@ -37,9 +37,9 @@ def added(*types: TensorType) -> Graph:
         ([numbers(2, 3), numbers(2, 3).astype("f8")], r"input 1 is float64\[2, 3\].*float32 first"),
         ([numbers(2, 4), numbers(2, 3)], r"input 0 .* dimension 1 of .* is 3, not 4"),
         ([numbers(2, 3), numbers(5, 3)], r"`batch` is 2 in input 0 and 5 in input 1"),
-        ([numbers(2, 3), "text"], "input 1: str is no array"),
+        ([numbers(2, 3), "text"], "input 1: str is not an array"),
         ([numbers(2, 3), np.array(["text"])], "input 1: an array of <U4 has no DType"),
-        ([numbers(2, 3), 1.0], "input 1: float is no array"),
+        ([numbers(2, 3), 1.0], "input 1: float is not an array"),
     ],
 )  # fmt: skip
 def test_an_input_that_does_not_fit_is_refused(inputs: list[Any], says: str) -> None:
@@ -125,13 +125,13 @@ def test_a_dimension_that_comes_out_as_no_size_is_refused(dim: Dim, says: str) -
     [([np.ones(2)], "weights_registry is a list"), ("a.safetensors", "weights_registry is a str"),
      ({0: np.ones(2)}, r"layers\.0\.w`: missing")],
 )  # fmt: skip
-def test_what_is_no_registry_is_refused(registry: Any, says: str) -> None:
+def test_what_is_not_a_registry_is_refused(registry: Any, says: str) -> None:
     with pytest.raises(EngineError, match=says):
         loaded(stack(1), registry)
 
 
-def test_what_is_no_graph_is_refused() -> None:
-    with pytest.raises(EngineError, match="NoneType is no graph"):
+def test_what_is_not_a_graph_is_refused() -> None:
+    with pytest.raises(EngineError, match="NoneType is not a graph"):
         InferenceSession().load(None)  # type: ignore[arg-type]
 
 
@@ -140,8 +140,8 @@ def test_a_session_takes_one_device_or_several() -> None:
 
 
 @pytest.mark.parametrize("devices", ["cpu", ["cpu"], None, [torch.device("cpu")]], ids=str)
-def test_what_is_no_device_is_refused(devices: Any) -> None:
-    with pytest.raises(EngineError, match=r"(?s)is no device.*DeviceRef\.CPU\(\)"):
+def test_what_is_not_a_device_is_refused(devices: Any) -> None:
+    with pytest.raises(EngineError, match=r"(?s)is not a device.*DeviceRef\.CPU\(\)"):
         InferenceSession(devices)
 
 
@@ -158,16 +158,16 @@ def test_a_graph_without_outputs_is_refused() -> None:
         loaded(graph)
 
 
-def test_an_id_that_a_table_lacks_is_said_with_the_operation_and_the_shapes() -> None:
+def test_an_id_that_a_table_lacks_is_reported_with_the_operation_and_the_shapes() -> None:
     with Graph("rows", [TensorType(F32, (3, 2)), TensorType(DType.int64, ("n",))]) as graph:
         table, ids = graph.inputs
         graph.output(ops.embedding(table, ids))
-    said = r"(?s)embedding of float32\[3, 2\] and int64\[1\]: there is no row 7.*there are 3"
-    with pytest.raises(EngineError, match=said):
+    message = r"(?s)embedding of float32\[3, 2\] and int64\[1\]: there is no row 7.*there are 3"
+    with pytest.raises(EngineError, match=message):
         loaded(graph).execute(numbers(3, 2), np.array([7]))
 
 
-def test_what_torch_refuses_is_said_with_the_operation_and_the_shapes() -> None:
+def test_what_torch_refuses_is_reported_with_the_operation_and_the_shapes() -> None:
     with Graph("top", [TensorType(F32, ("n",))]) as graph:
         graph.output(*ops.top_k(graph.inputs[0], 9))
     with pytest.raises(EngineError, match=r"top_k of float32\[4\]: ") as caught:

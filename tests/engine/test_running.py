@@ -104,7 +104,7 @@ def test_what_is_printed_is_run_though_nobody_needs_it(
     assert "twice" in capsys.readouterr().out
 
 
-def test_an_output_is_no_view_of_an_input_a_weight_or_a_constant() -> None:
+def test_an_output_is_not_a_view_of_an_input_a_weight_or_a_constant() -> None:
     weight, given = np.ones(3, np.float32), np.ones(3, np.float32)
     with Graph("same", [TensorType(F32, (3,))]) as graph:
         graph.output(graph.inputs[0], Weight("w", F32, (3,)), ops.constant([1.0, 1.0, 1.0]))

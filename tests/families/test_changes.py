@@ -1,4 +1,4 @@
-"""The order of query and key rows in the two dialects."""
+"""The order of query and key rows in the two naming conventions."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"", "it is no JSON"),
-        (b"{", "it is no JSON"),
-        (b"\xff\xfe{}", "it is no JSON"),
-        (b"[" * 100_000, "it is no JSON"),
-        (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "it is no JSON"),
-        (b"[1]", "it is no JSON object"),
+        (b"", "it is not JSON"),
+        (b"{", "it is not JSON"),
+        (b"\xff\xfe{}", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "it is not JSON"),
+        (b"[1]", "it is not a JSON object"),
         (b"{}", "has no `model_type`"),
         (b'{"model_type": ["llama"]}', "`model_type` is a list"),
         (b'{"model_type": "mamba"}', "`model_type` is `'mamba'`, a family that weightctl does not"),
@@ -75,10 +75,10 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
 def test_a_config_that_is_none_is_refused_with_its_path(
     content: bytes | None, message: str, tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
-    said = refused(beside(tmp_path, tensors, content))
-    assert str(tmp_path / "config.json") in said
-    assert message in said
-    assert len(said) < 600
+    error_text = refused(beside(tmp_path, tensors, content))
+    assert str(tmp_path / "config.json") in error_text
+    assert message in error_text
+    assert len(error_text) < 600
 
 
 def test_a_config_that_is_too_large_is_not_read(tmp_path: Path, tensors: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ def test_a_config_that_is_too_large_is_not_read(tmp_path: Path, tensors: dict[st
     assert "it has 1099511627776 bytes" in refused(weights)
 
 
-def test_a_config_that_is_no_file_is_not_waited_for(
+def test_a_config_that_is_not_a_file_is_not_waited_for(
     tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
     os.mkfifo(tmp_path / "config.json")
@@ -95,9 +95,9 @@ def test_a_config_that_is_no_file_is_not_waited_for(
 
 
 def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
-    said = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
-    assert "mamba" in said
-    assert "llama, mistral, bert, gpt2" in said
+    error_text = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
+    assert "mamba" in error_text
+    assert "llama, mistral, bert, gpt2" in error_text
     weights = as_checkpoint({}, {"general.architecture": MetadataValue("string", "rwkv7")})
     assert "`'rwkv7'`" in refused(weights)
     weights = as_checkpoint({}, {"general.architecture": MetadataValue("u32", 7)})
@@ -111,8 +111,8 @@ def test_tensors_in_memory_need_a_config() -> None:
 def test_more_layers_than_tensors_are_refused_before_they_are_named(
     tensors: dict[str, Any],
 ) -> None:
-    said = refused(weights_of(tensors), LLAMA | {"num_hidden_layers": 9999})
-    assert "9999 layers, and there are 12 tensors" in said
+    error_text = refused(weights_of(tensors), LLAMA | {"num_hidden_layers": 9999})
+    assert "9999 layers, and there are 12 tensors" in error_text
 
 
 def test_all_that_is_missing_or_too_much_or_misshapen_is_named_at_once(
@@ -135,14 +135,14 @@ def test_all_of_another_shape_are_named_at_once(tensors: dict[str, Any]) -> None
     found = recognize(weights_of(tensors), LLAMA | {"intermediate_size": 40, "vocab_size": 97})
     with pytest.raises(ArchitectureError) as caught:
         build_network(found)
-    said = str(caught.value)
-    assert "`model.embed_tokens.weight` is of shape [96, 32], where [97, 32] belongs" in said
+    error_text = str(caught.value)
+    assert "`model.embed_tokens.weight` is of shape [96, 32], where [97, 32] belongs" in error_text
     for name in ("gate_proj", "up_proj", "down_proj", "lm_head"):
-        assert f"{name}.weight` is of shape" in said
-    assert "q_proj" not in said
+        assert f"{name}.weight` is of shape" in error_text
+    assert "q_proj" not in error_text
 
 
-def test_integers_are_no_weights(tensors: dict[str, Any]) -> None:
+def test_integers_are_not_weights(tensors: dict[str, Any]) -> None:
     changed = tensors | {"model.norm.weight": np.ones(32, np.int32)}
     with pytest.raises(ArchitectureError, match="weight` is of I32"):
         build_network(recognize(weights_of(changed), LLAMA))
@@ -187,7 +187,7 @@ def test_of_thousands_that_are_too_much_the_first_are_named(tensors: dict[str, A
 
 
 @pytest.mark.parametrize("config", [[1], "llama", 3], ids=str)
-def test_a_config_that_is_no_mapping_is_refused(config: Any, tensors: dict[str, Any]) -> None:
+def test_a_config_that_is_not_a_mapping_is_refused(config: Any, tensors: dict[str, Any]) -> None:
     assert "no mapping" in refused(weights_of(tensors), config)
 
 

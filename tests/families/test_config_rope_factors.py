@@ -114,7 +114,7 @@ def test_factors_tell_the_scaling_that_they_were_made_of(
     assert found["scaling.high_frequency_factor"] * scale == high
 
 
-def test_factors_of_1_are_no_scaling() -> None:
+def test_factors_of_1_are_not_a_scaling() -> None:
     found = llama3_scaling(np.ones(8, np.float32), 10000.0, 16, 2048)
     assert found["scaling.kind"] is None
 

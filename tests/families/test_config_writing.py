@@ -1,4 +1,4 @@
-"""Configs written in either dialect, against what transformers reads and llama.cpp's script."""
+"""Configs written in either convention, against what transformers reads and llama.cpp's script."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def crossed(document: Document) -> Document:
     tensors = {name: TensorInfo(name, (rows.get(name, 1), 1), ENCODINGS["F32"]) for name in names}
     fields = from_gguf(family, metadata, tensors, "model.gguf").fields
     for line, numbers in factors:
-        assert line.told is not None
-        fields = line.told(fields, numbers)
+        assert line.add_fields is not None
+        fields = line.add_fields(fields, numbers)
     return to_hugging_face(family, fields, model_type_of(family, fields))
 
 
@@ -279,7 +279,7 @@ def test_a_llama_with_a_window_is_a_mistral() -> None:
         model_type_of(family, fields | {"sliding_window": 16, "attention_bias": True})
 
 
-def test_a_window_that_is_none_is_said_where_none_means_another() -> None:
+def test_a_window_that_is_none_is_written_where_none_means_another() -> None:
     family: Family = load(FAMILIES["llama"])
     document = {"model_type": "mistral", "sliding_window": None}
     assert to_hugging_face(family, fields_of(document), "mistral")["sliding_window"] is None
@@ -307,7 +307,7 @@ def test_a_word_for_an_activation_is_the_familys_own() -> None:
         ("gemma2", {"attention_softcap": None}, "`attention_softcap` is `None`"),
     ],
 )
-def test_what_llama_cpp_would_run_otherwise_is_no_gguf(
+def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
     name: str, changes: Document, message: str
 ) -> None:
     fields = fields_of(DOCUMENTS[name]) | changes
@@ -326,7 +326,7 @@ def test_what_llama_cpp_would_run_otherwise_is_no_gguf(
         ("phi3 long", {"scaling.short_factors": ()}, "0 of `short_factor`"),
     ],
 )
-def test_what_transformers_would_run_otherwise_is_no_config_json(
+def test_what_transformers_would_run_otherwise_is_not_a_config_json(
     name: str, changes: Document, message: str
 ) -> None:
     document = DOCUMENTS[name]

@@ -1,4 +1,4 @@
-"""Configs of both dialects, against those of transformers, and hostile ones."""
+"""Configs of both naming conventions, against those of transformers, and hostile ones."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_ggufs_scaling_of_rotations() -> None:
     assert (yarn.kind, yarn.factor, yarn.original_context) == ("yarn", 4.0, 32)
 
 
-def test_0_positions_are_no_window_in_gguf() -> None:
+def test_0_positions_are_not_a_window_in_gguf() -> None:
     assert from_metadata(attention__sliding_window=0).sliding_window is None
     assert from_metadata(attention__sliding_window=16).sliding_window == 16
 
@@ -244,7 +244,7 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
         ({"hidden_act": "mish"}, "`hidden_act` is `'mish'`, none of `silu`"),
         ({"hidden_act": "s" * 999}, "`hidden_act` is `'sss"),
         ({"rope_theta": 0}, "rope_theta` is `0`"),
-        ({"rope_scaling": [1]}, "is no object"),
+        ({"rope_scaling": [1]}, "is not an object"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type` is `'dynamic'`"),
         ({"rope_scaling": {"type": "linear"}}, "no `factor`"),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor` is `-2`"),

@@ -1,4 +1,4 @@
-"""Configs and names of Gemma 2 and 3: in both dialects, against those of transformers."""
+"""Configs and names of Gemma 2 and 3: in both naming conventions, against those of transformers."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_transformers_writes_is_read_as_what_it_read(
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_a_config_goes_to_either_dialect_and_comes_back(document: dict[str, Any]) -> None:
+def test_a_config_goes_to_either_convention_and_comes_back(document: dict[str, Any]) -> None:
     family, found = find_family(document), read(document)
     made: Any = found.config
     if document is DOCUMENTS[1] or made.query_scalar == made.head_dim:
@@ -224,7 +224,7 @@ def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: s
          "beside layers with a window"),
         ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
          "none of"),
-        ({"model_type": "gemma3", "text_config": 3}, "no object"),
+        ({"model_type": "gemma3", "text_config": 3}, "not an object"),
         ({"model_type": "gemma2", "num_key_value_heads": 3}, "cannot share"),
     ],
     ids=str,
@@ -293,7 +293,7 @@ def test_the_text_of_a_multimodal_model_is_known_by_all_its_names(
     assert found.weights["output.weight"].name == f"{head}weight"
 
 
-def test_older_transformers_is_told_of_both_rotations_in_its_own_words() -> None:
+def test_older_transformers_gets_both_rotations_in_its_own_words() -> None:
     found = read(DOCUMENTS[4])
     written = to_hugging_face(find_family(DOCUMENTS[4]), found.fields, "gemma3_text")
     assert (written["rope_theta"], written["rope_local_base_freq"]) == (5e5, 2e4)

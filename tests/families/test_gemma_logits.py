@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 say what transformers' do, from either dialect."""
+"""Gemma 2 and 3 say what transformers' do, from either naming convention."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_gguf_with_the_keys_of_llama_cpps_script_says_the_same(name: str, tmp_
     model = as_llama_cpp_has_it(name)
     write(tmp_path / "model.gguf", name, model)
     checkpoint = recognize(open_weights(tmp_path / "model.gguf"))
-    assert (checkpoint.family.name, checkpoint.dialect) == (name, "gguf")
+    assert (checkpoint.family.name, checkpoint.convention) == (name, "gguf")
     assert (checkpoint.missing, checkpoint.unexpected) == ([], [])
     assert distance(run(checkpoint), logits(model, TOKENS)) < 1e-4
 

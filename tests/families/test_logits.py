@@ -1,4 +1,4 @@
-"""Whole models give what transformers gives, from every format and either dialect."""
+"""Whole models give what transformers gives, from every format and either naming convention."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def read_llama(path: Path) -> Any:
     """Return transformers' llama of a GGUF file, dequantized and renamed by gguf's own code."""
     reader = gguf.GGUFReader(path)
 
-    def said(key: str) -> Any:
+    def read_key(key: str) -> Any:
         return reader.fields[f"llama.{key}"].contents()
 
     config = LlamaConfig(
-        vocab_size=said("vocab_size"),
-        hidden_size=said("embedding_length"),
-        intermediate_size=said("feed_forward_length"),
-        num_hidden_layers=said("block_count"),
-        num_attention_heads=said("attention.head_count"),
-        num_key_value_heads=said("attention.head_count_kv"),
-        rms_norm_eps=said("attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": said("rope.freq_base")},
+        vocab_size=read_key("vocab_size"),
+        hidden_size=read_key("embedding_length"),
+        intermediate_size=read_key("feed_forward_length"),
+        num_hidden_layers=read_key("block_count"),
+        num_attention_heads=read_key("attention.head_count"),
+        num_key_value_heads=read_key("attention.head_count_kv"),
+        rms_norm_eps=read_key("attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": read_key("rope.freq_base")},
         tie_word_embeddings=True,
     )
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}

@@ -58,7 +58,7 @@ def test_a_mixtral_in_gguf_is_a_llama_with_experts(
 ) -> None:
     path = expert_files.write(tmp_path / "model.gguf", model, is_stacked=is_stacked)
     found = recognize(open_weights(path))
-    assert (found.family.name, found.dialect) == ("mixtral", "gguf")
+    assert (found.family.name, found.convention) == ("mixtral", "gguf")
     assert_same(found, model)
 
 
@@ -113,7 +113,7 @@ def family(**changes: int) -> str:
     return recognize(as_checkpoint(tensors, metadata(**changes))).family.name
 
 
-def test_a_llama_of_no_experts_is_no_mixtral() -> None:
+def test_a_llama_of_no_experts_is_not_a_mixtral() -> None:
     assert family() == "llama"
     assert family(expert_count=0) == "llama"
     assert family(expert_count=4, expert_used_count=2) == "mixtral"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAKERS = {"llama": small_models.llama, "bert": small_models.bert, "gpt2": small_models.gpt2}
 
 
-def said(found: RecognizedModel, *inputs: Any, dtype: DType = DType.float32) -> NDArray[Any]:
+def compute(found: RecognizedModel, *inputs: Any, dtype: DType = DType.float32) -> NDArray[Any]:
     """Return what the whole model of a checkpoint gives."""
     (output,) = executed(build_network(found, dtype).graph(), *inputs, weights=found.weights)
     return output
@@ -57,13 +57,13 @@ def test_a_bert_tells_token_types_apart_where_they_are_given() -> None:
     graph = graph_of(module, [module.input_types()[0]] * 3)
     (ours,) = executed(graph, tokens, np.ones_like(tokens), types, weights=found.weights)
     assert np.abs(ours - states.last_hidden_state.numpy()).max() < 1e-4
-    assert np.abs(ours - said(found, tokens, np.ones_like(tokens))).max() > 1e-3
+    assert np.abs(ours - compute(found, tokens, np.ones_like(tokens))).max() > 1e-3
 
 
 def test_more_tokens_than_a_gpt2_has_positions_for_are_refused() -> None:
     found = checkpoint(small_models.gpt2())
     with pytest.raises(EngineError):
-        said(found, tokens_below(96, 1, 65))
+        compute(found, tokens_below(96, 1, 65))
 
 
 def rounded(model: Any, dtype: torch.dtype) -> Any:
@@ -76,7 +76,7 @@ def rounded(model: Any, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_a_narrow_llama_is_as_near_to_float32_as_that_of_transformers(name: str) -> None:
     model, tokens = rounded(small_models.llama(), getattr(torch, name)), tokens_below(96, 2, 20)
-    ours = said(checkpoint(model), tokens, dtype=DType[name])
+    ours = compute(checkpoint(model), tokens, dtype=DType[name])
     assert ours.dtype.name == name
     narrow = logits(model, tokens)
     exact = logits(rounded(model, torch.float32), tokens)
@@ -128,7 +128,7 @@ def test_a_quantized_llama_equals_the_dequantized_one_exactly() -> None:
     tokens, (blocks, numbers) = tokens_below(96, 1, 8), quantized()
     nodes = build_network(blocks).graph().nodes
     assert sum(node.op == "dequantize" for node in nodes) == 2 * 7 + 1
-    assert np.array_equal(said(blocks, tokens), said(numbers, tokens))
+    assert np.array_equal(compute(blocks, tokens), compute(numbers, tokens))
 
 
 class WithSubgraph(Llama):
@@ -151,7 +151,7 @@ def test_layers_called_as_a_subgraph_give_the_same_logits() -> None:
     graph = WithSubgraph(config).graph()
     assert sum(node.op == "attention" for node in graph.nodes) == 0
     (called,) = executed(graph, tokens, weights=found.weights)
-    assert np.array_equal(called, said(found, tokens))
+    assert np.array_equal(called, compute(found, tokens))
 
 
 def with_rope_factors() -> Network:
@@ -186,7 +186,7 @@ def test_a_quantized_model_put_on_a_gpu_is_there_as_a_whole() -> None:
     assert elsewhere(build_network(quantized()[0])) == []
 
 
-def test_what_does_not_fit_is_told_with_the_path_of_its_layer() -> None:
+def test_what_does_not_fit_is_reported_with_the_path_of_its_layer() -> None:
     module: Any = build_network(checkpoint(small_models.llama()))
     module.layers[1].mlp.down = Linear(64, 64)
     with pytest.raises(GraphError, match=r"96.*in layers\.1\.mlp\.down"):

@@ -47,7 +47,7 @@ def test_the_layer_is_what_a_name_begins_with() -> None:
     assert layer("output.weight") is None
 
 
-def test_a_number_that_is_no_layers_is_none() -> None:
+def test_a_number_that_is_not_one_of_layers_is_none() -> None:
     assert layer("blk." + "9" * 5000 + ".attn_v.weight") is None
 
 

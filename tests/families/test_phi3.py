@@ -1,4 +1,4 @@
-"""Phi-3 in either dialect, against transformers."""
+"""Phi-3 in either naming convention, against transformers."""
 
 from __future__ import annotations
 

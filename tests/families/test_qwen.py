@@ -1,4 +1,4 @@
-"""Dense Qwen2 and Qwen3 in either dialect, against transformers."""
+"""Dense Qwen2 and Qwen3 in either naming convention, against transformers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_qwen_in_gguf_has_its_rows_in_transformers_order(
         {"attention__key_length": 32} if model.config.model_type == "qwen3" else {}
     )
     found = in_gguf(model, **length)
-    assert found.dialect == "gguf"
+    assert found.convention == "gguf"
     assert_same(found, model)
     assert found.config == checkpoint(model).config
 

@@ -52,7 +52,7 @@ def test_a_qwen3_with_experts_as_transformers_has_it_in_memory(model: Any) -> No
 
 def test_a_qwen3_with_experts_in_gguf(model: Any, tmp_path: Path) -> None:
     found = recognize(open_weights(expert_files.write(tmp_path / "model.gguf", model)))
-    assert (found.family.name, found.dialect) == ("qwen3moe", "gguf")
+    assert (found.family.name, found.convention) == ("qwen3moe", "gguf")
     assert_same(found, model)
 
 
@@ -71,13 +71,13 @@ def test_the_variations_of_a_qwen3_with_experts(variation: dict[str, Any]) -> No
     assert_same(small_models.checkpoint(changed), changed)
 
 
-def said(**changes: Any) -> RecognizedModel:
+def recognize_changed(**changes: Any) -> RecognizedModel:
     given = {"num_hidden_layers": 1, "model_type": "qwen3_moe"} | changes
     return recognize(weights_of({"one": np.zeros(1, np.float32)}), given)
 
 
 def test_what_a_config_leaves_out_is_as_transformers_takes_it() -> None:
-    found: Any = said().config
+    found: Any = recognize_changed().config
     expected: Any = Qwen3MoeConfig(num_hidden_layers=1)
     fields = {
         "vocabulary": "vocab_size", "context": "max_position_embeddings", "hidden": "hidden_size",
@@ -96,7 +96,7 @@ def test_what_a_config_leaves_out_is_as_transformers_takes_it() -> None:
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
 def test_either_name_of_the_number_of_experts_counts(name: str) -> None:
-    config: Any = said(**{name: 16}).config
+    config: Any = recognize_changed(**{name: 16}).config
     assert config.experts == 16
 
 
@@ -110,18 +110,18 @@ def test_either_name_of_the_number_of_experts_counts(name: str) -> None:
 )
 def test_a_config_of_other_mixtures_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArchitectureError, match=message):
-        said(**changes)
+        recognize_changed(**changes)
 
 
 def test_a_config_without_layers_that_lack_experts_is_taken() -> None:
-    assert said(mlp_only_layers=[], decoder_sparse_step=1).config.layers == 1
+    assert recognize_changed(mlp_only_layers=[], decoder_sparse_step=1).config.layers == 1
 
 
 def test_shares_among_all_experts_cannot_be_said_in_gguf() -> None:
-    kept = said(norm_topk_prob=True)
+    kept = recognize_changed(norm_topk_prob=True)
     written = to_gguf(kept.family, kept.fields)
     assert written["qwen3moe.expert_count"].content == 128
     assert written["qwen3moe.expert_feed_forward_length"].content == 768
-    other = said(norm_topk_prob=False)
+    other = recognize_changed(norm_topk_prob=False)
     with pytest.raises(ArchitectureError, match="`experts_normalized` is `False`"):
         to_gguf(other.family, other.fields)

@@ -1,4 +1,4 @@
-"""What families call their tensors, in both dialects."""
+"""What families call their tensors, in both naming conventions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_each_family_stands_under_its_own_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_both_dialects_say_what_ggufs_own_table_says(name: str) -> None:
+def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
     tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
     pairs = [(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face]
     assert len(pairs) > 20
@@ -166,7 +166,7 @@ def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
 
 def test_tiny_llama_is_whole(tiny_llama: Path) -> None:
     found = recognize(open_weights(tiny_llama))
-    assert (found.family.name, found.dialect) == ("llama", "hugging_face")
+    assert (found.family.name, found.convention) == ("llama", "hugging_face")
     assert (found.missing, found.unexpected) == ([], [])
     assert found.weights["layers.2.attention.q.weight"].name == (
         "model.layers.2.self_attn.q_proj.weight"
@@ -176,7 +176,7 @@ def test_tiny_llama_is_whole(tiny_llama: Path) -> None:
 @pytest.mark.real
 def test_smollm2_is_whole(smollm2: Path) -> None:
     found = recognize(open_weights(smollm2))
-    assert (found.family.name, found.dialect) == ("llama", "gguf")
+    assert (found.family.name, found.convention) == ("llama", "gguf")
     assert (found.missing, found.unexpected) == ([], [])
     assert "output.weight" not in found.weights
     assert len(found.weights) == 272
@@ -185,7 +185,7 @@ def test_smollm2_is_whole(smollm2: Path) -> None:
 @pytest.mark.real
 def test_minilm_is_whole_and_its_pooler_is_left_aside(minilm: Path) -> None:
     found = recognize(open_weights(minilm))
-    assert (found.family.name, found.dialect) == ("bert", "hugging_face")
+    assert (found.family.name, found.convention) == ("bert", "hugging_face")
     assert (found.missing, found.unexpected) == ([], [])
     assert len(found.weights) == 101
 

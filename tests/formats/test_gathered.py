@@ -151,7 +151,7 @@ def test_parts_are_read_where_those_that_ask_have_them(tmp_path: Path) -> None:
     assert whole_bytes(source.view_for_ranks([1]), "kept") == whole
 
 
-def test_a_stage_without_a_tensor_is_no_gap(tmp_path: Path) -> None:
+def test_a_stage_without_a_tensor_is_not_a_gap(tmp_path: Path) -> None:
     path = small(tmp_path, first=(4, 2), last=(2, 2))
     stages = {"first": (0, 1), "last": (2, 3)}
     plan = plan_of(
@@ -186,7 +186,7 @@ def test_numbers_of_ranks_can_be_had_as_arrays(tmp_path: Path) -> None:
     assert weights.cut.data().to_numpy().tobytes() == whole.tobytes()
 
 
-def test_a_file_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_meanwhile_is_reported(tmp_path: Path) -> None:
     path = small(tmp_path, cut=(4, 6))
     out = write_shards(plan_of(open_weights(path), Grid(2)), tmp_path / "out")
     source = gathered(out)

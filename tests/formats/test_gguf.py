@@ -64,7 +64,7 @@ def opened(path: Path, content: bytes) -> Weights:
     return open_weights(path)
 
 
-def said(values: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
+def as_stated(values: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
     def plain(content: Any) -> Any:
         return [plain(each) for each in content] if isinstance(content, list) else repr(content)
 
@@ -74,7 +74,7 @@ def said(values: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
 @EACH_VERSION
 def test_every_metadata_value_keeps_its_type(form: Gguf, tmp_path: Path) -> None:
     weights = opened(tmp_path / "a.gguf", form.file([], VALUES))
-    assert spoken(weights.metadata) == said(VALUES)
+    assert spoken(weights.metadata) == as_stated(VALUES)
 
 
 @EACH_VERSION
@@ -138,7 +138,7 @@ def test_tensors_start_on_any_alignment(alignment: int, tmp_path: Path) -> None:
     assert [raw(weights, name) for name in "ab"] == [b"abc", b"de"]
 
 
-def test_tensors_start_on_32_bytes_where_nothing_is_said(tmp_path: Path) -> None:
+def test_tensors_start_on_32_bytes_where_no_alignment_is_given(tmp_path: Path) -> None:
     assert opened(tmp_path / "a.gguf", Gguf().file()).header.alignment == 32
 
 

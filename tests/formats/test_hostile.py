@@ -49,10 +49,10 @@ GGUF = {
     "unknown-element-type": Case("`key` has metadata type 13", 39),
     "key-twice": Case("the metadata key `key` stands twice", 43),
     "key-empty": Case("a metadata key is empty", 24),
-    "key-no-utf8": Case(r"the metadata key 'ke\udcff' is no UTF-8", 24),
+    "key-no-utf8": Case(r"the metadata key 'ke\udcff' is not UTF-8", 24),
     "name-length-lies": Case("a tensor name says it is 1152921504606846976 bytes long", 24),
     "name-twice": Case("two tensors are called `a`", 57),
-    "name-no-utf8": Case(r"the tensor name 'na\udcffme' is no UTF-8", 24),
+    "name-no-utf8": Case(r"the tensor name 'na\udcffme' is not UTF-8", 24),
     "five-dimensions": Case("`a` has 5 dimensions; GGUF allows 4", 24),
     "rank-lies": Case("`a` has 200 dimensions", 24),
     "dimensions-overflow": Case("`a` has more elements than fit any file", 24),
@@ -75,8 +75,8 @@ GGUF = {
         24,
     ),
     "unknown-type-past-end": Case("`a` ends 512 bytes past the file", 24),
-    "row-no-block": Case("`a` of shape (32, 33) is no whole number of Q8_0 blocks", 24),
-    "scalar-block": Case("`a` of shape () is no whole number of Q8_0 blocks", 24),
+    "row-no-block": Case("`a` of shape (32, 33) is not a whole number of Q8_0 blocks", 24),
+    "scalar-block": Case("`a` of shape () is not a whole number of Q8_0 blocks", 24),
 }
 UNSOUND = Case("the entry of tensor 'a' is not sound", 8)
 NO_STRINGS = Case("`__metadata__` does not map strings to strings", 8)
@@ -86,10 +86,10 @@ SAFETENSORS = {
     ),
     "length-past-end": Case("the header says it is 5000 bytes long; the file ends before", 0),
     "length-over-limit": Case("100000001 bytes long; the format allows 100 MB", 0),
-    "no-utf8": Case("the header is no UTF-8", 11),
-    "no-json": Case("the header is no JSON", 15),
-    "no-object": Case("the header is no JSON: Extra data", 16),
-    "not-closed": Case("the header is no JSON", 15),
+    "no-utf8": Case("the header is not UTF-8", 11),
+    "no-json": Case("the header is not JSON", 15),
+    "no-object": Case("the header is not JSON: Extra data", 16),
+    "not-closed": Case("the header is not JSON", 15),
     "deep": Case("is not sound", 8),
     "huge-integer": Case("the header is not sound: Exceeds the limit", 8),
     "name-twice": Case("`a` stands twice", 8),
@@ -137,10 +137,10 @@ DIRECTORIES = {
     "index-no-strings": NO_MAP,
     "index-no-map": NO_MAP,
     "index-empty-map": NO_MAP,
-    "index-no-object": Case("the index is no JSON object"),
-    "index-no-json": Case("the index is no JSON: it is a web page"),
-    "index-no-utf8": Case("the index is no JSON: 'utf-8'"),
-    "index-deep": Case("the index is no JSON"),
+    "index-no-object": Case("the index is not a JSON object"),
+    "index-no-json": Case("the index is not JSON: it is a web page"),
+    "index-no-utf8": Case("the index is not JSON: 'utf-8'"),
+    "index-deep": Case("the index is not JSON"),
     "index-tensor-missing": Case("1 tensor not in the part that the index names (`b`)"),
     "index-tensor-elsewhere": Case("2 tensors not in the part that the index names (`a`, `b`)"),
     "index-tensor-unlisted": Case("1 tensor in a part but not in the index (`c`)"),
@@ -235,7 +235,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
+def figures() -> dict[str, Any]:
     """What `ls` said of every file, all in one process, and what each cost."""
     return measured(HOSTILE, CASES)
 
@@ -269,20 +269,20 @@ def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refusing_a_file_takes_little_time_and_memory(name: str, said: dict[str, Any]) -> None:
-    assert_cheap(said[name])
+def test_refusing_a_file_takes_little_time_and_memory(name: str, figures: dict[str, Any]) -> None:
+    assert_cheap(figures[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_command_ends_with_2_and_one_error(name: str, said: dict[str, Any]) -> None:
-    assert_one_error(said[name])
+def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
+    assert_one_error(figures[name])
 
 
 @pytest.mark.parametrize(
     "name", ["gguf-name-no-utf8.gguf", "safetensors-deep.safetensors", "several"]
 )
 def test_the_installed_command_says_the_same(
-    name: str, said: dict[str, Any], weightctl: Callable[..., Completed]
+    name: str, figures: dict[str, Any], weightctl: Callable[..., Completed]
 ) -> None:
     done = weightctl("ls", HOSTILE / name)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said[name]["stderr"])
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", figures[name]["stderr"])

@@ -104,7 +104,7 @@ def test_the_older_form_cut_off_anywhere_says_where_it_ends(tmp_path: Path, end:
 
 
 @pytest.mark.parametrize("end", range(1, 12))
-def test_a_tail_that_is_cut_off_is_no_end(tmp_path: Path, end: int) -> None:
+def test_a_tail_that_is_cut_off_is_not_an_end(tmp_path: Path, end: int) -> None:
     tail = struct.pack("<ii", 7, 8) + b"text.txt"
     if end != 4:
         assert "ends after" in refused(tmp_path / "i.dat", SOUND + tail[:end]).message
@@ -116,7 +116,7 @@ def test_a_tail_that_is_cut_off_is_no_end(tmp_path: Path, end: int) -> None:
         (struct.pack("<i", -1), SECOND, "the length of a name is -1"),
         (struct.pack("<i", 0), SECOND, "the length of a name is 0"),
         (struct.pack("<i", 1 << 30), SECOND + 4, "a name should take 1073741824 bytes"),
-        (dat_entry(b"\xff\xfe", 1, SUMS), SECOND, "is no UTF-8"),
+        (dat_entry(b"\xff\xfe", 1, SUMS), SECOND, "is not UTF-8"),
         (dat_entry(b"a", 1, SUMS), SECOND, "`a` stands twice"),
         (dat_entry(b"b", 1, SUMS[:0]), SECOND + 9, "the length of the values of `b` is 0"),
         (struct.pack("<i1sii", 1, b"b", 1, 1 << 30), SECOND + 13, "values of `b` should take"),
@@ -201,7 +201,7 @@ def test_numbers_stay_in_the_file_until_they_are_asked_for(tmp_path: Path) -> No
     assert "there is no memory for 2147483647 numbers of `a`" in done.stdout
 
 
-def test_what_is_no_file_is_no_importance_matrix(tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_not_an_importance_matrix(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, problem in ((tmp_path, "it is a directory"), (tmp_path / "pipe", "not a regular")):
         with pytest.raises(FormatError, match=problem) as caught:
@@ -226,7 +226,7 @@ def test_more_entries_than_bytes_are_refused_before_any_is_read(tmp_path: Path) 
         (struct.pack("<Q", 2) + b"{}", "a safetensors checkpoint"),
     ],
 )
-def test_what_is_no_importance_matrix_is_called_what_it_is(
+def test_what_is_not_an_importance_matrix_is_called_what_it_is(
     tmp_path: Path, raw: bytes, what: str
 ) -> None:
     message = refused(tmp_path / "i.dat", raw).message
@@ -234,7 +234,7 @@ def test_what_is_no_importance_matrix_is_called_what_it_is(
     assert what in message
 
 
-def test_a_model_is_no_importance_matrix(tmp_path: Path) -> None:
+def test_a_model_is_not_an_importance_matrix(tmp_path: Path) -> None:
     model = Gguf().file([Tensor("blk.0.attn_q.weight", (1, 4), F32, bytes(16))],
                         {"general.architecture": ("string", "qwen3")})  # fmt: skip
     message = refused(tmp_path / "model.gguf", model).message

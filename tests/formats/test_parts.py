@@ -227,7 +227,7 @@ def test_a_directory_without_the_format_that_is_asked_for_is_refused(tmp_path: P
 
 
 def test_a_format_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="`zip` is no format") as caught:
+    with pytest.raises(ConversionError, match="`zip` is not a format") as caught:
         open_weights(tmp_path, "zip")
     assert "safetensors, gguf" in caught.value.hint
 
@@ -306,7 +306,7 @@ def test_a_file_that_becomes_shorter_is_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "fifo", "null\0byte", "x" * 300])
-def test_a_path_that_is_no_file_is_a_clear_error(kind: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_a_clear_error(kind: str, tmp_path: Path) -> None:
     if kind == "fifo":
         os.mkfifo(tmp_path / kind)
     with pytest.raises(FormatError, match=r"regular|No such|null byte|too long") as caught:

@@ -32,12 +32,12 @@ def made(levels: Any, names: list[str], metadata: dict[str, MetadataValue] | Non
 def made_and_used(
     levels: Any, names: list[str], metadata: dict[str, MetadataValue] | None = None
 ) -> tuple[Any, set[str]]:
-    said = text(levels) if isinstance(levels, str) else levels_value(levels)
+    stated = text(levels) if isinstance(levels, str) else levels_value(levels)
     # What has no value says in the metadata that it is there.
     kinds = levels.items() if isinstance(levels, dict) else ()
     there = {name: text(kind) for name, kind in kinds if kind in {"None", "{}", "[]", "()"}}
     root, used = nest_leaves(
-        {name: f"<{name}>" for name in names}, {LEVELS_KEY: said, **there, **(metadata or {})}
+        {name: f"<{name}>" for name in names}, {LEVELS_KEY: stated, **there, **(metadata or {})}
     )
     return pickle.loads(emit(root)), set(used) - (there.keys() - (metadata or {}).keys())
 
@@ -79,7 +79,7 @@ def test_lists_and_tuples_are_in_numeric_order_without_holes() -> None:
 
 
 @pytest.mark.parametrize("odd", ["l.x", "l.01", "l.-1", "l.0.weight"])
-def test_a_list_with_a_key_that_is_no_place_is_a_dict(odd: str) -> None:
+def test_a_list_with_a_key_that_is_not_a_place_is_a_dict(odd: str) -> None:
     assert made({"l": "list"}, ["l.0", odd]) == {"l": {"0": "<l.0>", odd[2:]: f"<{odd}>"}}
 
 
@@ -251,7 +251,7 @@ def test_levels_of_somebody_else_are_none(content: str) -> None:
 
 
 @pytest.mark.parametrize("value", [MetadataValue("i64", 1), MetadataValue("array[string]", ["{}"])])
-def test_levels_that_are_no_text_are_none(value: MetadataValue) -> None:
+def test_levels_that_are_not_text_are_none(value: MetadataValue) -> None:
     assert not parse_levels({LEVELS_KEY: value})
 
 
@@ -271,7 +271,7 @@ def test_a_value_that_the_metadata_has_lost_is_left_out(kind: str) -> None:
     assert root == {"a": "<a>"}
 
 
-def test_the_levels_themselves_are_no_value() -> None:
+def test_the_levels_themselves_are_not_a_value() -> None:
     assert made({LEVELS_KEY: "str", "": "dict"}, ["w"]) == {"w": "<w>"}
 
 

@@ -328,7 +328,7 @@ def test_a_tensor_by_itself_and_a_list_of_them(tmp_path: Path) -> None:
     assert not record(bare)
 
 
-def test_parts_are_flat_and_the_first_keeps_what_is_said_of_the_whole(tmp_path: Path) -> None:
+def test_parts_are_flat_and_the_first_keeps_the_metadata_of_the_whole(tmp_path: Path) -> None:
     tensors, metadata = training()
     metadata["tied.first"], metadata["tied.last"] = text("model.layer.weight"), text("rng.0")
     names = list(tensors)
@@ -342,7 +342,7 @@ def test_parts_are_flat_and_the_first_keeps_what_is_said_of_the_whole(tmp_path: 
     assert RECORD not in members(last)
 
 
-def test_what_cannot_be_held_is_said() -> None:
+def test_what_cannot_be_held_is_reported() -> None:
     shapes = {"Q4_K": (256,), "F6_E2M3": (4,), "QINT8": (1,), "QUINT2X4": (4,), "F4": (2, 3)}
     tensors = [TensorInfo(name.lower(), shape, ENCODINGS[name]) for name, shape in shapes.items()]
     tensors.append(TensorInfo("new", (1,), unknown_encoding("gguf", 99, 1, 4)))

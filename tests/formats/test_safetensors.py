@@ -231,7 +231,7 @@ def test_writing_into_the_data_leaves_the_file_alone(tmp_path: Path) -> None:
     assert weights.a.data().to_numpy().tolist() == [97, 98]
 
 
-def test_the_framework_is_said_where_nothing_was(tmp_path: Path) -> None:
+def test_the_framework_is_written_where_there_was_none(tmp_path: Path) -> None:
     weights = opened(tmp_path / "a.safetensors", safetensors_of({}))
     assert not weights.metadata
     header = Plan.copy(weights, "safetensors").layouts()[0].header

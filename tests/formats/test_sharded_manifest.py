@@ -141,35 +141,35 @@ def across_rows(document: Document) -> None:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "another layout": (at("layout", to="rows"), "`layout` is `rows`, and can be ranks or vllm"),
-    "no layout": (without("layout"), "`layout` is no text"),
+    "no layout": (without("layout"), "`layout` is not text"),
     "another format": (at("format", to="zip"), "`format` is `zip`, and can be safetensors or gguf"),
-    "no grid": (without("grid"), "`grid` is no object"),
-    "a grid without an axis": (without("grid", "pp"), "`pp` is no number from 0 on"),
+    "no grid": (without("grid"), "`grid` is not an object"),
+    "a grid without an axis": (without("grid", "pp"), "`pp` is not a number from 0 on"),
     "an axis of none": (at("grid", "ep", to=0), "a grid of 2 x 0 x 1 ranks cannot be"),
-    "an axis below 0": (at("grid", "ep", to=-2), "`ep` is no number from 0 on"),
-    "an axis that is true": (at("grid", "ep", to=True), "`ep` is no number from 0 on"),
-    "an axis that is a fraction": (at("grid", "tp", to=2.0), "`tp` is no number from 0 on"),
+    "an axis below 0": (at("grid", "ep", to=-2), "`ep` is not a number from 0 on"),
+    "an axis that is true": (at("grid", "ep", to=True), "`ep` is not a number from 0 on"),
+    "an axis that is a fraction": (at("grid", "tp", to=2.0), "`tp` is not a number from 0 on"),
     "more ranks than there can be": (
         at("grid", "pp", to=1 << 40), "a grid of 2 x 1 x 1099511627776 ranks cannot be",
     ),
-    "a number beyond 63 bits": (at("grid", "pp", to=1 << 64), "`pp` is no number from 0 on"),
+    "a number beyond 63 bits": (at("grid", "pp", to=1 << 64), "`pp` is not a number from 0 on"),
     "fewer ranks than the grid": (without("ranks", 1), "there are 1 ranks, and 2 of tp x ep x pp"),
-    "ranks that are no list": (at("ranks", to={"0": {}}), "`ranks` is no list"),
-    "a rank that is no object": (at("ranks", 1, to=7), "`ranks` is no list of objects"),
+    "ranks that are not a list": (at("ranks", to={"0": {}}), "`ranks` is not a list"),
+    "a rank that is not an object": (at("ranks", 1, to=7), "`ranks` is not a list of objects"),
     "more tensors and ranks than bytes": (absurd, "3003 tensors on 6000 ranks cannot be"),
-    "tensors that are no list": (at("tensors", to=None), "`tensors` is no list"),
-    "a tensor that is no object": (at("tensors", 0, to=[]), "`tensors` is no list of objects"),
+    "tensors that are not a list": (at("tensors", to=None), "`tensors` is not a list"),
+    "a tensor not an object": (at("tensors", 0, to=[]), "`tensors` is not a list of objects"),
     "a tensor twice": (twice("tensors"), "`norm` stands twice among the tensors"),
-    "a name that is no text": (at("tensors", 0, "name", to=3), "`name` is no text"),
-    "a name of half a character": (at("tensors", 0, "name", to="\ud800"), "is no UTF-8"),
-    "no strategy": (without("tensors", 0, "strategy"), "`strategy` is no text"),
+    "a name that is not text": (at("tensors", 0, "name", to=3), "`name` is not text"),
+    "a name of half a character": (at("tensors", 0, "name", to="\ud800"), "is not UTF-8"),
+    "no strategy": (without("tensors", 0, "strategy"), "`strategy` is not text"),
     "an encoding that is none": (
         at("tensors", 0, "encoding", to="Q9_Z"), "the encoding of `norm` is none that is known",
     ),
     "an encoding that is an object": (
-        at("tensors", 0, "encoding", to={"block": 0}), "`encoding` is no text",
+        at("tensors", 0, "encoding", to={"block": 0}), "`encoding` is not text",
     ),
-    "a shape that is a number": (at("tensors", 0, "shape", to=4), "`shape` is no list"),
+    "a shape that is a number": (at("tensors", 0, "shape", to=4), "`shape` is not a list"),
     "a shape of fractions": (
         at("tensors", 0, "shape", to=[4.0]), "the shape of `norm` is not of whole numbers",
     ),
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a shape of broken blocks": (
         at("tensors", 2, "shape", to=[2, 33]), "`q` of shape [2, 33] cannot be of Q8_0",
     ),
-    "no path": (without("ranks", 1, "path"), "rank 1: `path` is no text"),
+    "no path": (without("ranks", 1, "path"), "rank 1: `path` is not text"),
     "a path out of the directory": (
         at("ranks", 1, "path", to="rank-1/../../x"),
         "the path of rank 1, `rank-1/../../x`, leads out of the directory",
@@ -197,8 +197,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
         at("ranks", 1, "path", to="rank-0/model.gguf"),
         "`rank-0/model.gguf` is the file of several ranks",
     ),
-    "tensors of a rank that are no list": (
-        at("ranks", 1, "tensors", to=1), "rank 1: `tensors` is no list",
+    "tensors of a rank that are not a list": (
+        at("ranks", 1, "tensors", to=1), "rank 1: `tensors` is not a list",
     ),
     "a tensor of a rank twice": (
         twice("ranks", 1, "tensors"), "`norm` stands twice on rank 1",
@@ -212,19 +212,19 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a part of nothing": (
         at(*W, "pieces", to=[]), "`w` on rank 0: its shape [2, 6] is not that of its piece",
     ),
-    "pieces that are no list": (at(*W, "pieces", to={}), "`w` on rank 0: `pieces` is no list"),
+    "pieces not a list": (at(*W, "pieces", to={}), "`w` on rank 0: `pieces` is not a list"),
     "a digest that is none": (at(*W, "sha256", to="ab"), "`w` on rank 0: `sha256` is none"),
     "a digest in capitals": (
         at(*W, "sha256", to="AB" * 32), "`w` on rank 0: `sha256` is none",
     ),
-    "no digest": (without(*W, "sha256"), "`w` on rank 0: `sha256` is no text"),
-    "no strategy of a part": (without(*W, "strategy"), "`w` on rank 0: `strategy` is no text"),
+    "no digest": (without(*W, "sha256"), "`w` on rank 0: `sha256` is not text"),
+    "no strategy of a part": (without(*W, "strategy"), "`w` on rank 0: `strategy` is not text"),
     "a piece of no tensor": (
         at(*W, "pieces", 0, "source", to="v"),
-        "`w` on rank 0: it has a piece of `v`, which is no tensor",
+        "`w` on rank 0: it has a piece of `v`, which is not a tensor",
     ),
-    "cuts that are no objects": (
-        at(*W, "pieces", 0, "cuts", to=[[0, 2]]), "`w` on rank 0: `cuts` is no list of objects",
+    "cuts that are not objects": (
+        at(*W, "pieces", 0, "cuts", to=[[0, 2]]), "`w` on rank 0: `cuts` is not a list of objects",
     ),
     "a cut twice along an axis": (
         twice(*W, "pieces", 0, "cuts"), "`w` on rank 0: `w` is cut twice along an axis",
@@ -232,11 +232,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a cut along no axis": (
         at(*CUT, "axis", to=2), "`w` on rank 0: `w` cannot be cut along axis 2",
     ),
-    "an axis counted from the end": (at(*CUT, "axis", to=-1), "`axis` is no number from 0 on"),
-    "ranges that are no list": (at(*CUT, "ranges", to="02"), "`ranges` is no list"),
-    "a range of one": (at(*CUT, "ranges", 0, to=[0]), "a range is no pair of numbers"),
-    "a range of texts": (at(*CUT, "ranges", 0, to=["0", "2"]), "a range is no pair of numbers"),
-    "a range of truths": (at(*CUT, "ranges", 0, to=[False, 2]), "a range is no pair of numbers"),
+    "an axis counted from the end": (at(*CUT, "axis", to=-1), "`axis` is not a number from 0 on"),
+    "ranges that are not a list": (at(*CUT, "ranges", to="02"), "`ranges` is not a list"),
+    "a range of one": (at(*CUT, "ranges", 0, to=[0]), "a range is not a pair of numbers"),
+    "a range of texts": (at(*CUT, "ranges", 0, to=["0", "2"]), "a range is not a pair of numbers"),
+    "a range of truths": (at(*CUT, "ranges", 0, to=[False, 2]), "a range is not a pair of numbers"),
     "a range that is empty": (
         at(*CUT, "ranges", to=[[2, 2]]),
         "the range from 2 to 2 of axis 0 overlaps the one before, is empty, or is not within the 4",
@@ -267,19 +267,19 @@ REFUSED: dict[str, tuple[Change, str]] = {
         both(without("ranks", 0, "tensors", 0), without("ranks", 1, "tensors", 0)),
         "no rank has element [0] of `norm` of shape [4]",
     ),
-    "aliases that are no object": (at("aliases", to=[]), "`aliases` is no object"),
+    "aliases that are not an object": (at("aliases", to=[]), "`aliases` is not an object"),
     "an alias of no tensor": (
         at("aliases", to={"a": "b"}), "the alias `a` is of no tensor, or is one itself",
     ),
     "an alias that is a tensor": (
         at("aliases", to={"w": "norm"}), "the alias `w` is of no tensor, or is one itself",
     ),
-    "an alias of half a character": (at("aliases", to={"\ud800": "w"}), "is no UTF-8"),
+    "an alias of half a character": (at("aliases", to={"\ud800": "w"}), "is not UTF-8"),
     "an alias of a list": (at("aliases", to={"a": ["w"]}), "the alias `a` is of no tensor"),
-    "a source that is none": (at("source", to=None), "`source` is no object"),
-    "a source without its header": (without("source", "header"), "`header` is no text"),
+    "a source that is none": (at("source", to=None), "`source` is not an object"),
+    "a source without its header": (without("source", "header"), "`header` is not text"),
     "a source of another digest": (
-        at("source", "header", to="x"), "`header` of `source` is no SHA-256",
+        at("source", "header", to="x"), "`header` of `source` is not a SHA-256",
     ),
     "a file of the source without a time": (
         at("source", "files", to=[{"name": "a", "size": 1}]),
@@ -287,7 +287,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a file of the source of any size": (
         at("source", "files", to=[{"name": "a", "size": -1, "modified": 0}]),
-        "`size` is no number from 0 on",
+        "`size` is not a number from 0 on",
     ),
 }  # fmt: skip
 
@@ -315,7 +315,7 @@ def rows(*ranges: tuple[int, int]) -> Document:
     ("change", "expected"),
     [
         (as_vllm([rows((0, 2))], 1), "`w` on rank 0: it is smaller than its pieces"),
-        (as_vllm([rows((0, 2)), rows((1, 2))], 3), "`w`: its pieces on rank 0 overlap, or are no"),
+        (as_vllm([rows((0, 2)), rows((1, 2))], 3), "`w`: its pieces on rank 0 overlap, or are not"),
         (as_vllm([rows((0, 2)), {"source": "w", "cuts": []}], 6), "`w`: its pieces on rank 0 over"),
         (as_vllm([{"source": "w", "cuts": []}] * 2, 8), "`w`: its pieces on rank 0 overlap"),
     ],
@@ -331,24 +331,24 @@ def test_pieces_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (b"", "it is no JSON"),
-        (b"[]", "it is no manifest of a sharded checkpoint"),
-        (b"null", "it is no manifest of a sharded checkpoint"),
-        (b'{"weight_map": {}}', "it is no manifest of a sharded checkpoint"),
-        (b'{"weightctl_shards": "1"}', "it is no manifest of a sharded checkpoint"),
-        (b'{"weightctl_shards": true}', "it is no manifest of a sharded checkpoint"),
+        (b"", "it is not JSON"),
+        (b"[]", "it is not a manifest of a sharded checkpoint"),
+        (b"null", "it is not a manifest of a sharded checkpoint"),
+        (b'{"weight_map": {}}', "it is not a manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": "1"}', "it is not a manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": true}', "it is not a manifest of a sharded checkpoint"),
         (b'{"weightctl_shards": 2}', "it is a manifest of version 2, and this reads 1"),
         (b'{"weightctl_shards": 0}', "it is a manifest of version 0, and this reads 1"),
-        (b'{"weightctl_shards": 1}', "`layout` is no text"),
+        (b'{"weightctl_shards": 1}', "`layout` is not text"),
         (b'{"weightctl_shards": 1, "layout": "a", "layout": "b"}', "stands twice in an object"),
-        (b'{"weightctl_shards": ' + b"[" * 100_000, "it is no JSON"),
-        (b'{"weightctl_shards": ' + b"9" * 5000 + b"}", "it is no JSON"),
-        (b'{"weightctl_shards": NaN}', "it is no manifest of a sharded checkpoint"),
-        (b'{"weightctl_shards": 1, "layout": "\xff"}', "it is no JSON"),
-        (b'\xef\xbb\xbf{"weightctl_shards": 1}', "it is no JSON"),
+        (b'{"weightctl_shards": ' + b"[" * 100_000, "it is not JSON"),
+        (b'{"weightctl_shards": ' + b"9" * 5000 + b"}", "it is not JSON"),
+        (b'{"weightctl_shards": NaN}', "it is not a manifest of a sharded checkpoint"),
+        (b'{"weightctl_shards": 1, "layout": "\xff"}', "it is not JSON"),
+        (b'\xef\xbb\xbf{"weightctl_shards": 1}', "it is not JSON"),
     ],
 )  # fmt: skip
-def test_what_is_no_manifest_is_refused(raw: bytes, expected: str, tmp_path: Path) -> None:
+def test_what_is_not_a_manifest_is_refused(raw: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / MANIFEST
     path.write_bytes(raw)
     assert expected in refusal(path)
@@ -359,7 +359,7 @@ def test_a_manifest_that_is_cut_off_anywhere_is_refused(sound: Path, tmp_path: P
     path = tmp_path / MANIFEST
     for end in range(0, len(raw), 37):
         path.write_bytes(raw[:end])
-        assert "it is no JSON" in refusal(path)
+        assert "it is not JSON" in refusal(path)
 
 
 def test_a_directory_without_a_manifest_of_ours_is_one_like_any(

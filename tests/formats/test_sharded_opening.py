@@ -57,7 +57,7 @@ def test_a_rank_that_is_missing_is_named(parts: Path) -> None:
     assert error.reason == "the shards are not whole: rank 1: rank-1/model.gguf is missing"
 
 
-def test_all_that_is_missing_is_told_at_once(parts: Path) -> None:
+def test_all_that_is_missing_is_reported_at_once(parts: Path) -> None:
     for rank in (0, 1):
         shutil.rmtree(parts / f"rank-{rank}")
     assert opening_error(parts).reason.splitlines() == [
@@ -102,7 +102,7 @@ def test_a_file_of_another_type_is_named_with_its_tensor(parts: Path) -> None:
     )
 
 
-def test_of_many_differences_the_first_are_told(parts: Path) -> None:
+def test_of_many_differences_the_first_are_reported(parts: Path) -> None:
     contents = {
         f"t{number}": (info, bytes_for(info))
         for number in range(20)
@@ -114,7 +114,7 @@ def test_of_many_differences_the_first_are_told(parts: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_link_to_itself_is_no_file(rank: int, parts: Path) -> None:
+def test_a_link_to_itself_is_not_a_file(rank: int, parts: Path) -> None:
     path = parts / f"rank-{rank}" / "model.gguf"
     path.unlink()
     path.symlink_to(path)

@@ -62,7 +62,11 @@ def sample(names: list[str], metadata: dict[str, MetadataValue] | None = None) -
 
 
 def without_framework(weights: Weights) -> dict[str, Any]:
-    return {key: told for key, told in spoken(weights.metadata).items() if (key, told) != FRAMEWORK}
+    return {
+        key: reported
+        for key, reported in spoken(weights.metadata).items()
+        if (key, reported) != FRAMEWORK
+    }
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64, 4096])
@@ -193,7 +197,7 @@ def test_a_text_whose_name_a_gguf_value_has_too_is_kept_beside_it(tmp_path: Path
     }
 
 
-def test_what_is_no_utf8_cannot_become_a_text_and_stays_what_it_is(tmp_path: Path) -> None:
+def test_what_is_not_utf8_cannot_become_a_text_and_stays_what_it_is(tmp_path: Path) -> None:
     values = {"safetensors.note": ("string", "a\udcff")}
     (tmp_path / "a.gguf").write_bytes(Gguf().file([], values))
     weights = copied(open_weights(tmp_path / "a.gguf"), tmp_path / "b.safetensors")
@@ -235,26 +239,26 @@ UNHELD = ["BOOL", "U8", "U16", "U32", "U64", "C64", "F8_E4M3", "F8_E5M2", "F8_E8
 
 @pytest.mark.parametrize("name", UNHELD)
 def test_gguf_refuses_what_it_has_no_type_for(name: str, tmp_path: Path) -> None:
-    said = refusal(sample([name]), tmp_path / "a.gguf")
-    assert f"`layer.0.größe` is {name}, which GGUF does not have" in said
+    message = refusal(sample([name]), tmp_path / "a.gguf")
+    assert f"`layer.0.größe` is {name}, which GGUF does not have" in message
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_safetensors_refuses_blocks_and_says_what_to_do(name: str, tmp_path: Path) -> None:
-    said = refusal(sample([name]), tmp_path / "a.safetensors")
-    assert f"`layer.0.größe` is {name}, which safetensors does not have" in said
-    assert "dequantizes" in said
+    message = refusal(sample([name]), tmp_path / "a.safetensors")
+    assert f"`layer.0.größe` is {name}, which safetensors does not have" in message
+    assert "dequantizes" in message
 
 
 def test_gguf_refuses_five_dimensions_long_names_and_no_unicode_at_once(tmp_path: Path) -> None:
     encoding = ENCODINGS["I8"]
     shapes = {"deep": (1, 1, 1, 1, 1), "x" * 64: (1,), "ö" * 32: (1,), "y" * 63: (1, 1, 1, 1)}
     weights = held({name: (encoding, shape, bytes(prod(shape))) for name, shape in shapes.items()})
-    said = refusal(weights, tmp_path / "a.gguf")
-    assert "`deep` has 5 dimensions" in said
-    assert f"`{'x' * 64}` is a name of 64 bytes" in said
-    assert f"`{'ö' * 32}` is a name of 64 bytes" in said
-    assert "y" * 63 not in said
+    message = refusal(weights, tmp_path / "a.gguf")
+    assert "`deep` has 5 dimensions" in message
+    assert f"`{'x' * 64}` is a name of 64 bytes" in message
+    assert f"`{'ö' * 32}` is a name of 64 bytes" in message
+    assert "y" * 63 not in message
 
 
 def test_safetensors_refuses_the_name_of_its_metadata(tmp_path: Path) -> None:
@@ -262,13 +266,13 @@ def test_safetensors_refuses_the_name_of_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
     weights = open_weights(tmp_path / "a.gguf")
     (tmp_path / "out").mkdir()
-    assert "`__metadata__` is no name" in refusal(weights, tmp_path / "out" / "a.safetensors")
+    assert "`__metadata__` is not a name" in refusal(weights, tmp_path / "out" / "a.safetensors")
 
 
 def test_many_refusals_are_one_error_that_counts_them(tmp_path: Path) -> None:
-    said = refusal(sample(["BOOL"] * 9), tmp_path / "a.gguf")
-    assert said.count("is BOOL") == 5
-    assert "and 4 more" in said
+    message = refusal(sample(["BOOL"] * 9), tmp_path / "a.gguf")
+    assert message.count("is BOOL") == 5
+    assert "and 4 more" in message
 
 
 def test_a_copy_of_half_precision_changes_no_bit_of_nan(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_subgraph_of_another_graph_is_refused() -> None:
         subgraph = doubled(other, "n")
     with (
         Graph("outer", [f32(2)]) as graph,
-        pytest.raises(GraphError, match="`doubled` is no subgraph of graph `outer`"),
+        pytest.raises(GraphError, match="`doubled` is not a subgraph of graph `outer`"),
     ):
         ops.call(subgraph, graph.inputs[0])
 

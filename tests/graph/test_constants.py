@@ -79,7 +79,7 @@ def test_a_number_that_does_not_fit_its_dtype_is_refused(value: Any, dtype: DTyp
 
 
 @pytest.mark.parametrize("value", ["text", [[1], [2, 3]], 2**70, [object()], np.array("text")])
-def test_what_is_no_array_of_numbers_is_refused(value: Any) -> None:
+def test_what_is_not_an_array_of_numbers_is_refused(value: Any) -> None:
     with pytest.raises(GraphError, match="constant: "):
         data_of(value)
 

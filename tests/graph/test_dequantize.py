@@ -106,7 +106,7 @@ def test_a_quantized_weight_and_its_numbers_are_on_its_device() -> None:
     assert declared.outputs[0].type == TensorType(DType.uint8, [5, 34], gpu)
 
 
-def test_a_quantized_table_of_three_dimensions_is_no_table() -> None:
+def test_a_quantized_table_of_three_dimensions_is_not_a_table() -> None:
     with Graph("experts", [TensorType(DType.int64, ["seq"])]) as graph:
         experts = weight(Q8_0, 2, 3, 32)
         with pytest.raises(GraphError, match="3 dimensions, not 2"):
@@ -117,7 +117,7 @@ def test_a_quantized_table_of_three_dimensions_is_no_table() -> None:
 def test_what_is_not_quantized_is_not_dequantized() -> None:
     with (
         Graph("plain", [TensorType(DType.float32, [3])]) as graph,
-        pytest.raises(GraphError, match="no quantized weight"),
+        pytest.raises(GraphError, match="not a quantized weight"),
     ):
         ops.dequantize(graph.inputs[0])
 
@@ -183,7 +183,7 @@ def test_blocks_are_decoded_into_memory_that_is_given(dtype: DType) -> None:
     assert torch.equal(found, expected)
 
 
-def test_no_blocks_are_no_numbers() -> None:
+def test_no_blocks_are_not_numbers() -> None:
     assert decode_blocks(torch.zeros(0, 34, dtype=torch.uint8), Q8_0, DType.float32).shape == (
         0,
         32,

@@ -30,7 +30,7 @@ def test_an_operation_knows_the_type_of_its_result() -> None:
     assert graph.inputs[0].tensor is x
 
 
-def test_shapes_that_do_not_fit_are_said_with_the_operation_and_the_layer() -> None:
+def test_shapes_that_do_not_fit_are_reported_with_the_operation_and_the_layer() -> None:
     with Graph("mlp", input_types=[FLOATS]) as graph:
         token = module_path.set(lambda: "layers.3.mlp.down")
         try:
@@ -124,7 +124,7 @@ def test_a_value_of_another_graph_is_refused() -> None:
         three.output(one.inputs[0])
 
 
-def test_outputs_are_said_once() -> None:
+def test_outputs_are_set_once() -> None:
     with Graph("g", [FLOATS]) as graph:
         graph.output(*graph.inputs)
         with pytest.raises(GraphError, match="outputs already"):
@@ -216,7 +216,7 @@ def test_experts_that_are_quantized_are_rows_of_bytes() -> None:
         assert (weight + 0).type == TensorType(DType.bfloat16, (4, 10, 64))
 
 
-def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+def test_rows_that_are_not_whole_blocks_are_refused() -> None:
     with pytest.raises(EncodingError, match="multiple of 256"):
         Weight("w", DType.float32, (10, 100), quantization_encoding=QuantizationEncoding.Q4_K)
     with pytest.raises(EncodingError, match="bytes per row"):

@@ -199,6 +199,6 @@ def test_graphs_that_call_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [5, None, "block"])
-def test_what_is_no_graph_is_not_called(given: Any) -> None:
-    with Graph("net", [PAIR]) as graph, pytest.raises(GraphError, match="is no graph"):
+def test_what_is_not_a_graph_is_not_called(given: Any) -> None:
+    with Graph("net", [PAIR]) as graph, pytest.raises(GraphError, match="is not a graph"):
         ops.call(given, graph.inputs[0])

@@ -81,6 +81,6 @@ def test_given_parts_must_be_of_whole_blocks() -> None:
     assert weight(5, 64, strategy=strategy).shard(TWO)[0].shape.sizes == (5, 40)
 
 
-def test_a_part_that_breaks_blocks_is_no_weight() -> None:
-    with pytest.raises(EncodingError, match="no whole number of Q8_0 blocks"):
+def test_a_part_that_breaks_blocks_is_not_a_weight() -> None:
+    with pytest.raises(EncodingError, match="not a whole number of Q8_0 blocks"):
         weight(4, 64, quantization_encoding=Q8_0).part_for((Cut(1, ((0, 40),)),), 0, TWO[0])

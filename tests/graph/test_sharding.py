@@ -117,7 +117,7 @@ def test_the_name_of_a_strategy_is_none() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, True, 2.0, "2"])
 def test_a_number_of_devices_is_at_least_one(count: Any) -> None:
-    with pytest.raises(ShardingError, match="is no number of devices"):
+    with pytest.raises(ShardingError, match="is not a number of devices"):
         ShardingStrategy.rowwise(count)
 
 
@@ -139,9 +139,9 @@ REFUSED: list[tuple[ShardingStrategy, tuple[int, ...], str, str]] = [
      "8 heads of 2 do not share 3 of keys and values evenly", ""),
     (ShardingStrategy.head_aware_columnwise(2, heads=8, head_dim=2, kv_heads=0), (5, 16),
      "share 0", ""),
-    (ShardingStrategy.gate_up(2), (5, 4), "its 5 rows are no two halves", ""),
+    (ShardingStrategy.gate_up(2), (5, 4), "its 5 rows are not two halves", ""),
     (ShardingStrategy.gate_up(3), (4, 4), "the elements of a segment are 2", "1 or 2 ranks work"),
-    (ShardingStrategy.segmented(2, [3, 3]), (5, 4), "5 elements are no segments of 3 . 3", ""),
+    (ShardingStrategy.segmented(2, [3, 3]), (5, 4), "5 elements are not segments of 3 . 3", ""),
     (ShardingStrategy.expert_parallel(4), (3, 2, 2), "along axis 0", "1 to 3 ranks work"),
 ]  # fmt: skip
 

@@ -118,8 +118,8 @@ def test_a_name_that_turns_out_too_small_is_refused_when_it_runs(
 @pytest.mark.parametrize(
     "index", [True, 1.5, "seq", [0, 1], (0, 1), slice(0, 4, -1), slice(0, 4, 0), slice("a", 2)]
 )
-def test_what_is_no_index_is_refused(index: Any) -> None:
-    with pytest.raises(GraphError, match="is no index"):
+def test_what_is_not_an_index_is_refused(index: Any) -> None:
+    with pytest.raises(GraphError, match="is not an index"):
         sliced((index,), (1,))
 
 

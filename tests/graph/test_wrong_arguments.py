@@ -44,7 +44,7 @@ WRONG: list[tuple[Callable[[Value, Value], Any], str]] = [
     (lambda x, _: ANY.reshape(x, 4), r"^reshape of .*a sequence of dimensions, not 4"),
     (lambda *_: ANY.concat(5), r"^concat: .*int"),
     (lambda x, _: x + 2**70, r"^add of .*takes more than 64 bits"),
-    (lambda x, _: x + NOT["none"], r"^add of .*NoneType is no number"),
+    (lambda x, _: x + NOT["none"], r"^add of .*NoneType is not a number"),
     (lambda *_: ops.range(-200, 0, dtype=DType.int8), r"^range: int8 does not hold -200"),
     (lambda *_: ops.range(70000, dtype=DType.float16), r"^range: float16 does not hold 69999"),
     (lambda *_: ops.constant([1, 2]) ** -1, r"^pow of int64\[2\].*power of -1"),
@@ -114,7 +114,7 @@ def test_blocks_are_of_floating_point_numbers(dtype: DType) -> None:
         weight.quantization_encoding = QuantizationEncoding.Q4_K
 
 
-def test_an_encoding_is_no_name() -> None:
+def test_an_encoding_is_not_a_name() -> None:
     given: Any = "Q4_K"
     with pytest.raises(GraphError, match="encoding of `w` is 'Q4_K'"):
         Weight("w", DType.float32, (4, 256), quantization_encoding=given)

@@ -53,8 +53,8 @@ def test_an_error_leaves_nothing_at_the_final_name(weightctl: Run, tmp_path: Pat
 
 # What is asked for, and what is said of it.
 REFUSALS = {
-    "no such format": (["--to", "onnx"], "`onnx` is no format"),
-    "no such type": (["--dtype", "nonsense"], "`nonsense` is no type"),
+    "no such format": (["--to", "onnx"], "`onnx` is not a format"),
+    "no such type": (["--dtype", "nonsense"], "`nonsense` is not a type"),
     "two types": (["--dtype", "f16", "--quant", "Q8_0"], "both given"),
     "a type it cannot make": (["--quant", "IQ3_S"], "cannot quantize to IQ3_S"),
     "a type the format lacks": (["--dtype", "f8_e4m3"], "gguf does not have F8_E4M3"),
@@ -66,7 +66,7 @@ REFUSALS = {
     "a rule for nothing": (["--tensor-type", "nothing=Q8_0"], "no tensor's name matches `nothing`"),
     "a choice of nothing": (["--include", "nothing"], "no tensor matches `nothing`"),
     "metadata that is not there": (["--unset", "nothing"], "no metadata `nothing`"),
-    "metadata of another type": (["--set", "n:u32=many"], "`many` is no u32"),
+    "metadata of another type": (["--set", "n:u32=many"], "`many` is not a valid u32"),
     "no alignment": (["--align", "3"], "cannot be aligned to 3 bytes"),
     "too little memory": (["--mem", "1kB"], "too little to work in"),
     "no size": (["--max-shard-size", "some"], "`some` is not a size"),

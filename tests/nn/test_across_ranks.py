@@ -113,7 +113,7 @@ def test_inputs_go_to_the_device_of_each_rank_and_the_sum_comes_to_the_first() -
 
 
 class Named(Module):
-    """A layer that takes an argument by name, and one that is no value."""
+    """A layer that takes an argument by name, and one that is not a value."""
 
     def __init__(self) -> None:
         self.attention = Attention(8, 2, causal=False)
@@ -124,7 +124,7 @@ class Named(Module):
         return self.attention(states, mask=mask)
 
 
-def test_arguments_by_name_and_those_that_are_no_values_reach_every_rank() -> None:
+def test_arguments_by_name_and_those_that_are_not_values_reach_every_rank() -> None:
     model = Named()
     model.load_state_dict(values_of(model))
     given = np.array([[1, 7, 3]]), np.array([[[[True, False, True]]]])

@@ -198,7 +198,7 @@ def paths_in_stack() -> list[str]:
     return paths
 
 
-def test_what_is_no_function_is_no_hook() -> None:
+def test_what_is_not_a_function_is_not_a_hook() -> None:
     with pytest.raises(TypeError, match="a hook is a function, not int"):
         add_layer_hook(3)  # type: ignore[arg-type]
 

@@ -101,7 +101,7 @@ def test_it_prints_as_what_it_is() -> None:
      ("__setitem__", 0, 3), ("__setitem__", slice(0, 1), [LAYERS[0], 3]), ("__add__", [3]),
      ("__radd__", [3])],
 )  # fmt: skip
-def test_what_is_no_layer_is_refused_and_nothing_changes(step: tuple[Any, ...]) -> None:
+def test_what_is_not_a_layer_is_refused_and_nothing_changes(step: tuple[Any, ...]) -> None:
     made = LayerList(LAYERS[:2])
     name, *args = step
     with pytest.raises(TypeError, match="a LayerList holds layers, not int"):
@@ -114,8 +114,8 @@ def test_a_class_instead_of_a_layer_is_named() -> None:
         LayerList([Numbered])  # type: ignore[type-var]
 
 
-def test_one_layer_is_no_list_of_them() -> None:
-    with pytest.raises(TypeError, match="one Numbered is no list of layers; `append` takes one"):
+def test_one_layer_is_not_a_list_of_them() -> None:
+    with pytest.raises(TypeError, match="one Numbered is not a list of layers; `append` takes one"):
         LayerList().extend(LAYERS[0])  # type: ignore[arg-type]
 
 

@@ -304,7 +304,7 @@ def test_heads_that_cannot_be_shared_evenly_are_refused(kv_heads: int) -> None:
 
 
 def test_features_that_heads_do_not_divide_are_refused() -> None:
-    with pytest.raises(GraphError, match="34 features are no whole number for each of 4 heads"):
+    with pytest.raises(GraphError, match="34 features are not a whole number for each of 4 heads"):
         Attention(34, 4)
 
 

@@ -147,7 +147,7 @@ def test_a_further_name_of_a_loaded_tensor_is_not_unexpected() -> None:
 
 def test_strict_names_everything_that_is_wrong_at_once() -> None:
     stack = Stack(2)
-    said = refusal(
+    message = refusal(
         stack,
         {
             "layers.0.up.weight": np.zeros(5, np.float32),
@@ -163,13 +163,13 @@ def test_strict_names_everything_that_is_wrong_at_once() -> None:
         "`layers.0.down.weight` is float64[4], not float32[4]",
         "`layers.1.down.weight` is Q8_0[1, 32], not float32[4]",
     ):
-        assert line in said
+        assert line in message
 
 
 @pytest.mark.parametrize("names", [["up.weight"], ["up.weight", "down.weight", "more"]])
 def test_strict_refuses_missing_and_unexpected_names_alone_too(names: list[str]) -> None:
-    said = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
-    assert "hint: `strict=False` loads what is there" in said
+    message = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
+    assert "hint: `strict=False` loads what is there" in message
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_names_that_lack_a_prefix_are_recognized() -> None:
         def __init__(self) -> None:
             self.model = Block()
 
-    said = refusal(Model(), random_values(Block()))
-    assert "the model's names start with `model.`: give the weights names with it" in said
+    message = refusal(Model(), random_values(Block()))
+    assert "the model's names start with `model.`: give the weights names with it" in message
 
 
 def test_not_strict_returns_the_missing_and_unexpected_names() -> None:
@@ -216,13 +216,13 @@ def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ([1, 2, 3, 4], "is no array but list"),
+        ([1, 2, 3, 4], "is not an array but list"),
         (np.array(["a"] * 4), "is an array of <U1, which has no DType"),
         (WeightData.declared("weight", DType.float32, (4,)), "is only declared, and has no data"),
         (weights_of({"one": np.ones(4)}).two, "is not there: no tensor is called `two`"),
     ],
 )
-def test_what_is_no_value_is_named(value: Any, says: str) -> None:
+def test_what_is_not_a_value_is_named(value: Any, says: str) -> None:
     assert f"`weight` {says}" in refusal(Scale(), {"weight": value})
 
 
@@ -248,9 +248,9 @@ def test_another_encoding_is_refused_unless_it_may_override(
     own: QuantizationEncoding | None, value: Any, says: str
 ) -> None:
     module = Single(encoding=own)
-    said = refusal(module, {"weight": value})
-    assert says in said
-    assert "`override_quantization_encoding=True`" in said
+    message = refusal(module, {"weight": value})
+    assert says in message
+    assert "`override_quantization_encoding=True`" in message
     module.load_state_dict({"weight": value}, override_quantization_encoding=True)
     encoding = getattr(value, "quantization_encoding", None)
     assert module.weight.quantization_encoding is encoding
@@ -275,9 +275,9 @@ def test_an_override_keeps_the_dtype_that_the_weight_is_used_in() -> None:
     ids=["dtype", "integers", "integers for blocks", "shape"],
 )
 def test_an_override_changes_only_encodings_of_fractions(module: Module, value: Any) -> None:
-    said = refusal(module, {"weight": value}, override_quantization_encoding=True)
-    assert "`weight` is" in said
-    assert "override" not in said
+    message = refusal(module, {"weight": value}, override_quantization_encoding=True)
+    assert "`weight` is" in message
+    assert "override" not in message
 
 
 def test_an_encoding_that_is_neither_numbers_nor_blocks_fits_no_weight() -> None:
@@ -286,8 +286,8 @@ def test_an_encoding_that_is_neither_numbers_nor_blocks_fits_no_weight() -> None
     info = tree.weight.info._replace(encoding=ENCODINGS["F6_E2M3"])
     source._header = source._header._replace(tensors={"weight": info})
     for module in (Single(), Single(encoding=Q8_0)):
-        said = refusal(module, tree, override_quantization_encoding=True)
-        assert "`weight` is F6_E2M3[2, 64]" in said
+        message = refusal(module, tree, override_quantization_encoding=True)
+        assert "`weight` is F6_E2M3[2, 64]" in message
 
 
 def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:

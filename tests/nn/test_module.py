@@ -83,7 +83,7 @@ def test_attributes_that_come_and_go_are_seen() -> None:
     assert list(block.raw_state_dict()) == ["bias", "down.weight"]
 
 
-def test_weights_of_layers_that_are_no_modules_have_names_too() -> None:
+def test_weights_of_layers_that_are_not_modules_have_names_too() -> None:
     class Plain(Layer):
         def __init__(self) -> None:
             self.scale = Scale()

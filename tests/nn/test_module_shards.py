@@ -179,7 +179,7 @@ def test_a_shard_cannot_be_cut_further() -> None:
         shard.shard(DEVICES)
 
 
-def test_shards_are_no_weights_that_a_model_loads() -> None:
+def test_shards_are_not_weights_that_a_model_loads() -> None:
     block = Block()
     block.sharding_strategy = ShardingStrategy.rowwise(2)
     shard, _ = block.shard(CPUS)

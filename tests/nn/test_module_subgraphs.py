@@ -121,7 +121,7 @@ def test_values_in_lists_and_tuples_are_outputs_in_their_order() -> None:
     assert [result[0, 0] for result in results] == [1, 2, 3]
 
 
-def test_what_is_no_value_is_no_output_and_leaves_no_subgraph() -> None:
+def test_what_is_not_a_value_is_not_an_output_and_leaves_no_subgraph() -> None:
     class Nothing(Module):
         def __call__(self, _: Value) -> None:
             return None

@@ -121,7 +121,7 @@ def test_a_model_around_one_that_was_named_names_it() -> None:
     assert result(model, model) == 51
 
 
-def test_a_layer_that_is_no_module_leaves_the_names_to_the_modules_below() -> None:
+def test_a_layer_that_is_not_a_module_leaves_the_names_to_the_modules_below() -> None:
     class Around(Layer):
         def __init__(self) -> None:
             self.inner = Chain()
@@ -226,7 +226,7 @@ def test_plain_containers_of_what_has_no_weights_are_let_be() -> None:
     assert list(scale.raw_state_dict()) == ["weight"]
 
 
-def test_shards_in_a_list_are_no_weights_of_their_own() -> None:
+def test_shards_in_a_list_are_not_weights_of_their_own() -> None:
     scale = Scale()
     shard = Weight("shard", scale.weight.dtype, (2,))
     shard.shard_idx = 0

@@ -52,7 +52,7 @@ class Model(NamedTuple):
     def checkpoint(self) -> RecognizedModel:
         return recognize(open_weights(self.path))
 
-    def said(self, grid: Grid | None = None) -> NDArray[np.float32]:
+    def compute(self, grid: Grid | None = None) -> NDArray[np.float32]:
         """Return what the model says, computed whole, or by the ranks of a grid in this process."""
         checkpoint = self.checkpoint
         network = build_network(checkpoint)
@@ -81,9 +81,9 @@ def test_ranks_say_together_what_a_model_of_each_family_says(
     family: Callable[[str], Made], name: str
 ) -> None:
     model = of_family(family, name)
-    whole = model.said()
+    whole = model.compute()
     for ranks in (2, 3) if name in UNGROUPED else (2, 4):
-        assert distance(model.said(Grid(ranks)), whole) < CLOSE, f"{ranks} ranks"
+        assert distance(model.compute(Grid(ranks)), whole) < CLOSE, f"{ranks} ranks"
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -92,13 +92,13 @@ def test_groups_of_ranks_with_experts_of_their_own_say_what_the_model_says(
     family: Callable[[str], Made], name: str, grid: Grid
 ) -> None:
     model = of_family(family, name)
-    assert distance(model.said(grid), model.said()) < CLOSE
+    assert distance(model.compute(grid), model.compute()) < CLOSE
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_ranks_say_together_what_tiny_llama_says(tiny_llama: Path, ranks: int) -> None:
     model = Model(tiny_llama, [TOKENS])
-    assert distance(model.said(Grid(ranks)), model.said()) < CLOSE
+    assert distance(model.compute(Grid(ranks)), model.compute()) < CLOSE
 
 
 def test_three_ranks_cannot_share_the_heads_of_tiny_llama(tiny_llama: Path) -> None:
@@ -115,9 +115,9 @@ def test_three_ranks_cannot_share_the_heads_of_tiny_llama(tiny_llama: Path) -> N
 @pytest.mark.real
 def test_two_and_three_ranks_say_together_what_smollm2_says(smollm2: Path) -> None:
     model = Model(smollm2, [TEXT])
-    whole = model.said()
+    whole = model.compute()
     for ranks in (1, 2, 3):
-        assert distance(model.said(Grid(ranks)), whole) < CLOSE, f"{ranks} ranks"
+        assert distance(model.compute(Grid(ranks)), whole) < CLOSE, f"{ranks} ranks"
 
 
 @pytest.mark.real
@@ -137,7 +137,7 @@ def written(folder: Path, processes: int, runs: Iterable[Run]) -> Path:
 def require_same(folder: Path, name: str, processes: int, model: Model) -> None:
     """Each process says the same, and what the model says."""
     first, *others = (np.load(folder / f"{name}-{rank}.npy") for rank in range(processes))
-    assert distance(first, model.said()) < CLOSE
+    assert distance(first, model.compute()) < CLOSE
     assert all(np.array_equal(other, first) for other in others)
 
 

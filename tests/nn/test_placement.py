@@ -27,8 +27,8 @@ def test_a_process_has_the_ranks_from_its_first_on() -> None:
 
 
 @pytest.mark.parametrize("devices", [[], ["cuda:0"], [FIRST, 1]], ids=str)
-def test_what_is_no_device_is_refused(devices: list[Any]) -> None:
-    with pytest.raises(ShardingError, match="no devices"):
+def test_what_is_not_a_device_is_refused(devices: list[Any]) -> None:
+    with pytest.raises(ShardingError, match="not devices"):
         find_placement(devices, None, 0)
 
 
@@ -43,7 +43,7 @@ def test_a_grid_that_processes_of_so_many_devices_cannot_make_up_is_refused() ->
 
 
 @pytest.mark.parametrize("first", [-2, 1, 4])
-def test_a_rank_that_is_no_process_s_first_is_refused(first: int) -> None:
+def test_a_rank_that_is_not_a_process_s_first_is_refused(first: int) -> None:
     with pytest.raises(ShardingError, match=f"begins with rank {first}"):
         find_placement([FIRST, SECOND], Grid(4), first)
 

@@ -176,7 +176,7 @@ def test_bfloat16_heads_are_rotated_by_exact_angles() -> None:
 
 
 def test_an_unknown_scaling_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"`ntk` is no scaling(.|\n)*linear, llama3, yarn"):
+    with pytest.raises(GraphError, match=r"`ntk` is not a scaling(.|\n)*linear, llama3, yarn"):
         RopeScaling(kind="ntk", factor=2.0)
 
 

@@ -180,14 +180,14 @@ def test_what_python_reads_is_read_the_same_way_or_refused() -> None:
             value = pickle._Unpickler(io.BytesIO(raw)).load()  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001  # whatever keeps Python from reading it
             return
-        said = repr(value)
-        if "..." in said:
+        text = repr(value)
+        if "..." in text:
             return  # it holds itself
         try:
             record, _ = load(memoryview(raw), 0, {}, nothing)
         except UnsoundPickleError:
             return  # as no items for what takes none
-        assert repr(restored(record, raw)) == said
+        assert repr(restored(record, raw)) == text
         read += 1
 
     holds()
@@ -224,7 +224,7 @@ def test_a_string_that_python_warns_of_is_refused(line: bytes, reason: str) -> N
         (b"\xff.", "an opcode that there is not"),
         (b"h\0.", "finds nothing where it should"),
         (b"N0.", "finds nothing where it should"),
-        (b"NNR.", "a call with what are no arguments"),
+        (b"NNR.", "a call with what are not arguments"),
     ],
 )
 def test_a_fault_is_named(raw: bytes, reason: str) -> None:

@@ -96,7 +96,7 @@ def test_a_name_that_is_put_together_is_never_taken_for_known(name: str) -> None
     assert not all(map(is_allowed, paths))
 
 
-def test_a_name_is_told_with_the_byte_of_its_first_opcode() -> None:
+def test_a_name_is_reported_with_the_byte_of_its_first_opcode() -> None:
     raw = b"\x80\x02" + named("os.system") + b"0" + named("os.system") + b"0" + stacked("a", "b")
     found = names(memoryview(raw + STOP)).named
     assert [(each.path, each.offset) for each in found] == [
@@ -110,7 +110,7 @@ def test_an_extension_is_named_by_its_number(opcode: bytes) -> None:
     assert [each.path for each in found.named] == ["copyreg.extension 7"]
 
 
-def test_what_was_named_before_the_damage_is_told() -> None:
+def test_what_was_named_before_the_damage_is_reported() -> None:
     found = names(memoryview(named("os.system") + b"\xff"))
     assert [each.path for each in found.named] == ["os.system"]
     assert found.problem == "it cannot be read from byte 11 on: there is no opcode 0xff"

@@ -42,7 +42,7 @@ def test_the_boundary_goes_along_through_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("boundary", [0, -32, 1, 4, 3, 48, 1 << 32])
-def test_what_is_no_boundary_is_refused(boundary: int) -> None:
+def test_what_is_not_a_boundary_is_refused(boundary: int) -> None:
     with pytest.raises(ConversionError, match=f"cannot be aligned to {boundary} bytes") as caught:
         align(Plan.copy(sample(), "gguf"), boundary)
     assert "powers of two from 8 on" in caught.value.hint

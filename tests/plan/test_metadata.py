@@ -77,38 +77,38 @@ def test_the_order_of_the_others_stays() -> None:
         ("n", "`n` sets nothing"),
         ("=5", "`=5` sets nothing"),
         (":u32=5", "`:u32=5` sets nothing"),
-        ("n:u9=1", "`u9` in `n:u9=1` is no type of metadata"),
-        ("a:b=c", "`b` in `a:b=c` is no type of metadata"),
-        ("\udcff=1", "is no UTF-8"),
+        ("n:u9=1", "`u9` in `n:u9=1` is not a type of metadata"),
+        ("a:b=c", "`b` in `a:b=c` is not a type of metadata"),
+        ("\udcff=1", "is not UTF-8"),
         ("general.alignment:u32=4", r"`general\.alignment` cannot be 4"),
-        ("n=-1", "`-1` is no u32, which the metadata `n` is"),
-        ("n=1.5", "is no u32"),
-        ("n=4294967296", "is no u32"),
-        ("n:u8=256", "is no u8"),
-        ("yes=1", "is no bool"),
-        ("x=much", "is no f32"),
-        ("x=1e99", "is no f32"),
-        ("words=a", "is no array"),
-        ("words=[1]", "is no array"),
-        ("words=" + "[" * 99999, "is no array"),
+        ("n=-1", "`-1` is not a valid u32, which the metadata `n` is"),
+        ("n=1.5", "is not a valid u32"),
+        ("n=4294967296", "is not a valid u32"),
+        ("n:u8=256", "is not a valid u8"),
+        ("yes=1", "is not a valid bool"),
+        ("x=much", "is not a valid f32"),
+        ("x=1e99", "is not a valid f32"),
+        ("words=a", "is not a valid array"),
+        ("words=[1]", "is not a valid array"),
+        ("words=" + "[" * 99999, "is not a valid array"),
         ("general.alignment:u32=3", r"`general\.alignment` cannot be 3"),
         ("general.alignment=32", r"`general\.alignment` cannot be 32 \(string\)"),
         ("split.count:u16=3", "says which of several files one is"),
     ],
 )
-def test_what_is_no_value_is_refused(written: str, says: str) -> None:
+def test_what_is_not_a_value_is_refused(written: str, says: str) -> None:
     with pytest.raises(ConversionError, match=says) as caught:
         changed(written)
     assert caught.value.hint
 
 
-def test_a_key_to_unset_that_is_not_there_is_told_of() -> None:
+def test_a_key_to_unset_that_is_not_there_is_reported() -> None:
     with pytest.raises(ConversionError, match="there is no metadata `nam`") as caught:
         changed(unset=("nam",))
     assert "name" in caught.value.hint
 
 
-def test_tied_names_are_no_metadata_to_change() -> None:
+def test_tied_names_are_not_metadata_to_change() -> None:
     weights = held({})
     plan = Plan(weights.source, "gguf", (), {"head": text("embed")}, {"head": "embed"})
     with pytest.raises(ConversionError, match="is the name of a tied tensor"):

@@ -25,14 +25,14 @@ NAMES = ("output.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight",
          "blk.0.ffn_gate_inp.weight", "blk.0.ffn_norm.weight")  # fmt: skip
 
 
-def made(folder: Path, text: str, said: dict[str, MetadataValue] | None = LLAMA) -> Plan:
+def made(folder: Path, text: str, described: dict[str, MetadataValue] | None = LLAMA) -> Plan:
     path = folder / "mine.toml"
     path.write_text(text)
     held = {
         name: WeightData.from_numpy(np.ones(256 if "norm" in name else (4, 256), np.float16), name)
         for name in NAMES
     }
-    return cast(Plan.copy(as_checkpoint(held, said), "gguf"), read_recipe(str(path)))
+    return cast(Plan.copy(as_checkpoint(held, described), "gguf"), read_recipe(str(path)))
 
 
 def types(plan: Plan) -> list[str]:
@@ -55,17 +55,17 @@ def test_a_base_decides_on_the_rest(tmp_path: Path) -> None:
 
 
 def test_without_a_base_or_a_default_the_rest_stays(tmp_path: Path) -> None:
-    plan = made(tmp_path, "[types]\nffn_down = 'Q8_0'\n", said=None)
+    plan = made(tmp_path, "[types]\nffn_down = 'Q8_0'\n", described=None)
     assert types(plan) == ["F16", "F16", "Q8_0", "F16", "F16"]
 
 
-def test_the_file_is_no_output(tmp_path: Path) -> None:
+def test_the_file_is_not_an_output(tmp_path: Path) -> None:
     assert made(tmp_path, "default = 'Q8_0'").consulted == {
         str(tmp_path / "mine.toml"): "the recipe"
     }
 
 
-def test_a_pattern_that_names_no_matrix_is_told_of(tmp_path: Path) -> None:
+def test_a_pattern_that_names_no_matrix_is_reported(tmp_path: Path) -> None:
     plan = made(tmp_path, "default = 'Q8_0'\n[types]\nfnn_down = 'Q4_K'\nnorm = 'Q4_K'\n")
     assert [note.rpartition(": ")[2] for note in plan.notes] == [
         "no matrix's name matches `fnn_down`",
@@ -75,7 +75,7 @@ def test_a_pattern_that_names_no_matrix_is_told_of(tmp_path: Path) -> None:
 
 def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="goes by GGUF's names") as caught:
-        made(tmp_path, "base = 'Q6_K'", said=None)
+        made(tmp_path, "base = 'Q6_K'", described=None)
     assert "`default` instead of a `base`" in caught.value.hint
 
 
@@ -83,27 +83,27 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "the recipe is empty"),
-        ("[types", "is no TOML"),
-        ("[" * 5000, "is no TOML"),
-        ("types = 3", "`types` is no table"),
+        ("[types", "is not TOML"),
+        ("[" * 5000, "is not TOML"),
+        ("types = 3", "`types` is not a table"),
         ("otherwise = 'Q8_0'", "`otherwise` means nothing"),
         ("base = 'Q4_K_M'\ndefault = 'Q4_K'", "both given"),
         ("base = 'Q4_K'", "no recipe that weightctl knows"),
         ("base = 4", "no recipe that weightctl knows"),
         ("default = 'Q4_K_M'", "Q4_K_M is a mixture of types"),
         ("[types]\n'attn_v' = 'Q4_K_M'", "Q4_K_M is a mixture of types"),
-        ("default = 'nonsense'", "is no type that weightctl knows"),
-        ("default = 'i8'", "I8 is no type for weights"),
-        ("default = 'F4'", "F4 is no type for weights"),
-        ("default = 'F8_E8M0'", "F8_E8M0 is no type for weights"),
+        ("default = 'nonsense'", "is not a type that weightctl knows"),
+        ("default = 'i8'", "I8 is not a type for weights"),
+        ("default = 'F4'", "F4 is not a type for weights"),
+        ("default = 'F8_E8M0'", "F8_E8M0 is not a type for weights"),
         ("default = 'IQ2_XS'", "weightctl cannot make IQ2_XS"),
-        ("[types]\n'(' = 'Q8_0'", "`(` is no regular expression"),
-        ("[types]\nblk.0 = 'Q8_0'", "the type of `blk` is no string"),
+        ("[types]\n'(' = 'Q8_0'", "`(` is not a regular expression"),
+        ("[types]\nblk.0 = 'Q8_0'", "the type of `blk` is not a string"),
         ("#" * (1 << 20) + "##", "too large for a recipe"),
     ],
     ids=lambda text: text[:20],
 )
-def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_not_a_recipe_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConversionError) as caught:
         made(tmp_path, text)
     assert "mine.toml" in caught.value.message
@@ -111,7 +111,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str, says: str) -> N
     assert caught.value.hint
 
 
-def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_a_part_of_a_recipe(tmp_path: Path) -> None:
     assert types(made(tmp_path, "\ufeffdefault = 'Q8_0'"))[0] == "Q8_0"
 
 
@@ -123,8 +123,8 @@ def test_a_file_with_the_name_of_a_type_is_a_recipe_all_the_same(tmp_path: Path)
         cast(Plan.copy(as_checkpoint(held), "gguf"), read_recipe(str(path)))
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConversionError, match="is no TOML"):
+    with pytest.raises(ConversionError, match="is not TOML"):
         read_recipe(str(path))

@@ -24,7 +24,7 @@ from weightctl.weights.metadata import MetadataValue
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "recipes.json").read_text()
 )
-# Names of the fixture whose types are no blocks: --dtype makes these.
+# Names of the fixture whose types are not blocks: --dtype makes these.
 PLAIN = {"F16": ENCODINGS["F16"], "BF16": ENCODINGS["BF16"]}
 
 
@@ -45,30 +45,34 @@ class Shaped(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> Shaped:
-        said = GOLDEN[name]
+        described = GOLDEN[name]
         infos = [
             TensorInfo(each.format(i=layer), tuple(shape), ENCODINGS["F32"])
-            for pattern, shape in said["tensors"].items()
+            for pattern, shape in described["tensors"].items()
             for each in [pattern.replace("blk.0.", "blk.{i}.")]
-            for layer in range(said["metadata"]["block_count"] if "{i}" in each else 1)
+            for layer in range(described["metadata"]["block_count"] if "{i}" in each else 1)
         ]
-        return cls(infos, metadata(said["architecture"], **said["metadata"]), said["recipes"])
+        return cls(
+            infos,
+            metadata(described["architecture"], **described["metadata"]),
+            described["recipes"],
+        )
 
     def plan(self) -> Plan:
         held = as_checkpoint({}, self.metadata)
         return Plan.copy(held, "gguf").with_items(tuple(_item(info) for info in self.tensors))
 
     def expected(self, recipe: str) -> dict[str, str]:
-        said = self.recipes[recipe]
-        found = {info.name: said["the rest"] for info in self.tensors}
-        for kind, patterns in said["types"].items():
+        described = self.recipes[recipe]
+        found = {info.name: described["the rest"] for info in self.tensors}
+        for kind, patterns in described["types"].items():
             for pattern, layers in patterns.items():
                 found |= {pattern.format(i=layer): kind for layer in layers or [0]}
         return found
 
 
 def _item(info: TensorInfo) -> Item:
-    # What the fixture's model stores as F16 is no matrix to quantize, and stays that.
+    # What the fixture's model stores as F16 is not a matrix to quantize, and stays that.
     kept = info._replace(encoding=ENCODINGS["F16"]) if info.name == "position_embd.weight" else info
     return Item(kept, kept)
 
@@ -83,8 +87,8 @@ def test_every_tensor_gets_the_type_that_llama_quantize_gives(name: str) -> None
 
 
 def test_the_fixture_has_every_recipe() -> None:
-    for said in GOLDEN.values():
-        assert said["recipes"].keys() == LLAMA_RECIPES.keys() | PLAIN.keys()
+    for described in GOLDEN.values():
+        assert described["recipes"].keys() == LLAMA_RECIPES.keys() | PLAIN.keys()
 
 
 def test_every_condition_of_a_recipe_is_one() -> None:
@@ -106,8 +110,8 @@ def chosen(
     **counts: int,
 ) -> list[str]:
     infos = [TensorInfo(name, shape, ENCODINGS["F32"]) for name in names]
-    said = metadata(architecture, **{"block_count": 32, **counts})
-    found = choose(LLAMA_RECIPES[recipe], infos, said, weighted=weighted)
+    described = metadata(architecture, **{"block_count": 32, **counts})
+    found = choose(LLAMA_RECIPES[recipe], infos, described, weighted=weighted)
     return [str(found[name].encoding) if name in found else "" for name in names]
 
 
@@ -163,7 +167,7 @@ def test_stacks_become_mxfp4_but_not_those_of_no_expert() -> None:
 
 def test_a_part_of_a_model_gets_the_types_of_the_whole() -> None:
     names = [f"blk.{layer}.attn_v.weight" for layer in range(9)]
-    whole = small("token_embd.weight", *names, said=metadata("llama"))
+    whole = small("token_embd.weight", *names, described=metadata("llama"))
     expected = {item.info.name: item.info.encoding for item in
                 cast(whole, LLAMA_RECIPES["Q4_K_M"]).items}  # fmt: skip
     assert len(set(expected.values())) == 2
@@ -173,7 +177,7 @@ def test_a_part_of_a_model_gets_the_types_of_the_whole() -> None:
 
 
 def test_a_part_without_roles_is_still_of_a_model_that_has_them() -> None:
-    plan = cast(small(*GGUF, said=metadata("llama")).only(GGUF[1:2]), LLAMA_RECIPES["Q4_K_M"])
+    plan = cast(small(*GGUF, described=metadata("llama")).only(GGUF[1:2]), LLAMA_RECIPES["Q4_K_M"])
     assert [item.info.encoding.name for item in plan.items] == ["F32"]
 
 
@@ -187,13 +191,13 @@ def test_a_choice_names_its_line() -> None:
     }
 
 
-def small(*names: str, said: dict[str, MetadataValue] | None = None) -> Plan:
+def small(*names: str, described: dict[str, MetadataValue] | None = None) -> Plan:
     shapes = {name: 256 if "norm" in name else (4, 256) for name in names}
     held = {
         name: WeightData.from_numpy(np.ones(shape, np.float16), name)
         for name, shape in shapes.items()
     }
-    return Plan.copy(as_checkpoint(held, said), "gguf")
+    return Plan.copy(as_checkpoint(held, described), "gguf")
 
 
 GGUF = ("output.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight")
@@ -201,7 +205,7 @@ GGUF = ("output.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0
 
 def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
     plan = cast(
-        small(*GGUF, said=metadata("llama")),
+        small(*GGUF, described=metadata("llama")),
         LLAMA_RECIPES["Q4_K_M"],
         [TypeRule(re.compile("attn_k"), ENCODINGS["Q8_0"]), TypeRule(re.compile("attn_q"), None)],
     )
@@ -214,20 +218,20 @@ def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
 
 
 def test_a_substitute_in_a_recipe_can_be_refused() -> None:
-    said = Shaped.of("llama 30 layers, tied, rows of 576 (SmolLM2 shape)")
+    described = Shaped.of("llama 30 layers, tied, rows of 576 (SmolLM2 shape)")
     with pytest.raises(ConversionError, match="181 of the tensors cannot be what was asked"):
-        cast(said.plan(), LLAMA_RECIPES["Q4_K_M"], fallback=False)
+        cast(described.plan(), LLAMA_RECIPES["Q4_K_M"], fallback=False)
 
 
 def test_without_importance_a_recipe_that_wants_it_says_so() -> None:
-    plan = small(*GGUF, said=metadata("llama"))
+    plan = small(*GGUF, described=metadata("llama"))
     assert "importance matrix" in cast(plan, LLAMA_RECIPES["Q2_K_S"]).notes[0]
     assert not cast(plan, LLAMA_RECIPES["Q2_K_S"], weighted=True).notes
 
 
-@pytest.mark.parametrize("said", [None, metadata("llama")], ids=["bare", "llama"])
-def test_a_mixture_needs_names_that_tell_roles(said: dict[str, MetadataValue] | None) -> None:
-    plan = small("model.embed_tokens.weight", "lm_head.weight", said=said)
+@pytest.mark.parametrize("described", [None, metadata("llama")], ids=["bare", "llama"])
+def test_a_mixture_needs_names_that_tell_roles(described: dict[str, MetadataValue] | None) -> None:
+    plan = small("model.embed_tokens.weight", "lm_head.weight", described=described)
     with pytest.raises(ConversionError, match="Q4_K_M goes by GGUF's names") as caught:
         cast(plan, LLAMA_RECIPES["Q4_K_M"])
     assert "--quant Q4_K is one type throughout" in caught.value.hint

@@ -93,20 +93,20 @@ def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ("encoder", "is no TOML"),
+        ("encoder", "is not TOML"),
         ("a = 1", "there is one table, `rename`"),
         ("[rename]", "there is one table, `rename`"),
         ("rename = 'a'", "there is one table, `rename`"),
         ("[rename]\na = 'b'\n[types]\na = 'F32'", "there is one table, `rename`"),
-        ("[rename]\nhead = 5", "what `head` becomes is no text"),
-        ("[rename]\n'(' = 'b'", r"`\(` is no regular expression"),
+        ("[rename]\nhead = 5", "what `head` becomes is not text"),
+        ("[rename]\n'(' = 'b'", r"`\(` is not a regular expression"),
         ("[rename]\n'head' = '\\1'", "invalid group reference 1"),
         ("[rename]\n'head' = '\\g<part>'", "unknown group name 'part'"),
         ("[rename]\n'(?x)head # all of it' = '\\1'", "invalid group reference 1"),
         ("[rename]\n'head' = '\\q'", r"bad escape \\q"),
     ],
 )
-def test_what_is_no_file_of_rules_says_why_and_how_one_is_written(
+def test_what_is_not_a_file_of_rules_says_why_and_how_one_is_written(
     tmp_path: Path, rules: str, says: str
 ) -> None:
     with pytest.raises(ConversionError, match=says) as caught:

@@ -1,4 +1,4 @@
-"""What adapters say of themselves, in the dialect of each tool that writes them."""
+"""What adapters say of themselves, in the naming convention of each tool that writes them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_base_and_alpha_are_those_that_something_names(
         {"blk.0.time_mix_w1.lora.weight": (16, 4096)},
     ],
 )
-def test_a_checkpoint_without_pairs_is_no_adapter(shapes: dict[str, Shape]) -> None:
+def test_a_checkpoint_without_pairs_is_not_an_adapter(shapes: dict[str, Shape]) -> None:
     assert adapter(header_of(shapes), {"lora_alpha": 16}) is None
 
 

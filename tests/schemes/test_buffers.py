@@ -67,5 +67,5 @@ def test_what_no_optimizer_trains_is_a_buffer(name: str, shape: tuple[int, ...])
         ("", ()),
     ],
 )
-def test_what_is_trained_is_no_buffer(name: str, shape: tuple[int, ...]) -> None:
+def test_what_is_trained_is_not_a_buffer(name: str, shape: tuple[int, ...]) -> None:
     assert not is_buffer(TensorInfo(name, shape, ENCODINGS["F32"]))

@@ -120,7 +120,7 @@ def test_weights_are_in_the_order_of_their_first_parts() -> None:
     assert list(find_quantized(header, {}, nothing)) == ["a.weight", "b.weight"]
 
 
-def test_what_only_stands_beside_a_weight_is_no_part_of_it() -> None:
+def test_what_only_stands_beside_a_weight_is_not_a_part_of_it() -> None:
     beside = ", l.bias F16 4096, l.norm.weight F16 4096, l.norm.scale F16 4096, l.k_scale F32 1"
     header = examples.header_of(examples.AWQ + beside)
     assert find_quantized(header, {}, nothing)["l.weight"].tensors == (
@@ -155,7 +155,7 @@ def test_what_only_stands_beside_a_weight_is_no_part_of_it() -> None:
         examples.HQQ.replace("2048x14336", "2047x14336"),
     ],
 )
-def test_shapes_that_do_not_fit_together_are_no_weight(tensors: str) -> None:
+def test_shapes_that_do_not_fit_together_are_not_a_weight(tensors: str) -> None:
     assert find_quantized(examples.header_of(tensors), examples.CONFIG, examples.read) == {}
 
 
@@ -182,7 +182,7 @@ def test_a_weight_whose_name_another_tensor_has_is_none() -> None:
         lambda _: struct.pack("<qq", 4096, 2**62),
     ],
 )
-def test_what_cannot_be_read_or_makes_no_sense_is_no_weight(
+def test_what_cannot_be_read_or_makes_no_sense_is_not_a_weight(
     content: Callable[[str], bytes],
 ) -> None:
     for tensors in (examples.PACKED, examples.NF4, examples.HQQ):

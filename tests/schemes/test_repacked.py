@@ -60,7 +60,7 @@ def test_groups_that_end_within_a_block_are_not_repacked(tmp_path: Path) -> None
     assert both(tmp_path, of_gptq(48), settings("gptq", group_size=48)) == "F32"
 
 
-def test_rows_that_are_no_whole_blocks_are_not_repacked(tmp_path: Path) -> None:
+def test_rows_that_are_not_whole_blocks_are_not_repacked(tmp_path: Path) -> None:
     levels, scales = levels_of(1, (ROWS, 48), 4), scales_of(3, (ROWS, 1))
     tensors = {
         "l.weight_packed": stream(levels, 4), "l.weight_scale": scales,

@@ -1,4 +1,4 @@
-"""Models of every family in either dialect: which rank has what, and that they belong together."""
+"""Models of every family in either convention: what ranks have, and that it belongs together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rows(model: RecognizedModel, plan: ShardPlan, part: str, rank: int, axis: in
     module = f"{part}.weight"
     stored = model.stored[module]
     shape = model.tree.header.tensors[stored].shape
-    is_turned = model.family.name == "gpt2" and model.dialect == "hugging_face"
+    is_turned = model.family.name == "gpt2" and model.convention == "hugging_face"
     is_stacked = len(shape) == 3
     found = held(plan, stored, rank, (axis ^ is_turned) + is_stacked)
     assert found is not None
@@ -230,13 +230,13 @@ def test_stages_have_runs_of_layers_and_the_ends_what_stands_there(weights: Weig
             assert [part is not None for part in plan.shardings[name].parts] == wanted, module
 
 
-@pytest.mark.parametrize("dialect", ["gguf", "hugging_face"])
+@pytest.mark.parametrize("convention", ["gguf", "hugging_face"])
 @pytest.mark.parametrize("family", ["gpt2", "qwen2", "llama"])
 def test_a_tied_embedding_is_on_the_first_stage_and_on_the_last(
-    tmp_path: Path, family: str, dialect: str
+    tmp_path: Path, family: str, convention: str
 ) -> None:
     changes: dict[str, Any] = {"n_layer": 3} if family == "gpt2" else {"num_hidden_layers": 3}
-    weights = of_family(tmp_path, family, dialect, tie_word_embeddings=True, **changes)
+    weights = of_family(tmp_path, family, convention, tie_word_embeddings=True, **changes)
     stored = recognize(weights).stored["embedding.weight"]
     plan = shard_plan(weights, Grid(2, 1, 3))
     # Of 96 tokens; the stage between has none of them.
@@ -245,11 +245,11 @@ def test_a_tied_embedding_is_on_the_first_stage_and_on_the_last(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dialect", ["gguf", "hugging_face"])
+@pytest.mark.parametrize("convention", ["gguf", "hugging_face"])
 def test_biases_of_what_is_narrowed_are_whole_and_others_are_cut(
-    tmp_path: Path, dialect: str
+    tmp_path: Path, convention: str
 ) -> None:
-    weights = of_family(tmp_path, "llama", dialect, attention_bias=True, mlp_bias=True)
+    weights = of_family(tmp_path, "llama", convention, attention_bias=True, mlp_bias=True)
     stored = recognize(weights).stored
     plan = shard_plan(weights, Grid(2))
     sizes = {
@@ -291,10 +291,10 @@ def test_factors_of_rotations_are_on_every_rank(
 
 def test_the_axes_of_a_gpt2_of_transformers_are_swapped(tmp_path: Path) -> None:
     plan = shard_plan(of_family(tmp_path, "gpt2", "hugging_face"), Grid(2))
-    told = {name.removeprefix("transformer.h.0."): each.strategy
+    strategies = {name.removeprefix("transformer.h.0."): each.strategy
             for name, each in plan.shardings.items()}  # fmt: skip
-    assert told["mlp.c_fc.weight"] == "columnwise"
-    assert told["mlp.c_proj.weight"] == told["attn.c_proj.weight"] == "rowwise"
+    assert strategies["mlp.c_fc.weight"] == "columnwise"
+    assert strategies["mlp.c_proj.weight"] == strategies["attn.c_proj.weight"] == "rowwise"
     assert held(plan, "transformer.h.0.mlp.c_fc.weight", 1, 1) == [*range(128, 256)]
     assert held(plan, "transformer.h.0.mlp.c_fc.bias", 1) == [*range(128, 256)]
     assert held(plan, "transformer.h.0.mlp.c_proj.weight", 1, 0) == [*range(128, 256)]

@@ -343,7 +343,7 @@ def unpacked(raw: bytes, info: TensorInfo) -> np.ndarray[Any, Any]:
         return gguf.quants.dequantize(rows.view(np.float16) if kind == 1 else rows, kind)
 
 
-def test_it_is_said_that_shapes_beside_packed_numbers_are_those_of_the_whole(
+def test_it_is_reported_that_shapes_beside_packed_numbers_are_those_of_the_whole(
     tmp_path: Path,
 ) -> None:
     plan = planned(opened(tmp_path, of_compressed(4)), 0, 2)

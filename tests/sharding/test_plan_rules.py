@@ -39,7 +39,7 @@ def columns(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
 
 
 @pytest.mark.parametrize(
-    ("said", "shape", "expected"),
+    ("rule", "shape", "expected"),
     [
         ("'replicate'", (4, 6), [(), ()]),
         ("'rowwise'", (5, 6), [rows((0, 3)), rows((3, 5))]),
@@ -64,10 +64,10 @@ def columns(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
         ("'expert_parallel'", (3, 2, 2), [rows((0, 2)), rows((2, 3))]),
     ],
 )  # fmt: skip
-def test_a_strategy_cuts_as_it_is_told(
-    said: str, shape: tuple[int, ...], expected: list[tuple[Cut, ...]], tmp_path: Path
+def test_a_strategy_cuts_by_its_settings(
+    rule: str, shape: tuple[int, ...], expected: list[tuple[Cut, ...]], tmp_path: Path
 ) -> None:
-    found = cut(read(tmp_path, f"[tensors]\nw = {said}\n"), shape)
+    found = cut(read(tmp_path, f"[tensors]\nw = {rule}\n"), shape)
     assert list(found.parts) == expected
 
 
@@ -117,7 +117,7 @@ def test_a_plan_says_how_a_checkpoint_is_cut_and_the_family_says_the_rest(tmp_pa
     assert held(plan, "blk.0.ffn_up.weight", 1) == [*range(256, 512)]
 
 
-def test_patterns_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
+def test_patterns_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     rules = read(
         tmp_path, "[tensors]\nffn = 'replicate'\nffn_up = 'rowwise'\nfnn_down = 'columnwise'\n"
     )
@@ -132,14 +132,14 @@ def test_patterns_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "the plan is empty"),
-        ("[tensors", "is no TOML"),
+        ("[tensors", "is not TOML"),
         ("[tensor]\na = 'rowwise'", "`tensor` means nothing in a plan"),
-        ("tensors = 3", "`tensors` is no table"),
+        ("tensors = 3", "`tensors` is not a table"),
         ("[tensors]", "`tensors` has no lines"),
-        ("[tensors]\n'a(' = 'rowwise'", "`a(` is no regular expression"),
-        ("[tensors]\na = 'colwise'", "`a`: 'colwise' is no strategy that weightctl knows"),
+        ("[tensors]\n'a(' = 'rowwise'", "`a(` is not a regular expression"),
+        ("[tensors]\na = 'colwise'", "`a`: 'colwise' is not a strategy that weightctl knows"),
         ("[tensors]\na = 3", "`a` is 3, no strategy"),
-        ("[tensors]\na = { strategy = 3 }", "`a`: 3 is no strategy"),
+        ("[tensors]\na = { strategy = 3 }", "`a`: 3 is not a strategy"),
         ("[tensors]\nmlp.up = 'rowwise'", "`mlp` is a table without a `strategy`"),
         ("[tensors]\na = { strategy = 'rowwise', axis = 1 }", "`a`: rowwise knows no `axis`"),
         ("[tensors]\na = 'axiswise'", "`a`: axiswise needs `axis`"),
@@ -150,7 +150,7 @@ def test_patterns_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
         ("[tensors]\na = { strategy = 'segmented', sizes = 4 }", "`sizes` is 4, and not a list"),
         (
             "[tensors]\na = { strategy = 'stacked_qkv', heads = 3, kv_heads = 2, head_dim = 4 }",
-            "3 `heads` are no whole number for each of 2 `kv_heads`",
+            "3 `heads` are not a whole number for each of 2 `kv_heads`",
         ),
         (
             "[tensors]\na = { strategy = 'stacked_qkv', heads = 0, kv_heads = 2, head_dim = 4 }",
@@ -158,7 +158,7 @@ def test_patterns_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_plan_is_refused_with_its_path(text: str, says: str, tmp_path: Path) -> None:
+def test_what_is_not_a_plan_is_refused_with_its_path(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConversionError) as caught:
         read(tmp_path, text)
     assert str(tmp_path / "mine.toml") in caught.value.message
@@ -166,7 +166,7 @@ def test_what_is_no_plan_is_refused_with_its_path(text: str, says: str, tmp_path
     assert caught.value.hint
 
 
-def test_a_plan_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+def test_a_plan_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"cannot read the plan .*none\.toml") as caught:
         read_rules(str(tmp_path / "none.toml"))
     assert caught.value.hint == "check the path"

@@ -193,10 +193,10 @@ def test_position_ids_stay_where_the_checkpoint_has_them(tmp_path: Path) -> None
     assert "embeddings.position_ids" in contents_of(write_shards(plan, tmp_path / "out"))
 
 
-def test_what_vllm_has_no_place_for_is_told_of(tmp_path: Path) -> None:
+def test_what_vllm_has_no_place_for_is_reported(tmp_path: Path) -> None:
     plan = planned(tmp_path, "bert")
-    (told,) = plan.notes
-    assert told == (
+    (problem,) = plan.notes
+    assert problem == (
         "2 tensors are in no file, as vLLM's model has no place for them: pooler.dense.bias, "
         "pooler.dense.weight"
     )
@@ -240,11 +240,11 @@ UNEVEN: Mapping[str, tuple[str, dict[str, Any], int, str, str, str]] = {
 def test_what_does_not_divide_is_refused_with_the_counts_that_work(
     case: str, tmp_path: Path
 ) -> None:
-    family, changes, ranks, name, told, works = UNEVEN[case]
+    family, changes, ranks, name, problem, works = UNEVEN[case]
     with pytest.raises(ShardingError) as caught:
         planned(tmp_path, family, ranks, **changes)
     assert f"`{name}`" in caught.value.message
-    assert caught.value.message.endswith(f"among {ranks} ranks: {told}")
+    assert caught.value.message.endswith(f"among {ranks} ranks: {problem}")
     assert caught.value.hint == f"{works}; --layout ranks takes more"
 
 
@@ -271,7 +271,7 @@ def llama(folder: Path, **changes: Any) -> Weights:
 
 
 @pytest.mark.parametrize(
-    ("grid", "changes", "told"),
+    ("grid", "changes", "problem"),
     [
         (Grid(2, pp=1), {"format_name": "gguf"}, "from safetensors, and not from gguf"),
         (Grid(1, pp=2), {}, "not built for stages of layers"),
@@ -279,20 +279,20 @@ def llama(folder: Path, **changes: Any) -> Weights:
     ],
 )
 def test_what_the_layout_is_not_built_for_is_refused(
-    grid: Grid, changes: dict[str, Any], told: str, tmp_path: Path
+    grid: Grid, changes: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     arrays, config = model("llama", num_hidden_layers=2)
-    assert told in refused(saved(tmp_path, arrays, config), grid, **changes)
+    assert problem in refused(saved(tmp_path, arrays, config), grid, **changes)
 
 
 def test_experts_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
     arrays, config = model("mixtral")
-    told = refused(saved(tmp_path, arrays, config), Grid(1, ep=2))
-    assert told == "the layout of vLLM is not built for experts that vLLM shares out among ranks"
+    problem = refused(saved(tmp_path, arrays, config), Grid(1, ep=2))
+    assert problem == "the layout of vLLM is not built for experts that vLLM shares out among ranks"
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "problem"),
     [
         ({"architectures": ["LlamaForSequenceClassification"]}, "says that `architectures` is"),
         ({"architectures": None}, "says that `architectures` is None"),
@@ -302,10 +302,10 @@ def test_experts_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_another_model_is_refused(
-    changes: dict[str, Any], told: str, tmp_path: Path
+    changes: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     message = refused(llama(tmp_path, **changes))
-    assert told.replace("lm_head", "model.embed_tokens") in message
+    assert problem.replace("lm_head", "model.embed_tokens") in message
 
 
 def encoded(folder: Path, encoding: str, **others: str) -> Weights:
@@ -317,8 +317,8 @@ def encoded(folder: Path, encoding: str, **others: str) -> Weights:
 
 
 def test_numbers_that_vllm_does_not_compute_in_are_refused(tmp_path: Path) -> None:
-    told = refused(encoded(tmp_path, "F64"))
-    assert told == "`model.embed_tokens.weight` is F64, and vLLM computes in F32, F16, BF16"
+    problem = refused(encoded(tmp_path, "F64"))
+    assert problem == "`model.embed_tokens.weight` is F64, and vLLM computes in F32, F16, BF16"
 
 
 def test_a_quantized_weight_is_refused(tmp_path: Path) -> None:
@@ -326,8 +326,8 @@ def test_a_quantized_weight_is_refused(tmp_path: Path) -> None:
     tensors = {name: (each.shape, "F8_E4M3" if "_proj" in name else "BF16")
                for name, each in arrays.items()}  # fmt: skip
     scales = {f"{name}_scale": ((1,), "F32") for name in arrays if "_proj" in name}
-    told = refused(stated(tensors | scales, directory=tmp_path, config=config))
-    assert "is a part of a quantized weight: vLLM packs quantized weights anew" in told
+    problem = refused(stated(tensors | scales, directory=tmp_path, config=config))
+    assert "is a part of a quantized weight: vLLM packs quantized weights anew" in problem
 
 
 def test_parts_of_one_tensor_are_of_one_encoding(tmp_path: Path) -> None:
@@ -345,8 +345,8 @@ def test_norms_may_be_of_another_encoding(tmp_path: Path) -> None:
 
 def test_a_bias_that_vllm_would_not_add_is_refused(tmp_path: Path) -> None:
     arrays, config = model("qwen3", attention_bias=True)
-    told = refused(saved(tmp_path, arrays, config))
-    assert told == f"vLLM 0.33.0 has no `{ATTENTION}.o_proj.bias`, and would compute without it"
+    problem = refused(saved(tmp_path, arrays, config))
+    assert problem == f"vLLM 0.33.0 has no `{ATTENTION}.o_proj.bias`, and would compute without it"
 
 
 def test_one_tensor_that_the_config_says_are_two_is_refused(tmp_path: Path) -> None:
@@ -355,8 +355,8 @@ def test_one_tensor_that_the_config_says_are_two_is_refused(tmp_path: Path) -> N
     del tensors["lm_head.weight"]
     weights = stated(tensors, directory=tmp_path, config=config)
     aliases = {"lm_head.weight": "model.embed_tokens.weight"}
-    told = refused(with_names(weights, aliases))
-    assert told == (
+    problem = refused(with_names(weights, aliases))
+    assert problem == (
         "`model.embed_tokens.weight` is two parts of the model, which the config says are two "
         "tensors"
     )

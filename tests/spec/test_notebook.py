@@ -141,6 +141,6 @@ def test_a_program_of_a_user_is_checked_by_its_own_mypy(tmp_path: Path) -> None:
         check=False,
         cwd=tmp_path,
     )
-    told = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert len(told) == 1, done.stdout + done.stderr
-    assert told[0].startswith("user.py:17: error: Incompatible types in assignment")
+    reported = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(reported) == 1, done.stdout + done.stderr
+    assert reported[0].startswith("user.py:17: error: Incompatible types in assignment")

@@ -121,8 +121,8 @@ def main(mode: str, *paths: str) -> None:
             action(path)
         paths = paths[warm + 1 :]
     with contextlib.redirect_stdout(io.StringIO()):
-        said = {path: watched(hook, action, path) for path in paths}
-    print(json.dumps(said))
+        events = {path: watched(hook, action, path) for path in paths}
+    print(json.dumps(events))
 
 
 if __name__ == "__main__":

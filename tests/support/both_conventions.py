@@ -1,4 +1,4 @@
-"""Small models of every family in either dialect, and with other values in their configs."""
+"""Small models of every family in either convention, and with other values in their configs."""
 
 from __future__ import annotations
 

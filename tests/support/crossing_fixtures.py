@@ -58,7 +58,7 @@ def gguf(
 
 
 @pytest.fixture(scope="session")
-def said(
+def llama_output(
     family: Callable[[str], families.Made], gguf: Callable[..., Path], crossed: Path
 ) -> Callable[[str], families.Said]:
     """Return what llama.cpp says of a family's GGUF file, in float32."""

@@ -131,10 +131,10 @@ def saved(directory: Path, arrays: Arrays, config: Mapping[str, Any]) -> Weights
     return open_weights(directory)
 
 
-def of_family(directory: Path, family: str, dialect: str, **changes: Any) -> Weights:
-    """Return a small random model of a family in a dialect, `gguf` or `hugging_face`."""
+def of_family(directory: Path, family: str, convention: str, **changes: Any) -> Weights:
+    """Return a small random model of a family in a naming convention, `gguf` or `hugging_face`."""
     model = getattr(small_models, family)(**(_TOKENS.get(family, {}) | changes))
-    if dialect == "gguf":
+    if convention == "gguf":
         return translate(small_models.checkpoint(model), "gguf").weights
     return saved(directory, small_models.arrays(model), model.config.to_dict())
 

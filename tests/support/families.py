@@ -180,18 +180,18 @@ class Said:
 def made(name: str, directory: Path) -> Made:
     """Return a family's checkpoint, made in a directory where it is not there yet."""
     path = once(directory / "families" / name, lambda half: _make(FAMILIES[name], half))
-    said = pickle.loads((path / "said.pickle").read_bytes())
-    return Made(path / "f32", path / "bf16", *said)
+    outcome = pickle.loads((path / "said.pickle").read_bytes())
+    return Made(path / "f32", path / "bf16", *outcome)
 
 
 def _make(family: Family, into: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     tokenizer = family.tokenizer()
-    model, said = _drawn(family, tokenizer)
+    model, outcome = _drawn(family, tokenizer)
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         model.to(dtype).save_pretrained(into / name)
         tokenizer.save_pretrained(into / name)
-    (into / "said.pickle").write_bytes(pickle.dumps(said))
+    (into / "said.pickle").write_bytes(pickle.dumps(outcome))
 
 
 def _drawn(family: Family, tokenizer: Any) -> tuple[Any, Any]:
@@ -206,8 +206,8 @@ def _drawn(family: Family, tokenizer: Any) -> tuple[Any, Any]:
         prompt = torch.randint(16, len(tokenizer) - 16, (PROMPT,)).tolist()
         with torch.inference_mode():
             if kind is not None:
-                said = model(torch.tensor([prompt])).last_hidden_state[0].numpy()
-                return model, (prompt, [], said)
+                outcome = model(torch.tensor([prompt])).last_hidden_state[0].numpy()
+                return model, (prompt, [], outcome)
         with suppress(NotSureError):
             follows = greedy(model, prompt)
             return model, (prompt, follows, log_probabilities(model, prompt + follows))
@@ -217,8 +217,8 @@ def _drawn(family: Family, tokenizer: Any) -> tuple[Any, Any]:
 def draw(model: Any) -> None:
     """Fill a model with numbers of which a lost or a misplaced one would be seen.
 
-    Those of norms and biases are no ones and zeros. Each layer changes much, or a tied output would
-    only say again what it was told; what the output says is made loud.
+    Those of norms and biases are not ones and zeros. Each layer changes much, or a tied output
+    would only say again what it was told; what the output says is made loud.
     """
     is_tied = getattr(model.config, "tie_word_embeddings", False)
     with torch.no_grad():
@@ -246,11 +246,11 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     tokens, fed, cache = list(prompt), prompt, None
     with torch.inference_mode():
         for _ in range(GENERATED):
-            said = model(torch.tensor([fed]), past_key_values=cache, use_cache=True)
-            best = said.logits[0, -1].float().topk(2)
+            outcome = model(torch.tensor([fed]), past_key_values=cache, use_cache=True)
+            best = outcome.logits[0, -1].float().topk(2)
             if best.values[0] - best.values[1] <= LEAST_MARGIN:
                 raise NotSureError
-            fed, cache = [int(best.indices[0])], said.past_key_values
+            fed, cache = [int(best.indices[0])], outcome.past_key_values
             tokens += fed
     return tokens[len(prompt) :]
 

@@ -38,7 +38,7 @@ class Files:
 
     @property
     def is_gguf(self) -> bool:
-        return self.model.dialect == "gguf"
+        return self.model.convention == "gguf"
 
     @property
     def ours(self) -> Any:
@@ -48,7 +48,7 @@ class Files:
     def where(self, module: str) -> str:
         """Return what the checkpoint calls a tensor."""
         names = {each.module: each for each in self.model.family.tensors(self.model.config)}
-        name = names[module].name(self.model.dialect)
+        name = names[module].name(self.model.convention)
         # Of BERT, checkpoints leave the prefix out.
         plain = name or ""
         return plain if plain in self.tensors else plain.removeprefix(self.model.family.prefix)
@@ -85,7 +85,7 @@ class Files:
         del self.tensors[name]
         return name
 
-    def said(self, *names: str) -> dict[str, Any]:
+    def stated(self, *names: str) -> dict[str, Any]:
         """Return what the config says, by those keys of these that it has.
 
         GGUF's are without the architecture.
@@ -94,8 +94,8 @@ class Files:
             family = self.model.family.gguf_name
             keys = [f"{family}.{name}" for name in names]
             return {key: self.metadata[key].content for key in keys if key in self.metadata}
-        said = (self.config.get("rope_parameters") or {}) | self.config
-        return {name: said[name] for name in names if name in said}
+        stated = (self.config.get("rope_parameters") or {}) | self.config
+        return {name: stated[name] for name in names if name in stated}
 
     def say(self, key: str, value: float) -> str:
         """Let the config say another value; return the key. In GGUF it has its type already."""

@@ -129,11 +129,11 @@ def _less_one(files: Files) -> tuple[str, ...]:
 
 
 def _times(factor: float, *names: str) -> Callable[[Files], tuple[str, ...]]:
-    """Return the fault of a config in which a value is another; `names` are those of dialects."""
+    """Return the fault of a config in which a value is another; `names` are by convention."""
 
     def hurt(files: Files) -> tuple[str, ...]:
-        said = files.said(*names)
-        return tuple(files.say(key, value * factor) for key, value in said.items())
+        stated = files.stated(*names)
+        return tuple(files.say(key, value * factor) for key, value in stated.items())
 
     return hurt
 
@@ -142,11 +142,11 @@ def _heads(files: Files) -> tuple[str, ...]:
     """Make heads fewer and wider, so that every shape still fits."""
     ours: Any = files.ours
     by = next(by for by in (2, 3) if getattr(ours, "kv_heads", ours.heads) % by == 0)
-    counts = files.said(
+    counts = files.stated(
         "attention.head_count", "attention.head_count_kv",
         "num_attention_heads", "n_head", "num_key_value_heads",
     )  # fmt: skip
-    widths = files.said(
+    widths = files.stated(
         "attention.key_length", "attention.value_length", "rope.dimension_count", "head_dim"
     )
     for key, value in widths.items():
@@ -156,7 +156,7 @@ def _heads(files: Files) -> tuple[str, ...]:
 
 def _more_kv_heads(files: Files) -> tuple[str, ...]:
     ours: Any = files.ours
-    keys = files.said("attention.head_count_kv", "num_key_value_heads")
+    keys = files.stated("attention.head_count_kv", "num_key_value_heads")
     return tuple(files.say(key, ours.heads) for key in keys)
 
 

@@ -24,7 +24,7 @@ class Fault(NamedTuple):
 
     change: Callable[[Any], object]
     where: str
-    said: tuple[str, ...]
+    words: tuple[str, ...]
 
 
 def give_more(directory: Path, out: Path) -> Path:

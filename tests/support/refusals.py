@@ -23,14 +23,14 @@ def measured(directory: Path, names: Iterable[str]) -> dict[str, Any]:
     return {Path(line["path"]).name: line for line in json.loads(done.stdout)}
 
 
-def assert_cheap(said: dict[str, Any]) -> None:
-    assert said["seconds"] < 1
-    assert said["bytes"] < 100 << 20
+def assert_cheap(figures: dict[str, Any]) -> None:
+    assert figures["seconds"] < 1
+    assert figures["bytes"] < 100 << 20
 
 
-def assert_one_error(said: dict[str, Any]) -> None:
-    assert (said["code"], said["stdout"]) == (2, "")
-    assert said["stderr"].startswith("error: ")
-    assert "\nhint: " in said["stderr"]
-    assert "Traceback" not in said["stderr"]
-    assert said["stderr"].replace("\n", "").isprintable()
+def assert_one_error(figures: dict[str, Any]) -> None:
+    assert (figures["code"], figures["stdout"]) == (2, "")
+    assert figures["stderr"].startswith("error: ")
+    assert "\nhint: " in figures["stderr"]
+    assert "Traceback" not in figures["stderr"]
+    assert figures["stderr"].replace("\n", "").isprintable()

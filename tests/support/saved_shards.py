@@ -82,9 +82,9 @@ def inner_or_all(whole: Whole, ranks: int) -> Sharding:
 def assert_whole(plan: ShardPlan, out: Path, scratch: Path) -> None:
     """Assert that a directory holds, byte for byte, what a plan says, and nothing else."""
     found, wanted = standing(out), standing(write_shards(plan, scratch / "wanted"))
-    said = read_manifest(str(out / MANIFEST))
+    manifest = read_manifest(str(out / MANIFEST))
     plain = read_manifest(str(scratch / "wanted" / MANIFEST))
-    assert said == plain._replace(source=fingerprint_source(plan.source))
+    assert manifest == plain._replace(source=fingerprint_source(plan.source))
     del found[MANIFEST], wanted[MANIFEST]
     for name, path in companions(plan.source.header.files).items():
         with open(path, "rb") as file:

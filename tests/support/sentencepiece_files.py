@@ -56,9 +56,9 @@ def model_file(
     """
     pieces = list(pieces)
     trainer += number(35, any(kind == 6 for _, _, kind in pieces))
-    told = number(3, algorithm) + number(41, bos) + number(42, eos) + trainer
+    content = number(3, algorithm) + number(41, bos) + number(42, eos) + trainer
     rules = field(2, charsmap) + number(3, add_dummy_prefix) + normalizer
-    return b"".join(piece(*each) for each in pieces) + field(2, told) + field(3, rules) + more
+    return b"".join(piece(*each) for each in pieces) + field(2, content) + field(3, rules) + more
 
 
 def keeps_spaces() -> bytes:

@@ -15,7 +15,7 @@ _ALGORITHMS = {"unigram": 1, "bpe": 2}
 
 
 @cache
-def told() -> dict[str, Any]:
+def read_fixture() -> dict[str, Any]:
     """Return the texts, the pieces of each kind, and the ids of each model."""
     found: dict[str, Any] = json.loads((_FOLDER / "ids.json").read_text())
     return found
@@ -28,7 +28,7 @@ def charsmap() -> bytes:
 
 
 def pieces(kind: str) -> list[tuple[str, float, int]]:
-    return [(text, score, type_) for text, score, type_ in told()["pieces"][kind]]
+    return [(text, score, type_) for text, score, type_ in read_fixture()["pieces"][kind]]
 
 
 def model_of(name: str, **changes: Any) -> bytes:

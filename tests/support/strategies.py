@@ -29,7 +29,7 @@ keys = st.one_of(
 ).filter(
     lambda key: key != "general.alignment" and not key.startswith("split.")
 )  # say how, not what
-# Bytes that are no UTF-8 are text too, as far as GGUF is concerned.
+# Bytes that are not UTF-8 are text too, as far as GGUF is concerned.
 _strings = st.binary(max_size=12).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
     **{kind: st.integers(low, high) for kind, (low, high) in INTEGERS.items()},

@@ -126,7 +126,7 @@ def list_shared_class_names(modules: dict[str, tuple[Path, ast.Module]]) -> dict
 
 
 def is_participle(name: str) -> bool:
-    """Whether a function is called by a participle alone: `told`, `_shortened`."""
+    """Whether a function is called by a participle alone: `reported`, `_shortened`."""
     word = name.strip("_")
     is_one_word = word.isalpha() and word.islower()
     return is_one_word and (word in _IRREGULAR or (word.endswith("ed") and len(word) > 4))

@@ -38,7 +38,7 @@ def report_on(
     return verify(request, checks or (ALONE if reference is None else AGAINST))
 
 
-def told(report: Report) -> str:
+def explain(report: Report) -> str:
     """Return all that a report says, for a failed test."""
     skipped = [f"{name}: {each.skipped}" for name, each in report.results.items() if each.skipped]
     problems = [f"{each.check}: {each} {each.cause}" for each in report.problems]
@@ -47,20 +47,20 @@ def told(report: Report) -> str:
 
 def names(problem: Problem, where: Sequence[str]) -> bool:
     """Whether a problem names one of these tensors, keys or blocks."""
-    said = f"{problem.where} {problem.text} {problem.cause.text if problem.cause else ''}"
-    return any(each in said for each in where)
+    text = f"{problem.where} {problem.text} {problem.cause.text if problem.cause else ''}"
+    return any(each in text for each in where)
 
 
 def assert_named(report: Report, injected: Injected, *, cause: bool = True) -> None:
     """Fail where no problem names what was changed, with its cause where one is to be told."""
     found = [each for each in report.problems if names(each, injected.where)]
-    assert found, told(report)
+    assert found, explain(report)
     if cause and injected.cause:
         causes = {each.cause.name for each in found if each.cause}
-        assert injected.cause in causes, told(report)
+        assert injected.cause in causes, explain(report)
 
 
 def assert_healthy(report: Report) -> None:
     """Fail where something is said to be wrong, or was not looked at."""
-    assert not report.problems, told(report)
-    assert not any(result.skipped for result in report.results.values()), told(report)
+    assert not report.problems, explain(report)
+    assert not any(result.skipped for result in report.results.values()), explain(report)

@@ -333,13 +333,13 @@ def test_a_damaged_document_is_an_error_of_ours(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\udcff"])
-def test_what_is_no_json_is_an_error_of_ours(text: str, tmp_path: Path) -> None:
+def test_what_is_not_json_is_an_error_of_ours(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         read(tmp_path)
 
 
-def test_merges_of_what_are_no_tokens_are_not_written() -> None:
+def test_merges_of_what_are_not_tokens_are_not_written() -> None:
     tokenizer = Tokenizer(model="gpt2", tokens=("a", "b"), types=(1, 1), merges=("a b",))
     with pytest.raises(TokenizerError, match="'a b'"):
         to_documents(tokenizer, "llama", {})
@@ -351,9 +351,9 @@ def test_tokens_of_one_text_are_not_written() -> None:
         to_documents(tokenizer, "llama", {})
 
 
-def test_tokens_that_are_no_text_are_not_written() -> None:
+def test_tokens_that_are_not_text_are_not_written() -> None:
     tokenizer = Tokenizer(model="gpt2", tokens=("a", "\udcff"), types=(1, 1), merges=())
-    with pytest.raises(TokenizerError, match="no Unicode text"):
+    with pytest.raises(TokenizerError, match="not Unicode text"):
         to_documents(tokenizer, "llama", {})
 
 

@@ -85,7 +85,7 @@ def test_what_no_tokenizer_says_is_refused_in_short(tmp_path: Path, part: dict[s
     assert len(str(caught.value)) < 2500
 
 
-def test_an_unknown_token_that_is_no_text_is_the_usual_one(tmp_path: Path) -> None:
+def test_an_unknown_token_that_is_not_text_is_the_usual_one(tmp_path: Path) -> None:
     tokenizer = from_directory(written(tmp_path, WORDS), 0, "bert")
     assert tokenizer is not None
     assert tokenizer.special["unknown"] == 0
@@ -148,15 +148,15 @@ def test_an_id_of_thousands_of_digits_is_none(tmp_path: Path) -> None:
     assert tokenizer.tokens == ("a", "b", "c", "<d>")
 
 
-def test_a_template_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_template_whose_name_is_not_text_is_refused(tmp_path: Path) -> None:
     templates = [{"name": "\ud800", "template": "x"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    with pytest.raises(TokenizerError, match="no Unicode text"):
+    with pytest.raises(TokenizerError, match="not Unicode text"):
         from_directory(written(tmp_path, PLAIN), 0, "llama")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "dangling"])
-def test_a_tokenizer_that_is_no_file_is_refused_and_not_waited_for(
+def test_a_tokenizer_that_is_not_a_file_is_refused_and_not_waited_for(
     tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "tokenizer.json"

@@ -87,13 +87,13 @@ def test_texts_are_neither_cut_short_nor_padded(tmp_path: Path) -> None:
     assert 8 < len(of_directory(tmp_path, "bert").ids(TEXT)) < 100
 
 
-@pytest.mark.parametrize(("told", "first"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("reported", "first"), [(True, 1), (False, 0)])
 def test_the_config_decides_on_the_token_at_the_beginning(
-    told: bool, first: int, tmp_path: Path
+    reported: bool, first: int, tmp_path: Path
 ) -> None:
     tokenizer("llama2").save_pretrained(tmp_path)
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({"add_bos_token": told, "bos_token": "<s>"}))
+    path.write_text(json.dumps({"add_bos_token": reported, "bos_token": "<s>"}))
     assert len(of_directory(tmp_path).first) == first
 
 

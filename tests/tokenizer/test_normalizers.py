@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
 from sentencepiece_files import field, number
-from sentencepiece_fixture import charsmap, model_of, pieces, told
+from sentencepiece_fixture import charsmap, model_of, pieces, read_fixture
 from sentencepiece_texts import TEXTS
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
@@ -86,7 +86,7 @@ def test_a_model_file_gives_the_ids_of_sentencepiece_everywhere_but_where_it_is_
     name: str, in_llama_cpp: set[str], in_transformers: set[str], tmp_path: Path
 ) -> None:
     tokenizer = read(with_model(tmp_path, name))
-    expected = told()["ids"][name]
+    expected = read_fixture()["ids"][name]
     assert otherwise(ids_of(tokenizer, TEXTS, tmp_path / "v.gguf"), expected) == in_llama_cpp
     assert otherwise(ids(back(tokenizer)), expected) == in_transformers
     noted = [note for note in tokenizer.notes if "text of spaces alone" in note]
@@ -96,7 +96,9 @@ def test_a_model_file_gives_the_ids_of_sentencepiece_everywhere_but_where_it_is_
 def test_spaces_that_a_bpe_removes_and_llama_cpp_keeps_are_noted(tmp_path: Path) -> None:
     name = "bpe identity removed"
     tokenizer = read(with_model(tmp_path, name))
-    differing = otherwise(ids_of(tokenizer, TEXTS, tmp_path / "v.gguf"), told()["ids"][name])
+    differing = otherwise(
+        ids_of(tokenizer, TEXTS, tmp_path / "v.gguf"), read_fixture()["ids"][name]
+    )
     has_extra = {text for text in TEXTS if "  " in text or text != text.strip(" ")}
     assert differing == has_extra
     assert [note for note in tokenizer.notes if "removes extra spaces" in note]

@@ -89,14 +89,14 @@ def test_added_tokens_that_the_embedding_has_no_row_for_are_left_out(model: Path
 
 
 def test_a_model_file_and_the_tokenizer_json_made_of_it_give_the_same(model: Path) -> None:
-    told = read(model)
-    for name, content in to_documents(told, "llama", {}).items():
+    reported = read(model)
+    for name, content in to_documents(reported, "llama", {}).items():
         (model / name).write_bytes(content)
     (model / "tokenizer.model").unlink()
     again = read(model)
-    assert (again.tokens, again.types) == (told.tokens, told.types)
-    assert (again.special, again.flags) == (told.special, told.flags)
-    assert (again.scores or ())[3:] == (told.scores or ())[3:]  # but for the special ones
+    assert (again.tokens, again.types) == (reported.tokens, reported.types)
+    assert (again.special, again.flags) == (reported.special, reported.flags)
+    assert (again.scores or ())[3:] == (reported.scores or ())[3:]  # but for the special ones
 
 
 def test_a_tokenizer_json_with_another_vocabulary_comes_before_the_model_file(model: Path) -> None:
@@ -186,9 +186,9 @@ def bpe(**changes: Any) -> dict[str, Any]:
         (bpe(vocab={"a": 0, "b": 0}), "the same id"),
         (bpe(vocab={"a": 4_000_000_000}), "the id of 'a' is 4000000000"),
         (bpe(vocab={"a": -1}), "the id of 'a' is -1"),
-        (bpe(vocab={"a": "x"}), "no object of ids"),
+        (bpe(vocab={"a": "x"}), "not an object of ids"),
         (bpe(vocab=[["a"]]), "no token and score"),
-        (bpe(vocab={"\ud800": 0, **BYTE_IDS}), "no Unicode text"),
+        (bpe(vocab={"\ud800": 0, **BYTE_IDS}), "not Unicode text"),
         (bpe(vocab=[["a", 10**400]]), "no token and score"),
         (bpe(merges=["a"]), "a merge is 'a'"),
         (bpe() | {"added_tokens": [{"id": 1}]}, "an added token is"),

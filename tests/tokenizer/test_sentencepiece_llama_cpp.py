@@ -51,15 +51,15 @@ def test_hugging_face_gguf_and_what_comes_back_agree(
     again = AutoTokenizer.from_pretrained(back)
     name = "phi-3" if family == "phi3" else family  # llama.cpp knows it by name
     ids = [original.encode(text) for text in TEXTS]
-    told = ask(
+    reported = ask(
         vocabulary_only(made, name, tmp_path / "v.gguf"),
         *(("tokenize", text) for text in TEXTS),
         *(("detokenize", each[1:]) for each in ids),
         only_vocabulary=True,
     )
     assert [again.encode(text) for text in TEXTS] == ids
-    assert told[: len(ids)] == ids
-    assert told[len(ids) :] == [again.decode(each[1:]) for each in ids]
+    assert reported[: len(ids)] == ids
+    assert reported[len(ids) :] == [again.decode(each[1:]) for each in ids]
     assert [again.decode(each) for each in ids] == [original.decode(each) for each in ids]
     assert len(again) == len(original)
     assert again.special_tokens_map == original.special_tokens_map
@@ -99,13 +99,13 @@ def test_a_trained_bpe_with_metaspace_is_llama_cpps_and_comes_back(
     again = Reference.from_str(to_documents(made, "llama", {})["tokenizer.json"].decode())
     # llama.cpp puts a mark before each text, Metaspace where there is none.
     texts = [text for text in TEXTS if text[:1] not in {" ", "<"}]
-    told = ask(
+    reported = ask(
         vocabulary_only(made, "small", tmp_path / "v.gguf"),
         *(("tokenize", text) for text in texts),
         only_vocabulary=True,
     )
     original = Reference.from_file(str(tmp_path / "tokenizer.json"))
-    assert told == [original.encode(text).ids for text in texts]
+    assert reported == [original.encode(text).ids for text in texts]
     for text in TEXTS:
         ids = original.encode(text).ids
         assert again.encode(text).ids == ids

@@ -52,12 +52,12 @@ def test_fields_that_are_not_known_are_skipped() -> None:
         (piece("a") + b"\x0a\xff\xff\xff\x7f", "byte 5: .* ends 268435455 bytes past"),
         (piece("a") + b"\x0b", "byte 5: .* wire type 3"),
         (b"\xff" * 11, "byte 0: .* does not end"),
-        (field(1, b"\x0a\x01\xff"), "byte 4: .* no UTF-8"),
+        (field(1, b"\x0a\x01\xff"), "byte 4: .* not UTF-8"),
         (piece("a", kind=9), "of type 9"),
-        (b"# a ranks file of tiktoken\n", "no SentencePiece model"),
+        (b"# a ranks file of tiktoken\n", "not a SentencePiece model"),
     ],
 )
-def test_a_file_that_is_no_model_is_refused_with_the_place(data: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_model_is_refused_with_the_place(data: bytes, message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         parse_sentencepiece(data, "tokenizer.model")
 

@@ -1,4 +1,4 @@
-"""Whole models in another dialect, as a program asks for them."""
+"""Whole models in another naming convention, as a program asks for them."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ def test_a_model_goes_into_a_gguf_and_back(directory: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model"])
-def test_a_model_in_the_dialect_that_it_has_stays_as_it_is(
+def test_a_model_in_the_convention_that_it_has_stays_as_it_is(
     directory: Path, tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
     if name.endswith(".gguf"):
         save(in_gguf(directory).plan("gguf"), path)
     checkpoint = recognize(open_weights(path))
-    made = translate(checkpoint, checkpoint.dialect)
+    made = translate(checkpoint, checkpoint.convention)
     assert made.weights is checkpoint.tree
     assert (made.documents, made.notes, made.text) == ({}, (), "")
 
 
-def test_what_is_no_dialect_is_refused_with_those_that_are(tiny_llama: Path) -> None:
+def test_what_is_not_a_convention_is_refused_with_those_that_are(tiny_llama: Path) -> None:
     checkpoint = recognize(open_weights(tiny_llama))
-    dialect: Any = "hf"
-    with pytest.raises(ArchitectureError, match="`hf` is no dialect") as caught:
-        translate(checkpoint, dialect)
+    convention: Any = "hf"
+    with pytest.raises(ArchitectureError, match="`hf` is not a naming convention") as caught:
+        translate(checkpoint, convention)
     assert "gguf, hugging_face" in caught.value.hint
 
 
-def test_a_readme_that_cannot_be_read_is_told_of(directory: Path) -> None:
+def test_a_readme_that_cannot_be_read_is_reported(directory: Path) -> None:
     (directory / "README.md").write_text(README.replace("mit", "[mit"))
     notes = in_gguf(directory).notes
-    assert any("README.md has front matter that is no YAML" in note for note in notes)
+    assert any("README.md has front matter that is not YAML" in note for note in notes)
 
 
 def test_a_model_whose_name_does_not_say_so_is_as_large_as_its_tensors(directory: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_mixture_is_as_large_as_one_of_its_experts_and_what_they_share(tmp_pat
 
 def test_pooling_that_cannot_be_read_is_not_left_out(directory: Path) -> None:
     (directory / "modules.json").write_text("[")
-    with pytest.raises(ArchitectureError, match=r"modules\.json: it is no JSON"):
+    with pytest.raises(ArchitectureError, match=r"modules\.json: it is not JSON"):
         in_gguf(directory)
 
 

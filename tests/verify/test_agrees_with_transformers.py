@@ -46,8 +46,8 @@ def in_transformers(reference: Path, other: Path, windows: list[list[int]]) -> S
             right, found = (model(tokens).logits[0].double().log_softmax(-1) for model in models)
         divergences.append((right.exp() * (right - found)).sum(-1))
         agrees.append((right.argmax(-1) == found.argmax(-1)).double())
-        for kept, said in zip(losses, (right, found), strict=True):
-            kept.append(-said[:-1].gather(1, tokens[0, 1:, None])[:, 0])
+        for kept, scores in zip(losses, (right, found), strict=True):
+            kept.append(-scores[:-1].gather(1, tokens[0, 1:, None])[:, 0])
     first, second = (math.exp(torch.cat(kept).mean()) for kept in losses)
     return Said(
         float(torch.cat(divergences).mean()), first, second, float(torch.cat(agrees).mean())
@@ -60,13 +60,13 @@ def by_verify(reference: Path, other: Path, **given: Any) -> tuple[Said, int]:
     figures = report.figures(ForwardFigures)
     assert figures is not None
     assert figures.divergence is not None
-    said = Said(
+    scores = Said(
         figures.divergence.mean or 0,
         figures.divergence.reference_perplexity or 0,
         figures.perplexity or 0,
         figures.divergence.top_1 or 0,
     )
-    return said, figures.tokens
+    return scores, figures.tokens
 
 
 def cut(directory: Path, text: str) -> list[list[int]]:

@@ -14,7 +14,7 @@ from weightctl.families import recognize
 from weightctl.formats.open.opening import open_weights
 from weightctl.verify import Subject
 from weightctl.verify.checks.forward.budget import degrade
-from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
+from weightctl.verify.compare.pairs import convert_convention, pair_tensors
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, numbers_of
 
@@ -44,7 +44,7 @@ def test_weights_are_as_far_off_as_the_encoding_put_them(
         assert pair.names
         made = degrade(pair, own, other)
         assert made is not None, pair.name
-        turned = convert_dialect(pair.names, own.tensors[pair.module], own, other.dialect)
+        turned = convert_convention(pair.names, own.tensors[pair.module], own, other.convention)
         wanted = numbers_of(DerivedTensor(pair.module, AsFloat32(), [turned]))
         np.testing.assert_allclose(numbers_of(made), wanted, rtol=0, atol=1e-8, err_msg=pair.name)
 

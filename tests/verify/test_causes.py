@@ -124,7 +124,7 @@ def test_a_mistake_is_named(
     assert text in problem.cause.text
 
 
-def test_one_huge_number_is_no_factor_of_all(tmp_path: Path) -> None:
+def test_one_huge_number_is_not_a_factor_of_all(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path, {Q: _one_huge(HEALTHY[Q].copy())})
     assert problem.cause is None
 
@@ -143,7 +143,7 @@ def test_many_tensors_with_one_cause_are_told_as_one(tmp_path: Path) -> None:
     assert problem.text.endswith("and so with 11 more: q, down, norm of layers 0 to 3")
 
 
-def test_a_part_that_is_wiped_is_no_factor_of_all(tmp_path: Path) -> None:
+def test_a_part_that_is_wiped_is_not_a_factor_of_all(tmp_path: Path) -> None:
     data = WeightData.from_numpy(HEALTHY[DOWN], DOWN)
     kind = ENCODINGS["Q4_0"]
     raw = transcode(HEALTHY[DOWN].view(np.uint8), ENCODINGS["F32"], kind).raw.copy().reshape(-1)

@@ -10,7 +10,7 @@ import pytest
 import fault_files
 from faults import of
 from tensor_faults import swapped_rows
-from verdicts import report_on, told
+from verdicts import explain, report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,8 +109,8 @@ def test_a_mistake(
     where = hurt(files)
     path = files.write(tmp_path / ("a.gguf" if is_gguf else "a"))
     report = report_on(path, family(name).path, ["values"])
-    assert {problem.where for problem in report.problems} == {*where}, told(report)
+    assert {problem.where for problem in report.problems} == {*where}, explain(report)
     for problem in report.problems:
-        assert problem.cause is not None, told(report)
-        assert problem.cause.name == cause, told(report)
-        assert text in problem.cause.text, told(report)
+        assert problem.cause is not None, explain(report)
+        assert problem.cause.name == cause, explain(report)
+        assert text in problem.cause.text, explain(report)

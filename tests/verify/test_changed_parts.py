@@ -96,22 +96,22 @@ def test_of_many_altered_parts_the_first_are_named(tmp_path: Path) -> None:
     assert (last.where, last.text) == (str(parts / "manifest.json"), "10 more parts are altered")
 
 
-def test_progress_is_told_up_to_where_the_readers_begin(parts: Path) -> None:
-    told: list[tuple[str, float]] = []
-    check(Request(subject=Subject(parts), progress=lambda *each: told.append(each)))
-    shares = [done for doing, done in told if doing == "reading the parts of all ranks"]
+def test_progress_is_reported_up_to_where_the_readers_begin(parts: Path) -> None:
+    reported: list[tuple[str, float]] = []
+    check(Request(subject=Subject(parts), progress=lambda *each: reported.append(each)))
+    shares = [done for doing, done in reported if doing == "reading the parts of all ranks"]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(0.2)
 
 
-def test_a_set_without_a_byte_is_no_problem(tmp_path: Path) -> None:
+def test_a_set_without_a_byte_is_not_a_problem(tmp_path: Path) -> None:
     info = TensorInfo("empty", (0, 4), ENCODINGS["F32"])
     path = write_whole(tmp_path / "whole", "safetensors", {"empty": (info, b"")}, {})
     parts = write_shards(plan_of(open_weights(path), Grid(2)), tmp_path / "parts")
     assert checked(parts).problems == ()
 
 
-def test_what_a_reader_says_of_the_file_of_a_rank_is_said_of_that_file(parts: Path) -> None:
+def test_what_a_reader_says_of_the_file_of_a_rank_is_reported_for_that_file(parts: Path) -> None:
     source = set_of(parts)
     path = Path(source.ranks[1].files[0])
     whole = path.read_bytes()

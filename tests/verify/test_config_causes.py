@@ -1,4 +1,4 @@
-"""What two configs say otherwise is told by its key, as either dialect spells it."""
+"""What two configs say otherwise is told by its key, as either naming convention spells it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def llama() -> RecognizedModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_in_both_dialects_has_one_config(family: str) -> None:
+def test_a_model_in_both_conventions_has_one_config(family: str) -> None:
     checkpoint = of_family(family)
     gguf = as_gguf(checkpoint)
     assert _keys(checkpoint, gguf) == _keys(gguf, checkpoint) == []
@@ -60,7 +60,7 @@ def test_a_value_that_follows_from_one_that_differs_is_not_told(llama: Recognize
     assert _keys(other, llama) == ["num_attention_heads", "num_key_value_heads"]
 
 
-def test_a_part_of_a_head_that_is_turned_is_told() -> None:
+def test_a_part_of_a_head_that_is_turned_is_reported() -> None:
     checkpoint = of_family("phi3")
     other = half_turned(checkpoint)
     made = correct(other, find_differences(other, checkpoint))
@@ -73,13 +73,13 @@ def test_a_rotation_in_older_words_is_told_in_these(llama: RecognizedModel) -> N
     assert _keys(older, llama) == ["rope_theta"]
 
 
-def test_rotations_stretched_alike_are_alike_whichever_way_that_is_said() -> None:
+def test_rotations_stretched_alike_are_alike_whichever_way_that_is_written() -> None:
     checkpoint = small_models.checkpoint(small_models.llama(rope_parameters=LLAMA3))
     gguf = as_gguf(checkpoint)
     assert _keys(checkpoint, gguf) == _keys(gguf, checkpoint) == []
 
 
-def test_rotations_stretched_otherwise_are_told() -> None:
+def test_rotations_stretched_otherwise_are_reported() -> None:
     checkpoint = small_models.checkpoint(small_models.llama(rope_parameters=LLAMA3))
     other = changed(checkpoint, rope_parameters=LLAMA3 | {"factor": 4.0})
     assert _keys(other, checkpoint) == ["rope_parameters.factor"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("asked", "skip", "said"),
+    ("asked", "skip", "message"),
     [
         ({"max_perplexity": 5.0}, ["forward"], "--max-ppl is applied by the check `forward`"),
         ({"max_divergence": 5.0}, [], "nothing to compare with"),
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     ],
 )
 def test_what_cannot_be_had_is_refused_before_anything_is_looked_at(
-    asked: dict[str, Any], skip: list[str], said: str, tiny_llama: Path
+    asked: dict[str, Any], skip: list[str], message: str, tiny_llama: Path
 ) -> None:
     done: list[str] = []
     request = Request(
         subject=Subject(tiny_llama), progress=lambda doing, _: done.append(doing), **asked
     )
-    with pytest.raises(ConversionError, match=said):
+    with pytest.raises(ConversionError, match=message):
         verify(request, skip=skip)
     assert not done
 

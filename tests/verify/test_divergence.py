@@ -41,7 +41,7 @@ def test_every_part_costs_what_its_encoding_does(healthy: Models) -> None:
     )
 
 
-def test_a_model_is_what_it_is_in_the_other_dialect(healthy: Models) -> None:
+def test_a_model_is_what_it_is_in_the_other_convention(healthy: Models) -> None:
     report = _compared(healthy.gguf("tiny-llama", "f32"), healthy("tiny-llama"))
     divergence = _figures(report).divergence
     assert divergence is not None

@@ -9,7 +9,7 @@ import pytest
 import block_faults
 from faults import APPLY, FAULTS, inject
 from healthy_models import SMALL
-from verdicts import assert_named, names, report_on, told
+from verdicts import assert_named, explain, names, report_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,10 +36,10 @@ def assert_named_alone(report: Report, injected: Injected, fault: str) -> None:
     if fault not in CANNOT_RUN | NOT_IN_THE_TEXT:
         # A key of the config that `metadata` has named is not named again.
         first, *_ = (*report.results["forward"].problems, *report.results["metadata"].problems)
-        assert names(first, (*injected.where, f"layers.{injected.layer}")), told(report)
+        assert names(first, (*injected.where, f"layers.{injected.layer}")), explain(report)
     if fault not in NOT_IN_TENSORS:
         for problem in report.results["values"].problems:
-            assert names(problem, injected.where), told(report)
+            assert names(problem, injected.where), explain(report)
 
 
 @pytest.mark.parametrize(("model", "fault"), CASES)

@@ -9,7 +9,7 @@ import pytest
 import block_faults
 from faults import inject
 from healthy_models import SMALL
-from verdicts import assert_healthy, assert_named, report_on, told
+from verdicts import assert_healthy, assert_named, explain, report_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,4 +78,4 @@ def test_a_model_that_is_ruined_is_surprised(
     injected = inject(source, tmp_path / f"faulty{source.suffix}", fault)
     report = report_on(injected.path, text=trained_on(tiny_llama), max_perplexity=MOST_SURPRISED)
     (problem,) = report.problems
-    assert "perplexity" in problem.text, told(report)
+    assert "perplexity" in problem.text, explain(report)

@@ -8,7 +8,7 @@ import pytest
 
 import block_faults
 from faults import APPLY, inject
-from verdicts import assert_healthy, assert_named, report_on, told
+from verdicts import assert_healthy, assert_named, explain, report_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ def test_a_model_that_is_ruined_is_surprised(fault: str, smollm2: Path, tmp_path
     injected = inject(smollm2, tmp_path / "faulty.gguf", fault)
     report = report_on(injected.path, max_perplexity=MOST_SURPRISED)
     (problem,) = report.problems
-    assert "perplexity" in problem.text, told(report)
+    assert "perplexity" in problem.text, explain(report)
 
 
 def test_the_healthy_model_is_not_surprised(smollm2: Path) -> None:

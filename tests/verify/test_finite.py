@@ -150,7 +150,7 @@ def test_a_lost_row_of_an_expert_is_named_with_the_expert(tmp_path: Path) -> Non
         ("scalar", np.zeros((), np.float32)),
     ],
 )
-def test_what_healthy_models_have_is_no_problem(
+def test_what_healthy_models_have_is_not_a_problem(
     tmp_path: Path, name: str, array: NDArray[Any]
 ) -> None:
     assert not finite(tmp_path, **{name: array}).problems
@@ -215,8 +215,8 @@ def test_a_norm_of_zeros_is_found_where_the_family_is_known(
 
 
 def test_the_shipped_model_has_no_problem(tiny_llama: Path) -> None:
-    told: list[float] = []
-    request = Request(subject=Subject(tiny_llama), progress=lambda _, done: told.append(done))
+    reported: list[float] = []
+    request = Request(subject=Subject(tiny_llama), progress=lambda _, done: reported.append(done))
     result = check(request)
     assert not result.problems
     assert not result.notes
@@ -224,8 +224,8 @@ def test_the_shipped_model_has_no_problem(tiny_llama: Path) -> None:
     assert result.figures.numbers == sum(
         info.size for info in open_weights(tiny_llama).header.tensors.values()
     )
-    assert told == sorted(told)
-    assert told[-1] == 1
+    assert reported == sorted(reported)
+    assert reported[-1] == 1
 
 
 def test_of_many_tensors_with_one_fault_the_first_are_named(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_layer_that_makes_all_that_goes_into_it_far_larger_is_named(tmp_path: 
     assert "times as large" in result.problems[0].text
 
 
-def test_one_position_with_large_numbers_is_no_fault(tmp_path: Path) -> None:
+def test_one_position_with_large_numbers_is_not_a_fault(tmp_path: Path) -> None:
     def change(arrays: Any) -> None:
         arrays["model.embed_tokens.weight"][7] *= np.float32(1e5)
 
@@ -185,9 +185,9 @@ def test_a_model_that_cannot_be_built_is_skipped_and_says_why(tmp_path: Path) ->
     assert result.figures is None
 
 
-def test_what_is_being_done_is_told(tmp_path: Path) -> None:
-    told: list[tuple[str, float]] = []
-    forward(llama(tmp_path), progress=lambda *step: told.append(step))
-    assert told[0][0] == "forward, layer 0"
-    assert [done for _, done in told] == sorted(done for _, done in told)
-    assert all(0 <= done <= 1 for _, done in told)
+def test_what_is_being_done_is_reported(tmp_path: Path) -> None:
+    reported: list[tuple[str, float]] = []
+    forward(llama(tmp_path), progress=lambda *step: reported.append(step))
+    assert reported[0][0] == "forward, layer 0"
+    assert [done for _, done in reported] == sorted(done for _, done in reported)
+    assert all(0 <= done <= 1 for _, done in reported)

@@ -39,7 +39,7 @@ def test_each_matrix_makes_about_as_much_of_a_vector_as_random_numbers_would(
     assert any("family is not known" in note for note in result.notes)
 
 
-def test_vectors_and_whole_numbers_are_no_matrices(tmp_path: Path) -> None:
+def test_vectors_and_whole_numbers_are_not_matrices(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {
         "norm": drawn(40), "ids": np.zeros((4, 4), np.int64), "none": drawn(0, 4), "a": drawn(4, 4),
     }  # fmt: skip

@@ -113,7 +113,7 @@ def flipped(encoding: str, bit: int) -> ReadableTensor:
     return tensor_of(as_checkpoint({"w": data}).source, "w")
 
 
-def test_another_rounding_of_the_same_numbers_is_no_fault() -> None:
+def test_another_rounding_of_the_same_numbers_is_not_a_fault() -> None:
     cut = (NUMBERS.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     _, is_fine = found(held(cut, "BF16"), held(NUMBERS, "BF16"))
     assert is_fine
@@ -169,7 +169,7 @@ def test_one_huge_number_does_not_make_tensors_parallel(huge: float) -> None:
     assert measure.cosine == pytest.approx(np.vdot(wide, reference) / lengths, rel=1e-5)
 
 
-def test_zeros_where_the_reference_has_zeros_are_no_fault() -> None:
+def test_zeros_where_the_reference_has_zeros_are_not_a_fault() -> None:
     zeros = np.zeros((4, 32), np.float32)
     assert found(held(zeros), held(zeros))[1]
     measure, is_fine = found(held(zeros + 1), held(zeros))

@@ -1,4 +1,4 @@
-"""What of two checkpoints' metadata is compared, and what is no difference."""
+"""What of two checkpoints' metadata is compared, and what is not a difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import families
 from metadata_faults import edited, exchange, in_directory, in_gguf
-from verdicts import told
+from verdicts import explain
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.metadata import MetadataValue
 
@@ -47,7 +47,7 @@ def test_a_family_there_and_back_has_the_same_metadata(
     for path in forms:
         for reference in (None, *forms):
             report = report_on(path, reference)
-            assert not report.problems, told(report)
+            assert not report.problems, explain(report)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -56,7 +56,7 @@ def test_the_file_type_of_a_recipe_is_that_of_its_tensors(recipe: str, healthy: 
         healthy("tiny-llama"), f"tiny-llama-typed-{recipe}.gguf", "--quant", recipe
     )
     report = report_on(quantized, healthy("tiny-llama"))
-    assert not report.problems, told(report)
+    assert not report.problems, explain(report)
     assert not report.notes
 
 
@@ -87,7 +87,7 @@ def _file_type(number: int) -> Callable[[dict[str, MetadataValue]], None]:
     return change
 
 
-def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path: Path) -> None:
+def test_names_of_one_pre_tokenizer_are_not_a_difference(healthy: Models, tmp_path: Path) -> None:
     right = healthy.gguf("tiny-llama")
 
     def rename(metadata: dict[str, MetadataValue]) -> None:
@@ -96,7 +96,7 @@ def test_names_of_one_pre_tokenizer_are_no_difference(healthy: Models, tmp_path:
     assert not report_on(in_gguf(right, tmp_path / "renamed.gguf", rename), right).problems
 
 
-def test_a_default_that_is_left_out_is_no_difference(
+def test_a_default_that_is_left_out_is_not_a_difference(
     gguf: Callable[..., Path], family: Callable[[str], families.Made], tmp_path: Path
 ) -> None:
     def leave_out(metadata: dict[str, MetadataValue]) -> None:
@@ -106,10 +106,10 @@ def test_a_default_that_is_left_out_is_no_difference(
     short = in_gguf(gguf("mistral"), tmp_path / "short.gguf", leave_out)
     for reference in (gguf("mistral"), family("mistral").path):
         report = report_on(short, reference)
-        assert not report.problems, told(report)
+        assert not report.problems, explain(report)
 
 
-def test_scores_of_the_same_order_are_no_difference(
+def test_scores_of_the_same_order_are_not_a_difference(
     gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
     def double(metadata: dict[str, MetadataValue]) -> None:
@@ -123,7 +123,7 @@ def test_scores_of_the_same_order_are_no_difference(
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "where", "said"),
+    ("name", "change", "where", "message"),
     [
         ("config.json", lambda config: config.update(max_position_embeddings=256),
          "max_position_embeddings", "is 256, and 512 in the reference"),
@@ -132,7 +132,7 @@ def test_scores_of_the_same_order_are_no_difference(
     ],
 )  # fmt: skip
 def test_models_of_an_unknown_family_are_compared_too(
-    name: str, change: Callable[[Any], object], where: str, said: str,
+    name: str, change: Callable[[Any], object], where: str, message: str,
     tiny_llama: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     right = changed(
@@ -140,7 +140,7 @@ def test_models_of_an_unknown_family_are_compared_too(
     )
     (problem,) = report_on(changed(right, tmp_path / "b", name, change), right).problems
     assert problem.where.endswith(where)
-    assert said in problem.text
+    assert message in problem.text
 
 
 def test_numbers_of_an_unknown_architecture_are_compared_too(

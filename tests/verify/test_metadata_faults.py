@@ -15,7 +15,7 @@ from metadata_faults import (
     in_gguf,
 )
 from once import once
-from verdicts import told
+from verdicts import explain
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.metadata import MetadataValue
 
@@ -48,7 +48,7 @@ def assert_named(report: Report, fault: Fault) -> None:
         for problem in report.problems
         if problem.where.endswith(fault.where)
     ]
-    assert any(all(part in text for part in fault.said) for text in found), told(report)
+    assert any(all(part in text for part in fault.words) for text in found), explain(report)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def causes(result: Result) -> dict[str, str | None]:
     }
 
 
-def told(result: Result) -> dict[str, str]:
+def problems_by_place(result: Result) -> dict[str, str]:
     return {problem.where: str(problem) for problem in result.problems}
 
 
@@ -66,7 +66,7 @@ def test_a_gguf_without_an_output_is_told_to_read_as_tied(smollm2: Path) -> None
     )
 
 
-def test_heads_that_a_model_computes_without_are_told(minilm: Path) -> None:
+def test_heads_that_a_model_computes_without_are_reported(minilm: Path) -> None:
     result = checked(minilm)
     assert result.problems == ()
     assert "`pooler.dense.bias`, `pooler.dense.weight`" in result.notes[0]
@@ -87,8 +87,8 @@ def test_a_tensor_of_no_part_is_named(llama: Any, tmp_path: Path) -> None:
 
 def test_numbers_that_no_weights_are_stored_in_are_named(llama: Any, tmp_path: Path) -> None:
     more = {**small_models.arrays(llama), "model.norm.weight": np.ones(64, np.int32)}
-    found = told(checked(written(tmp_path, llama, more)))
-    assert "is of I32, which is no encoding of a model's weights" in found["model.norm.weight"]
+    found = problems_by_place(checked(written(tmp_path, llama, more)))
+    assert "is of I32, which is not an encoding of a model's weights" in found["model.norm.weight"]
 
 
 def test_a_forgotten_output_is_told_so(llama: Any, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_tied_output_that_differs_is_a_problem(llama: Any, tmp_path: Path) -> 
     assert causes(result) == {"lm_head.weight": "tied"}
 
 
-def test_a_tied_output_that_is_the_embedding_is_told(tmp_path: Path) -> None:
+def test_a_tied_output_that_is_the_embedding_is_reported(tmp_path: Path) -> None:
     model = small_models.llama(tie_word_embeddings=True)
     arrays = small_models.arrays(model)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
@@ -214,7 +214,7 @@ def test_a_tied_output_that_is_the_embedding_is_told(tmp_path: Path) -> None:
     assert result.notes == ("`lm_head.weight` is stored beside the embedding to which it is tied",)
 
 
-def test_an_output_that_is_a_copy_of_the_embedding_is_told(llama: Any, tmp_path: Path) -> None:
+def test_an_output_that_is_a_copy_of_the_embedding_is_reported(llama: Any, tmp_path: Path) -> None:
     arrays = small_models.arrays(llama)
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
     result = checked(written(tmp_path, llama, arrays))
@@ -230,11 +230,11 @@ def test_more_tokens_than_the_embedding_has_rows_are_a_problem(
     document = json.loads(tokenizer.read_bytes())
     document["model"]["vocab"]["one more"] = 512
     tokenizer.write_text(json.dumps(document))
-    found = told(checked(tmp_path / "model"))
+    found = problems_by_place(checked(tmp_path / "model"))
     assert "has 513 tokens, and the embedding 512 rows" in found[str(tokenizer)]
 
 
-def test_added_tokens_that_the_embedding_has_no_rows_for_are_told(
+def test_added_tokens_that_the_embedding_has_no_rows_for_are_reported(
     llama: Any, tmp_path: Path
 ) -> None:
     document = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 96, "content": "b"}]}
@@ -250,7 +250,7 @@ def test_a_damaged_tokenizer_is_a_problem(content: bytes, llama: Any, tmp_path: 
     path = written(tmp_path, llama)
     (path / "tokenizer.json").write_bytes(content)
     (problem,) = checked(path).problems
-    assert "tokenizer.json: it is no" in problem.text
+    assert "tokenizer.json: it is not" in problem.text
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_damaged_tokenizer_is_a_problem(content: bytes, llama: Any, tmp_path: 
     [{"model": []}, {"model": {"vocab": 3}}, {"model": {"vocab": {"a": "b", "c": 1.5}}},
      {"model": {"vocab": {}}, "added_tokens": [1, {"id": None}, {}]}],
 )  # fmt: skip
-def test_a_strange_tokenizer_is_no_traceback(document: Any, llama: Any, tmp_path: Path) -> None:
+def test_a_strange_tokenizer_is_not_a_traceback(document: Any, llama: Any, tmp_path: Path) -> None:
     path = written(tmp_path, llama)
     (path / "tokenizer.json").write_text(json.dumps(document))
     assert checked(path).problems == ()
@@ -274,7 +274,7 @@ def test_the_lists_of_a_ggufs_tokens_are_as_long_as_its_embedding(
         "tokenizer.ggml.scores": ("array[f32]", [0.0] * 96),
     }
     _add_values(path, values)
-    found = told(checked(path))
+    found = problems_by_place(checked(path))
     assert "there are 95 tokens, and the embedding has 96 rows" in found["tokenizer.ggml.tokens"]
     assert "has 96 elements for 95 tokens" in found["tokenizer.ggml.scores"]
 
@@ -320,7 +320,7 @@ def test_a_config_that_cannot_be_read_is_a_problem(llama: Any, tmp_path: Path) -
     (path / "config.json").write_text("{")
     (problem,) = checked(path).problems
     assert problem.where == str(path / "config.json")
-    assert "it is no JSON" in problem.text
+    assert "it is not JSON" in problem.text
 
 
 def test_a_vocabulary_alone_is_skipped(tmp_path: Path) -> None:

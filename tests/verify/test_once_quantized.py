@@ -79,7 +79,7 @@ def test_a_mixture_is_one_cause_that_names_both(tmp_path: Path) -> None:
     assert "in Q4_K and Q6_K once" in problem.cause.text
 
 
-def test_it_is_told_of_the_reference_where_that_was_quantized(tmp_path: Path) -> None:
+def test_it_is_reported_for_the_reference_where_that_was_quantized(tmp_path: Path) -> None:
     other = {name: through(array, "Q4_0", "F16") for name, array in ORIGINAL.items()}
     (problem,) = problems_of(tmp_path, ORIGINAL, other)
     assert problem.cause is not None

@@ -1,4 +1,4 @@
-"""Tensors of two checkpoints are paired across dialects, and nothing is read for it."""
+"""Tensors of two checkpoints are paired across naming conventions, and nothing is read for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from arrays import stored
 from weightctl.cli import app
 from weightctl.verify import Subject
-from weightctl.verify.compare.pairs import convert_dialect, pair_tensors
+from weightctl.verify.compare.pairs import convert_convention, pair_tensors
 from weightctl.weights.steps.numbers import numbers_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_every_tensor_of_a_conversion_has_its_pair(gguf: Path, tiny_llama: Path)
     assert found.how == "by the names of llama, GGUF's against Hugging Face's"
 
 
-def test_rows_that_a_dialect_permutes_are_in_one_order(gguf: Path, tiny_llama: Path) -> None:
+def test_rows_that_a_convention_permutes_are_in_one_order(gguf: Path, tiny_llama: Path) -> None:
     pair = pairing(gguf, tiny_llama).by_module["layers.1.attention.q.weight"]
     assert (pair.name, pair.reference_name) == (
         "blk.1.attn_q.weight",
@@ -50,7 +50,7 @@ def test_rows_that_a_dialect_permutes_are_in_one_order(gguf: Path, tiny_llama: P
     assert np.array_equal(numbers_of(pair.tensor), numbers_of(pair.reference))
 
 
-def test_a_tensor_goes_to_the_other_dialect_and_back(tiny_llama: Path) -> None:
+def test_a_tensor_goes_to_the_other_convention_and_back(tiny_llama: Path) -> None:
     model = Subject(tiny_llama).checkpoint
     assert model is not None
     names = next(
@@ -59,8 +59,8 @@ def test_a_tensor_goes_to_the_other_dialect_and_back(tiny_llama: Path) -> None:
         if each.module.endswith("attention.k.weight")
     )
     tensor = model.tensors[names.module]
-    there = convert_dialect(names, tensor, model, "gguf")
-    assert convert_dialect(names, tensor, model, "hugging_face") is tensor
+    there = convert_convention(names, tensor, model, "gguf")
+    assert convert_convention(names, tensor, model, "hugging_face") is tensor
     assert not np.array_equal(numbers_of(there), numbers_of(tensor))
 
 

@@ -72,7 +72,7 @@ def test_what_is_behind_the_end_of_the_last_window_is_masked(llama: Subject) -> 
     assert not found.ids[~found.mask].any()
 
 
-def test_what_does_not_fit_into_the_windows_is_told(llama: Subject) -> None:
+def test_what_does_not_fit_into_the_windows_is_reported(llama: Subject) -> None:
     found = made(llama, tokens=(5,) * (WINDOW * MOST_WINDOWS + 7))
     assert len(found.ids) == MOST_WINDOWS
     assert "7 were left out" in found.notes[0]
@@ -101,7 +101,9 @@ def test_windows_are_no_longer_than_the_model_s_context(tmp_path: Path) -> None:
     assert made(subject).ids.shape == (1, 16)
 
 
-def test_without_a_tokenizer_tokens_are_drawn_and_that_is_told(without_tokenizer: Subject) -> None:
+def test_without_a_tokenizer_tokens_are_drawn_and_that_is_reported(
+    without_tokenizer: Subject,
+) -> None:
     found, again = made(without_tokenizer), made(without_tokenizer)
     assert not found.is_text
     assert "random tokens" in found.notes[0]

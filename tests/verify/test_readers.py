@@ -112,13 +112,13 @@ def test_what_a_reader_says_in_many_lines_is_one(small: Path) -> None:
     assert "\n" not in f"{found.reason}{found.problems[0].text}"
 
 
-def test_a_reader_that_takes_too_long_is_told_and_no_problem(small: Path) -> None:
+def test_a_reader_that_takes_too_long_is_reported_and_no_problem(small: Path) -> None:
     found = ask_reader(header_of(small), seconds=0.001)
     assert (found.problems, found.reason) == ((), "gave no answer within 0.001 seconds")
     assert found.notes == [f"`safetensors.safe_open` was not heard: {found.reason}"]
 
 
-def test_a_reader_that_does_not_start_is_told_and_no_problem(small: Path) -> None:
+def test_a_reader_that_does_not_start_is_reported_and_no_problem(small: Path) -> None:
     found = ask_reader(header_of(small), memory=1 << 20)
     assert (found.problems, found.reason.startswith("it does not start: ")) == ((), True)
 
@@ -137,7 +137,7 @@ def test_what_a_reader_may_take_of_memory_is_bounded() -> None:
     assert run.stderr.endswith("MemoryError\n")
 
 
-def test_an_old_gguf_that_a_reader_does_not_know_is_told_and_no_problem(tmp_path: Path) -> None:
+def test_an_old_gguf_that_a_reader_does_not_know_is_reported_and_no_problem(tmp_path: Path) -> None:
     path = tmp_path / "old.gguf"
     path.write_bytes(build.Gguf(1).file([build.Tensor("a", (8,), build.F32, bytes(32))]))
     result = check(Request(subject=Subject(path)))

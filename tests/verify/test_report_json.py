@@ -26,21 +26,21 @@ def test_a_report_is_json_that_every_reader_takes(name: str) -> None:
     assert read(render_page(made)) == make_document(made)
 
 
-def test_every_problem_is_told_with_its_cause() -> None:
-    told = make_document(faulty())
-    assert not told["ok"]
-    assert [problem["where"] for problem in told["problems"]] == [
+def test_every_problem_is_reported_with_its_cause() -> None:
+    document = make_document(faulty())
+    assert not document["ok"]
+    assert [problem["where"] for problem in document["problems"]] == [
         "blk.24.attn_v.weight", "blk.7.attn_q.weight", "blk.7.attn_k.weight",
         "blk.20.mlp_down.weight", "layers.7",
     ]  # fmt: skip
-    assert told["problems"][1]["cause"]["name"] == "rope_rows"
-    assert told["problems"][3]["cause"] is None
-    assert told["checks"]["values"]["problems"] == 3
+    assert document["problems"][1]["cause"]["name"] == "rope_rows"
+    assert document["problems"][3]["cause"] is None
+    assert document["checks"]["values"]["problems"] == 3
 
 
-def test_what_to_do_next_is_told_and_the_hint_of_an_error_beside_its_text() -> None:
-    told = make_document(faulty())
-    assert [re.split("[:,]", advice)[0] for advice in told["next"]] == [
+def test_what_to_do_next_is_reported_and_the_hint_of_an_error_beside_its_text() -> None:
+    document = make_document(faulty())
+    assert [re.split("[:,]", advice)[0] for advice in document["next"]] == [
         "numbers are lost", "convert the original model again", "fetch the file again"
     ]  # fmt: skip
     assert make_document(report())["next"] == []
@@ -56,10 +56,10 @@ def test_the_checks_are_in_the_order_in_which_they_ran() -> None:
 
 
 def test_a_check_that_did_not_run_says_why() -> None:
-    told = make_document(MADE["unknown_family"]())["checks"]["names"]
-    assert not told["ran"]
-    assert "no family" in told["skipped"]
-    assert told["figures"] is None
+    document = make_document(MADE["unknown_family"]())["checks"]["names"]
+    assert not document["ran"]
+    assert "no family" in document["skipped"]
+    assert document["figures"] is None
 
 
 def test_what_was_measured_has_the_names_of_the_figures() -> None:

@@ -27,7 +27,7 @@ def test_a_page_has_tags_of_ours_only(name: str) -> None:
     assert set(rendered.tables()) <= {2, 3, 4, 5, 8}
 
 
-def test_problems_causes_and_the_worst_tensors_are_told() -> None:
+def test_problems_causes_and_the_worst_tensors_are_reported() -> None:
     rendered = Rendered(render_page(faulty()))
     assert "SmolLM2-135M-Q4_K_M.gguf: 5 problems in 3 of 5 checks" in rendered.text
     assert "blk.7.attn_q.weight: the relative RMSE is 1.39" in rendered.text
@@ -39,7 +39,7 @@ def test_problems_causes_and_the_worst_tensors_are_told() -> None:
     assert rendered.rows[worst + 1][-1] == "problem"
 
 
-def test_what_to_do_next_is_told_beside_a_hint() -> None:
+def test_what_to_do_next_is_reported_beside_a_hint() -> None:
     hinted = Problem(check="structure", where="a", text="is cut off", hint="fetch it again")
     text = Rendered(render_page(report(structure=Result(problems=(hinted,))))).text
     assert "Hint: fetch it again" in text
@@ -55,7 +55,7 @@ def test_activations_of_which_none_is_finite_have_no_range() -> None:
     assert "No part gives numbers that are finite and not 0." in text
 
 
-def test_divergences_are_told_the_worst_first() -> None:
+def test_divergences_are_reported_the_worst_first() -> None:
     rendered = Rendered(render_page(faulty()))
     title = rendered.rows.index(["Part", "Divergence", "Usual", "Times usual", ""])
     assert rendered.rows[title + 1][0] == "layers.7"

@@ -54,10 +54,10 @@ def test_a_healthy_model_has_no_section_of_problems() -> None:
 
 
 def test_every_problem_is_on_the_page_with_its_likely_cause() -> None:
-    told = text_of(section(render_page(faulty()), "What is wrong"))
+    reported = text_of(section(render_page(faulty()), "What is wrong"))
     for problem in faulty().problems:
-        assert f"{problem.where}: {problem.text} ({problem.check})" in told
-    assert told.count("(rope_rows)") == 3
+        assert f"{problem.where}: {problem.text} ({problem.check})" in reported
+    assert reported.count("(rope_rows)") == 3
 
 
 def test_of_many_problems_the_later_ones_can_be_unfolded() -> None:
@@ -69,15 +69,15 @@ def test_of_many_problems_the_later_ones_can_be_unfolded() -> None:
 
 def test_where_a_problem_is_stands_there_once() -> None:
     twice = Problem(check="structure", where="a.gguf", text="a.gguf, byte 12: ends too soon")
-    told = text_of(
+    reported = text_of(
         section(render_page(report(structure=Result(problems=(twice,)))), "What is wrong")
     )
-    assert told.endswith("a.gguf: byte 12: ends too soon (structure)")
+    assert reported.endswith("a.gguf: byte 12: ends too soon (structure)")
 
 
 def test_the_lines_of_a_text_are_lines_and_what_stands_between_backticks_is_code() -> None:
-    told = Problem(check="names", where="", text="no `x.w`\n  hint: convert it")
-    found = section(render_page(report(names=Result(problems=(told,)))), "What is wrong")
+    reported = Problem(check="names", where="", text="no `x.w`\n  hint: convert it")
+    found = section(render_page(report(names=Result(problems=(reported,)))), "What is wrong")
     assert [each.text for each in found.iter("code")] == ["x.w"]
     assert len(list(found.iter("br"))) == 1
 
@@ -111,11 +111,11 @@ def test_activations_of_which_none_is_finite_have_no_chart() -> None:
 
 
 def test_what_a_file_says_is_text_on_the_page() -> None:
-    told = text_of(parsed(page_of("hostile")))
-    assert "<script>alert(1)</script>" in told
-    assert '"><img src=x onerror=alert(1)>' in told
-    assert "\\u202eright to left\\x1b[31m" in told
-    assert not re.search("[\u202e\x1b\udcff]", told)
+    reported = text_of(parsed(page_of("hostile")))
+    assert "<script>alert(1)</script>" in reported
+    assert '"><img src=x onerror=alert(1)>' in reported
+    assert "\\u202eright to left\\x1b[31m" in reported
+    assert not re.search("[\u202e\x1b\udcff]", reported)
 
 
 @given(st.text(max_size=12), st.text("`<>&'\"\n|\\ a]\u202e-", max_size=12))

@@ -32,8 +32,8 @@ HISTOGRAM = "Histogram of the Kullback-Leibler divergence of each position"
 
 def cells(picture: Element) -> dict[str, str]:
     """Return the classes of a heat map's cells by the name of the tensor that is shown."""
-    told = {text_of(rect).split("\n")[0]: rect.get("class", "") for rect in picture.iter("rect")}
-    return {name: kind for name, kind in told.items() if name}
+    kinds = {text_of(rect).split("\n")[0]: rect.get("class", "") for rect in picture.iter("rect")}
+    return {name: kind for name, kind in kinds.items() if name}
 
 
 def test_a_comparison_has_all_five_pictures_and_a_model_alone_one() -> None:
@@ -128,13 +128,13 @@ def test_nothing_is_drawn_outside_a_picture(name: str) -> None:
 
 def test_parts_that_diverge_too_far_and_those_with_nan_are_marked() -> None:
     drawn = pictures(render_page(faulty()))
-    for title, told in (
+    for title, reported in (
         (DIVERGENCES, "layers.7: 170 %, usual 8 %"),
         (ACTIVATIONS, "layers.24: rms 41, greatest 43, 31 numbers NaN or infinite"),
     ):
         marked = [each for each in of_class(drawn[title], "bad") if each.tag == "circle"]
         assert len(marked) == 1
-        assert told in text_of(drawn[title])
+        assert reported in text_of(drawn[title])
 
 
 def test_a_histogram_has_a_bar_for_each_bound_that_a_position_is_below() -> None:

@@ -106,7 +106,7 @@ def test_a_flipped_bit_that_makes_one_scale_vanish_is_found(tmp_path: Path) -> N
     assert "1 block is absurdly small" in problem.text
 
 
-def test_blocks_whose_numbers_are_all_tiny_are_no_problem_beside_their_like(
+def test_blocks_whose_numbers_are_all_tiny_are_not_a_problem_beside_their_like(
     tmp_path: Path,
 ) -> None:
     random = np.random.default_rng(8)
@@ -116,7 +116,7 @@ def test_blocks_whose_numbers_are_all_tiny_are_no_problem_beside_their_like(
     assert not found_in(tmp_path, "Q8_0", raw)
 
 
-def test_numbers_that_are_too_small_for_their_scales_are_told(tmp_path: Path) -> None:
+def test_numbers_that_are_too_small_for_their_scales_are_reported(tmp_path: Path) -> None:
     (problem,) = found_in(tmp_path, "Q8_0", blocks_of("Q8_0", spread=3e-6))
     assert "too small for float16" in problem.text
 

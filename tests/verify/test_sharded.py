@@ -124,7 +124,7 @@ def verified(path: Path, reference: Path | None = None) -> Report:
     return verify(Request(subject=Subject(path), reference=reference and Subject(reference)))
 
 
-def test_a_sound_set_is_no_problem(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_sound_set_is_not_a_problem(tiny_llama: Path, tmp_path: Path) -> None:
     out = cut(tiny_llama, tmp_path / "out", Grid(2, 1, 2))
     found = verified(out, tiny_llama)
     assert found.problems == []

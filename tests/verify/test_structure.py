@@ -26,7 +26,7 @@ def checked(path: Path) -> Result:
     return check(Request(subject=Subject(path)))
 
 
-def said(result: Result) -> list[tuple[str, str]]:
+def list_problems(result: Result) -> list[tuple[str, str]]:
     return [(problem.where, problem.text) for problem in result.problems]
 
 
@@ -70,7 +70,7 @@ def test_a_sound_set_of_parts_has_no_problems(tmp_path: Path) -> None:
 def test_a_total_size_that_is_not_that_of_the_parts_is_a_problem(tmp_path: Path) -> None:
     index = sharded(tmp_path / "model") / "model.safetensors.index.json"
     edited(index, lambda document: document["metadata"].update(total_size=3073))
-    ((where, text),) = said(checked(tmp_path / "model"))
+    ((where, text),) = list_problems(checked(tmp_path / "model"))
     assert where == str(index)
     assert "`total_size` is 3,073, and the tensors of all parts have 3,072 bytes" in text
 
@@ -104,7 +104,7 @@ def test_a_file_that_is_cut_off_is_one_problem_that_names_it(
 def test_an_encoding_that_nobody_knows_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "strange.gguf"
     path.write_bytes(build.Gguf().file([build.Tensor("a", (4,), 99, bytes(32))]))
-    found = dict(said(checked(path)))
+    found = dict(list_problems(checked(path)))
     assert "an encoding that weightctl does not know" in found["a"]
     assert "`gguf.GGUFReader` refuses it" in found[str(path)]
 
@@ -113,7 +113,7 @@ def test_a_name_that_llama_cpp_cannot_hold_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "long.gguf"
     tensors = [build.Tensor("n" * size, (4,), build.F32, bytes(16)) for size in (63, 64)]
     path.write_bytes(build.Gguf().file(tensors))
-    assert [where for where, _ in said(checked(path))] == ["n" * 64]
+    assert [where for where, _ in list_problems(checked(path))] == ["n" * 64]
 
 
 def test_thousands_of_problems_are_twenty_and_a_number(tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_thousands_of_problems_are_twenty_and_a_number(tmp_path: Path) -> None:
     names = [f"{number:064}" for number in range(3000)]
     tensors = [build.Tensor(name, (4,), build.F32, bytes(16)) for name in names]
     path.write_bytes(build.Gguf().file(tensors))
-    found = said(checked(path))
+    found = list_problems(checked(path))
     assert len(found) == 21
     assert found[-1] == ("", "2980 more names are longer than llama.cpp reads")
 
 
-def test_bytes_that_nothing_uses_are_told(tmp_path: Path) -> None:
+def test_bytes_that_nothing_uses_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "longer.gguf"
     tensor = build.Tensor("a", (8,), build.F32, bytes(32))
     path.write_bytes(build.Gguf().file([tensor]) + bytes(100))
@@ -137,7 +137,7 @@ def test_bytes_that_nothing_uses_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_tensors_that_start_between_elements_are_told(tmp_path: Path) -> None:
+def test_tensors_that_start_between_elements_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "crooked.safetensors"
     header = {"a": build.entry("U8", [1], 0, 1), "b": build.entry("F32", [1], 1, 5)}
     raw = json.dumps(header)
@@ -146,7 +146,7 @@ def test_tensors_that_start_between_elements_are_told(tmp_path: Path) -> None:
     assert note.startswith("`b` starts on no multiple of an element's size")
 
 
-def test_a_file_without_tensors_is_told(tmp_path: Path) -> None:
+def test_a_file_without_tensors_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "nothing.gguf"
     path.write_bytes(build.Gguf().file([]))
     assert any("there are no tensors" in note for note in checked(path).notes)

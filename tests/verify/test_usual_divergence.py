@@ -25,7 +25,7 @@ def _part(number: int, divergence: float, expected: float = 0.08) -> LayerDiverg
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"),
+    ("layers", "message"),
     [
         (
             (_part(0, 0.07), _part(1, 0.09), _part(2, 0.05)),
@@ -39,11 +39,11 @@ def _part(number: int, divergence: float, expected: float = 0.08) -> LayerDiverg
     ],
 )
 def test_a_sentence_stands_where_nothing_is_beyond_usual(
-    layers: tuple[LayerDivergence, ...], said: str
+    layers: tuple[LayerDivergence, ...], message: str
 ) -> None:
     drawn = _page(*layers)
     assert CHART not in pictures(drawn)
-    assert said in text_of(section(drawn, "Layer by layer"))
+    assert message in text_of(section(drawn, "Layer by layer"))
 
 
 def test_one_part_beyond_usual_is_shown_among_the_others() -> None:

@@ -44,7 +44,7 @@ def converted(source: Path, out: Path, *arguments: str) -> Path:
 @pytest.mark.parametrize(
     "kind", ["Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_1", "Q2_K", "IQ4_XS", "MXFP4"]
 )
-def test_a_healthy_quantization_is_no_problem_either_way(
+def test_a_healthy_quantization_is_not_a_problem_either_way(
     tmp_path: Path, tiny_llama: Path, kind: str
 ) -> None:
     out = converted(tiny_llama, tmp_path / "out.gguf", "--quant", kind)
@@ -55,7 +55,7 @@ def test_a_healthy_quantization_is_no_problem_either_way(
         assert worst.relative_rmse == pytest.approx(worst.expected, rel=0.3)
 
 
-def test_two_quantizations_of_one_model_are_no_problem(tmp_path: Path, tiny_llama: Path) -> None:
+def test_two_quantizations_of_one_model_are_not_a_problem(tmp_path: Path, tiny_llama: Path) -> None:
     one = converted(tiny_llama, tmp_path / "one.gguf", "--quant", "Q4_K")
     other = converted(tiny_llama, tmp_path / "other.gguf", "--quant", "Q4_0")
     assert against(one, other).problems == ()
@@ -159,7 +159,7 @@ def test_checkpoints_that_share_no_name_are_not_said_to_be_fine(tmp_path: Path) 
     assert compared(tmp_path, {"a": MATRIX}, {"b": MATRIX}).problems
 
 
-def test_layers_that_are_not_there_are_told(tiny_llama: Path) -> None:
+def test_layers_that_are_not_there_are_reported(tiny_llama: Path) -> None:
     assert "there are 3" in against(tiny_llama, tiny_llama, layers=range(7, 9)).skipped
 
 
@@ -177,13 +177,13 @@ def test_thousands_of_bad_tensors_are_not_all_named(tmp_path: Path) -> None:
     assert problems[-1].text == "and 40 more tensors are as far off"
 
 
-def test_progress_is_told_up_to_the_end(tiny_llama: Path) -> None:
-    told: list[float] = []
+def test_progress_is_reported_up_to_the_end(tiny_llama: Path) -> None:
+    reported: list[float] = []
     request = Request(
         subject=Subject(tiny_llama),
         reference=Subject(tiny_llama),
-        progress=lambda _, done: told.append(done),
+        progress=lambda _, done: reported.append(done),
     )
     check(request)
-    assert told == sorted(told)
-    assert told[-1] == 1
+    assert reported == sorted(reported)
+    assert reported[-1] == 1

@@ -53,7 +53,7 @@ def cause_of(problem: Problem) -> tuple[str, str]:
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_K", "Q3_K", "Q2_K"])
 @pytest.mark.parametrize(
-    ("places", "said"),
+    ("places", "message"),
     [
         ([slice(3, 21)], "rows 3-20 are zeros"),
         ([slice(1, 2), slice(5, 10), slice(20, 21)], "rows 1, 5-9, 20 are zeros"),
@@ -62,11 +62,11 @@ def cause_of(problem: Problem) -> tuple[str, str]:
     ],
 )
 def test_rows_of_zeros_are_told_by_their_numbers(
-    tmp_path: Path, places: list[slice], said: str, kind: str
+    tmp_path: Path, places: list[slice], message: str, kind: str
 ) -> None:
     name, text = cause_of(problem_of(tmp_path, wiped(*places), kind=kind))
     assert name == "rows_lost"
-    assert text == f"{said}: never written, or wiped"
+    assert text == f"{message}: never written, or wiped"
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q3_K", "Q2_K"])
@@ -78,7 +78,7 @@ def test_one_row_of_zeros_is_named_in_the_coarsest_encoding(tmp_path: Path, kind
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
 @pytest.mark.parametrize(
-    ("places", "said"),
+    ("places", "message"),
     [
         ([(7, slice(64, 200))], "part of row 7 is zeros"),
         ([(slice(4, 7), slice(0, 64))], "parts of rows 4-6 are zeros"),
@@ -87,11 +87,11 @@ def test_one_row_of_zeros_is_named_in_the_coarsest_encoding(tmp_path: Path, kind
     ],
 )  # fmt: skip
 def test_rows_that_are_zeros_in_part_are_told_too(
-    tmp_path: Path, places: list[Any], said: str, kind: str
+    tmp_path: Path, places: list[Any], message: str, kind: str
 ) -> None:
     name, text = cause_of(problem_of(tmp_path, wiped(*places), kind=kind))
     assert name == "rows_lost"
-    assert text == f"{said}: never written, or wiped"
+    assert text == f"{message}: never written, or wiped"
 
 
 def test_of_a_large_tensor_all_rows_are_counted(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
     ("name", "request_", "reason"),
     [
         ("embed.weight", {"dtype": DType.complex64}, "cannot go from F32 to complex64"),
-        ("layers.0.w", {"quantization_encoding": Q8_0}, "rows of 4, no whole Q8_0 blocks"),
+        ("layers.0.w", {"quantization_encoding": Q8_0}, "rows of 4, not whole Q8_0 blocks"),
         (
             "embed.weight",
             {"quantization_encoding": QuantizationEncoding.IQ1_S},
@@ -228,7 +228,7 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
         (
             "embed.weight",
             {"quantization_encoding": Q8_0, "dtype": DType.uint8, "shape": (3, 256)},
-            "3, 256. bytes has rows that are no whole Q8_0 blocks",
+            "3, 256. bytes has rows that are not whole Q8_0 blocks",
         ),
     ],
 )
@@ -256,7 +256,7 @@ def test_blocks_that_can_only_be_read_are_allocated_as_they_are(quantized: Weigh
     assert numbers_of(quantized.allocated_weights["w.iq1_s"]).shape == (1, 50)
 
 
-def test_a_number_that_does_not_fit_is_told_with_its_tensor_when_it_is_read(
+def test_a_number_that_does_not_fit_is_reported_with_its_tensor_when_it_is_read(
     weights: Weights,
 ) -> None:
     weights["ids"].allocate(DType.int8)
@@ -264,7 +264,7 @@ def test_a_number_that_does_not_fit_is_told_with_its_tensor_when_it_is_read(
         numbers_of(weights.allocated_weights["ids"])
 
 
-def test_an_infinity_in_a_tensor_for_blocks_is_told_with_its_tensor() -> None:
+def test_an_infinity_in_a_tensor_for_blocks_is_reported_with_its_tensor() -> None:
     numbers = np.ones((1, 32), np.float32)
     numbers[0, 5] = np.inf
     weights = as_checkpoint({"w": WeightData.from_numpy(numbers, "w")})

@@ -1,4 +1,4 @@
-"""Which trees and nodes know of what was allocated, and what is no request."""
+"""Which trees and nodes know of what was allocated, and what is not a request."""
 
 from __future__ import annotations
 

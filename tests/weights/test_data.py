@@ -195,7 +195,7 @@ def test_nan_cannot_become_float4() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0])
-def test_a_number_that_is_no_scale_cannot_become_float8_e8m0fnu(number: float) -> None:
+def test_a_number_that_is_not_a_scale_cannot_become_float8_e8m0fnu(number: float) -> None:
     with pytest.raises(EncodingError, match="which float8_e8m0fnu cannot hold"):
         data_of([1, number]).astype(DType.float8_e8m0fnu)
 
@@ -310,8 +310,8 @@ def test_quantized_data_stays_itself_as_bytes_and_is_dequantized_for_integers() 
 
 
 @pytest.mark.parametrize("shape", [(), (2, 35)], ids=str)
-def test_quantized_data_that_is_no_whole_blocks_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(EncodingError, match="no whole Q8_0 blocks"):
+def test_quantized_data_that_is_not_whole_blocks_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(EncodingError, match="not whole Q8_0 blocks"):
         WeightData(np.zeros(shape, np.uint8), "w", DType.uint8, shape, QuantizationEncoding.Q8_0)
 
 
@@ -323,7 +323,7 @@ def test_data_of_an_unknown_encoding_is_not_interpreted() -> None:
 
 def test_a_new_name_leaves_the_old_one() -> None:
     data, _ = quantized()
-    other = data.renamed("v")
+    other = data.with_name("v")
     assert (data.name, data.info.name) == ("w", "w")
     assert (other.name, other.info.name, other.info.shape) == ("v", "v", (2, 3, 64))
     assert other.to_buffer() is data.to_buffer()

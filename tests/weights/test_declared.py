@@ -72,8 +72,8 @@ def test_blocks_that_cannot_be_are_not_declared(
     assert weights["w"].allocate(DType.float32, (2, 256), Q4_K).shape == [2, 144]
 
 
-def test_the_root_is_no_weight(weights: Checkpoint) -> None:
-    with pytest.raises(GraphError, match="the root of a tree is no weight"):
+def test_the_root_is_not_a_weight(weights: Checkpoint) -> None:
+    with pytest.raises(GraphError, match="the root of a tree is not a weight"):
         weights.allocate(DType.float32, (1,))
 
 
@@ -146,7 +146,7 @@ def test_touching_declared_data_is_a_clear_error(
     with pytest.raises(MissingTensorError, match="`w` is only declared; it has no data yet"):
         touch(declared)
     with pytest.raises(MissingTensorError, match="`v` is only declared"):
-        touch(declared.renamed("v"))
+        touch(declared.with_name("v"))
 
 
 def test_the_data_of_what_is_declared_is_an_array_without_numbers(declared: WeightData) -> None:

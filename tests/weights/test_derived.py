@@ -83,7 +83,7 @@ def test_any_run_is_that_part_of_the_whole(step: Step, names: list[str], data: A
     assert bytes_of(tensor, start * size, stop * size) == whole[start * size : stop * size]
 
 
-def test_steps_follow_one_another_and_all_are_told() -> None:
+def test_steps_follow_one_another_and_all_are_reported() -> None:
     entry = DerivedTensor("entry", StackedEntry(2), [tensor_of(SOURCE, "c")])
     tensor = DerivedTensor("made", Transposed(), [DerivedTensor("rows", RowRange(1, 3), [entry])])
     assert bytes_of(tensor) == np.ascontiguousarray(C[2][1:3].T).tobytes()

@@ -192,12 +192,12 @@ REFUSED = [
     ("F32", (4, 6), Cut(0, ((0, 1), (3, 3))), "axis 0 of 4 has no 0 to 1 and 3 to 3"),
     ("F32", (), Cut(0, ((0, 1),)), "there is no axis 0"),
     ("Q8_0", (4, 64), Cut(1, ((0, 40),)), "0 to 40 of axis 1 would break its blocks of 32"),
-    ("Q8_0", (3, 48, 1), Cut(0, ((0, 1),)), "its rows are no whole blocks of 32"),
+    ("Q8_0", (3, 48, 1), Cut(0, ((0, 1),)), "its rows are not whole blocks of 32"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "shape", "cut", "says"), REFUSED)
-def test_what_is_no_part_of_a_tensor_says_why(
+def test_what_is_not_a_part_of_a_tensor_says_why(
     kind: str, shape: tuple[int, ...], cut: Cut, says: str
 ) -> None:
     tensor = InMemory(random_blocks((1,), kind), ENCODINGS[kind])

@@ -175,7 +175,7 @@ def test_a_name_equal_to_a_method_is_reached_by_index(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["__array_interface__", "__deepcopy__", "_repr_html_", "_ipython_display_"]
 )
-def test_names_that_tools_probe_for_are_no_attributes(weights: Weights, name: str) -> None:
+def test_names_that_tools_probe_for_are_not_attributes(weights: Weights, name: str) -> None:
     assert not hasattr(weights, name)
     assert not hasattr(weights.model, name)
 
@@ -296,7 +296,7 @@ def test_walking_every_layer_costs_what_it_yields(tmp_path: Path) -> None:
     assert calls_of(lambda: walk_layers(small, 200)) == calls_of(lambda: walk_layers(large, 200))
     assert calls_of(lambda: walk_layers(large, 2000)) < 20 * 20_000
 
-    # Loops inside C are no calls. A scan of all names would make this a factor of ten.
+    # Loops inside C are not calls. A scan of all names would make this a factor of ten.
     def seconds(weights: Weights) -> float:
         started = time.process_time()
         assert walk_layers(weights, 200) == 2000

@@ -171,7 +171,7 @@ def test_an_altered_byte_is_named_and_nothing_is_written(
     assert not (tmp_path / "whole.gguf").exists()
 
 
-def test_all_that_is_altered_is_told_at_once(parts: Path, tmp_path: Path) -> None:
+def test_all_that_is_altered_is_reported_at_once(parts: Path, tmp_path: Path) -> None:
     paths = [change(parts, rank, name) for rank in (0, 1) for name in ("norm", "w", "q")]
     with pytest.raises(FormatError) as raised:
         gather(parts, tmp_path / "whole.gguf")
@@ -199,8 +199,8 @@ def test_parts_that_are_missing_are_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("what", ["rank-0", "rank-0/model.gguf"])
-def test_what_is_no_set_is_told_to_be_none(what: str, sound: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="is no sharded checkpoint: it has no manifest"):
+def test_what_is_not_a_set_is_told_to_be_none(what: str, sound: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="is not a sharded checkpoint: it has no manifest"):
         gather(sound / what, tmp_path / "whole.gguf")
 
 
@@ -230,7 +230,7 @@ def test_a_directory_of_parts_is_never_a_target(tiny_llama: Path, tmp_path: Path
     assert contents_of(parts) == contents_of(tiny_llama)
 
 
-def test_what_will_be_done_is_told_and_nothing_is_done(sound: Path, tmp_path: Path) -> None:
+def test_what_will_be_done_is_reported_and_nothing_is_done(sound: Path, tmp_path: Path) -> None:
     described = gathering(sound, tmp_path / "whole.gguf")
     assert described.gathered.manifest.grid == Grid(2)
     assert list(tmp_path.iterdir()) == []
@@ -239,8 +239,8 @@ def test_what_will_be_done_is_told_and_nothing_is_done(sound: Path, tmp_path: Pa
 
 
 def test_progress_comes_to_all_that_is_read_and_written(sound: Path, tmp_path: Path) -> None:
-    told: list[int] = []
-    gather(sound, tmp_path / "whole.gguf", progress=told.append)
-    assert sum(told) == gathering(sound, tmp_path / "other.gguf").nbytes
+    reported: list[int] = []
+    gather(sound, tmp_path / "whole.gguf", progress=reported.append)
+    assert sum(reported) == gathering(sound, tmp_path / "other.gguf").nbytes
     # Of `norm` there are two copies to check, and one to write.
-    assert sum(told) == 2 * sum(len(raw) for _, raw in contents_of(sound).values()) + 16
+    assert sum(reported) == 2 * sum(len(raw) for _, raw in contents_of(sound).values()) + 16

@@ -69,22 +69,25 @@ class Drawn:
         sizes = [self.enough() * (block if axis else 1) for _ in range(self.some())]
         shape = [self.some(), self.some() * block]
         shape[axis] = sum(sizes)
-        said = f"{{ strategy = 'segmented', sizes = {sizes}, axis = {axis} }}"
-        return tuple(shape), said
+        text = f"{{ strategy = 'segmented', sizes = {sizes}, axis = {axis} }}"
+        return tuple(shape), text
 
     def gate_up(self, block: int) -> tuple[tuple[int, ...], str]:
         return (2 * self.enough(), self.some() * block), "'gate_up'"
 
     def stacked_qkv(self, block: int) -> tuple[tuple[int, ...], str]:
         (heads, keys), size = self.heads(), self.some()
-        said = f"heads = {heads}, kv_heads = {keys}, head_dim = {size}"
+        text = f"heads = {heads}, kv_heads = {keys}, head_dim = {size}"
         shape = ((heads + 2 * keys) * size, self.some() * block)
-        return shape, f"{{ strategy = 'stacked_qkv', {said} }}"
+        return shape, f"{{ strategy = 'stacked_qkv', {text} }}"
 
     def head_aware_columnwise(self, block: int) -> tuple[tuple[int, ...], str]:
         (heads, keys), size = self.heads(), self.some() * block
-        said = f"heads = {heads}, kv_heads = {keys}, head_dim = {size}"
-        return (self.some(), heads * size), f"{{ strategy = 'head_aware_columnwise', {said} }}"
+        text = f"heads = {heads}, kv_heads = {keys}, head_dim = {size}"
+        return (
+            self.some(),
+            heads * size,
+        ), f"{{ strategy = 'head_aware_columnwise', {text} }}"
 
     def expert_parallel(self, block: int) -> tuple[tuple[int, ...], str]:
         return (self.enough(), self.some(), self.some() * block), "'expert_parallel'"
@@ -116,10 +119,10 @@ def test_every_strategy_gives_back_what_it_cut(
     contents: dict[str, tuple[TensorInfo, bytes]] = {}
     lines = ["[tensors]"]
     for strategy, encoding in product(STRATEGIES, KEPT_BY[format_name]):
-        shape, said = getattr(drawn, strategy)(ENCODINGS[encoding].block)
+        shape, text = getattr(drawn, strategy)(ENCODINGS[encoding].block)
         info = TensorInfo(f"{strategy}.{encoding}", shape, ENCODINGS[encoding])
         contents[info.name] = info, random.bytes(info.nbytes)
-        lines.append(f"'^{strategy}.{encoding}$' = {said}")
+        lines.append(f"'^{strategy}.{encoding}$' = {text}")
     (directory / "plan.toml").write_text("\n".join(lines))
     source = write_whole(directory / "in.bin", format_name, contents, {})
     rules = read_rules(str(directory / "plan.toml"))

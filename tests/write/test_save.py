@@ -195,17 +195,17 @@ def test_what_stands_beside_the_source_is_carried_to_each_rank(
 
 def test_progress_tells_of_every_byte_of_tensors_one_thread_at_a_time(tmp_path: Path) -> None:
     plan = cut(layers(tmp_path / "model"), 3)
-    told: list[int] = []
+    reported: list[int] = []
     lock = threading.Lock()
 
     def progress(nbytes: int) -> None:
         assert lock.acquire(blocking=False)
-        told.append(nbytes)
+        reported.append(nbytes)
         lock.release()
 
     saved = save_shards(plan, tmp_path / "out", threads=4, progress=progress)
-    assert sum(told) == saved.written_bytes == saved.outcome.tensor_bytes
-    assert len(told) > 24
+    assert sum(reported) == saved.written_bytes == saved.outcome.tensor_bytes
+    assert len(reported) > 24
     assert saved.kept_bytes == 0
     assert saved.started_over == ""
 
@@ -213,10 +213,10 @@ def test_progress_tells_of_every_byte_of_tensors_one_thread_at_a_time(tmp_path: 
 def test_progress_of_a_run_that_goes_on_begins_with_what_is_there(tmp_path: Path) -> None:
     plan = cut(layers(tmp_path / "model"))
     stopped(plan, tmp_path / "out")
-    told: list[int] = []
-    saved = save_shards(plan, tmp_path / "out", progress=told.append)
-    assert told[0] == saved.kept_bytes > 0
-    assert sum(told) == saved.outcome.tensor_bytes == saved.written_bytes + saved.kept_bytes
+    reported: list[int] = []
+    saved = save_shards(plan, tmp_path / "out", progress=reported.append)
+    assert reported[0] == saved.kept_bytes > 0
+    assert sum(reported) == saved.outcome.tensor_bytes == saved.written_bytes + saved.kept_bytes
 
 
 def test_neither_thread_nor_open_file_outlives_a_run(tmp_path: Path) -> None:

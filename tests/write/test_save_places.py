@@ -189,7 +189,7 @@ def test_a_path_that_names_nothing_is_refused(name: str, plan: ShardPlan) -> Non
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing"])
-def test_what_is_no_directory_is_left_alone(kind: str, plan: ShardPlan, out: Path) -> None:
+def test_what_is_not_a_directory_is_left_alone(kind: str, plan: ShardPlan, out: Path) -> None:
     if kind == "file":
         out.write_bytes(b"years of work")
     else:
@@ -278,7 +278,7 @@ def test_a_format_that_cannot_hold_the_tensors_is_said_to_be(tmp_path: Path, out
     assert os.listdir(out.parent) == []
 
 
-def test_too_little_room_is_said_before_anything_is_written(disk: Path, tmp_path: Path) -> None:
+def test_too_little_room_is_reported_before_anything_is_written(disk: Path, tmp_path: Path) -> None:
     plan = cut(layers(tmp_path / "model", count=24))
     with pytest.raises(OutputError, match="are free on its disk"):
         save_shards(plan, disk / "out")

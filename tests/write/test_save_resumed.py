@@ -106,8 +106,8 @@ def mark_files(plan: ShardPlan, directory: Path, records: Mapping[tuple[int, str
 
 def bytes_written() -> int:
     with open("/proc/self/io") as file:
-        told = dict(line.split(": ") for line in file)
-    return int(told["wchar"])
+        reported = dict(line.split(": ") for line in file)
+    return int(reported["wchar"])
 
 
 def test_a_run_that_was_killed_leaves_only_the_partial_directory(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_tensors_in_memory_are_not_known_again(tmp_path: Path) -> None:
     assert_whole(plan, tmp_path / "out", tmp_path)
 
 
-def test_a_line_that_a_crash_has_torn_is_no_record(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_has_torn_is_not_a_record(tmp_path: Path) -> None:
     plan, out = cut(layers(tmp_path / "model")), tmp_path / "out"
     records = stopped(plan, out)
     journal = Path(f"{partial_of(out)}{JOURNAL}")

@@ -87,7 +87,9 @@ def _kernels() -> str:
 
     if levels() and (wanted := unknown_level()):
         known = ", ".join([*levels(), "off"])
-        return f"{active()} (WEIGHTCTL_KERNELS={wanted!r} is no level of this processor: {known})"
+        return (
+            f"{active()} (WEIGHTCTL_KERNELS={wanted!r} is not a level of this processor: {known})"
+        )
     if active() is None and levels():
         return "none, NumPy serves (WEIGHTCTL_KERNELS switches them off)"
     return active() or "none, NumPy serves (no C compiler was found at install)"

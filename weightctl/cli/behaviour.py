@@ -1,4 +1,4 @@
-"""How a model behaves, drawn and listed: norms by layer, divergence, what it says next."""
+"""A model's behaviour, drawn and listed: norms by layer, divergence, next tokens."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def _divergences(divergence: Divergence, columns: int, *, plain: bool) -> Lines:
     bars = [Bar(_label(each.name), each.divergence, each.is_problem) for each in divergence.layers]
     first = beyond[0]
     usual = f"{percent(first.expected)} is usual" if first.expected else "there should be none"
-    told = f"first: {first.name}, {percent(first.divergence)} where {usual}"
+    finding = f"first: {first.name}, {percent(first.divergence)} where {usual}"
     title = "divergence: how far each layer is from the reference's, same input"
     if not any(0 < bar.value < math.inf for bar in bars):
-        return [*_title(title, columns), *hung([Cell("  ")], told, columns, "red")]
+        return [*_title(title, columns), *hung([Cell("  ")], finding, columns, "red")]
     title += " (log scale)"
-    meaning = f"beyond what is usual; {told}"
+    meaning = f"beyond what is usual; {finding}"
     return [
         *_title(title, columns),
         *chart(bars, columns, plain=plain),
@@ -168,10 +168,10 @@ def _gains(forward: ForwardFigures, room: int | None) -> Lines:
 def _next_tokens(forward: ForwardFigures, room: int | None) -> Lines:
     if not forward.next_tokens:
         return []
-    said: Sequence[str] = [
+    texts: Sequence[str] = [
         f"{_token(each)} {percent(each.probability)}" for each in forward.next_tokens
     ]
-    return hung([Cell("next token ", "bold")], ", ".join(said), room)
+    return hung([Cell("next token ", "bold")], ", ".join(texts), room)
 
 
 def _token(token: NextToken) -> str:

@@ -1,4 +1,4 @@
-"""How two checkpoints differ, tensor by tensor, as their tensors are meant."""
+"""The differences of two checkpoints, tensor by tensor, as their tensors are meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a checkpoint is listed, and what its tensors mean: quantized weights, buffers, ties."""
+"""The listed tensors of a checkpoint, and their meaning: quantized weights, buffers, ties."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Contents:
 
     `tensors` are as they are stored, `entries` as they are meant: a quantized weight is one of
     them, whatever it is stored in, and `part_of` says which. `aliases` are further names of
-    tensors, `buffers` those that are no weights, with what they are called; `leaves` are no
+    tensors, `buffers` those that are not weights, with what they are called; `leaves` are not
     tensors. `count` is the number of entries in the whole checkpoint.
     """
 
@@ -158,7 +158,7 @@ class Contents:
 
     @cached_property
     def totals(self) -> Totals:
-        """The sums over the entries; buffers are no parameters."""
+        """The sums over the entries; buffers are not parameters."""
         extents, buffers = header_of(self.weights).extents, self.buffers
         sizes: dict[tuple[int, ...], int] = {}
         by_kind: dict[str, int] = {}

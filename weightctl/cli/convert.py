@@ -288,7 +288,7 @@ def _require_stdout(where: Target, *, as_json: bool) -> None:
         return
     if is_terminal():
         raise OutputError(
-            "a checkpoint is no text for a terminal", hint="redirect stdout, or name a file"
+            "a checkpoint is not text for a terminal", hint="redirect stdout, or name a file"
         )
     if as_json:
         raise ConversionError(

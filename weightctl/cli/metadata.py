@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, on the screen: `ls --meta`."""
+"""A checkpoint's metadata on the screen: `ls --meta`."""
 
 from __future__ import annotations
 

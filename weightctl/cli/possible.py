@@ -35,8 +35,8 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
     # A pipe's lines may be as long as they like, unless somebody has said how long.
     wraps = is_terminal() or "COLUMNS" in os.environ
     lines = [[Cell(printable(path), "bold"), Cell(" can be cut with --tp")], list[Cell]()]
-    for reason, told in counts.items():
-        head = Cell(f"  {told:<{room}}  ", "" if reason else "green")
+    for reason, numbers in counts.items():
+        head = Cell(f"  {numbers:<{room}}  ", "" if reason else "green")
         lines += hung([head], reason or "works", columns() if wraps else None)
     show_lines(lines)
 

@@ -1,4 +1,4 @@
-"""What goes to the screen: columns of text, in colour where a terminal wants it."""
+"""Columns of text for the screen, in colour where a terminal wants it."""
 
 from __future__ import annotations
 

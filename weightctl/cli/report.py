@@ -1,4 +1,4 @@
-"""What a conversion will do or has done, for people and for scripts."""
+"""The plan and the outcome of a conversion, for people and for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is run on, as people write it: a device, a text, tokens, layers."""
+"""Options of a run of a model, as people write them: a device, a text, tokens, layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from weightctl.device import CPU, DeviceRef
 from weightctl.errors import ConversionError, EngineError
 
-__all__ = ["device_named", "layers_named", "text_of", "tokens_listed"]
+__all__ = ["device_named", "layers_named", "parse_tokens", "text_of"]
 
 # A text that is run has a few thousand tokens; of a longer file no more than this is read.
 _TEXT_BYTES = 1 << 20
@@ -22,7 +22,7 @@ def device_named(name: str) -> DeviceRef:
     """
     match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d{1,4}))?", name.strip().lower(), re.ASCII)
     if match is None or (match[1] == "cpu" and int(match[2] or 0)):
-        raise ConversionError(f"`{name}` is no device", hint="devices are cpu, cuda, cuda:1 ...")
+        raise ConversionError(f"`{name}` is not a device", hint="devices are cpu, cuda, cuda:1 ...")
     if match[1] == "cpu":
         return CPU
     from weightctl.engine.devices import require_devices  # loads torch
@@ -49,7 +49,7 @@ def layers_named(written: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def tokens_listed(written: str) -> tuple[int, ...]:
+def parse_tokens(written: str) -> tuple[int, ...]:
     """Return the tokens that `1,2,3` lists; raises `ConversionError` where it lists none."""
     numbers = [number for number in re.split(r"[,\s]+", written.strip()) if number]
     if not numbers or not all(re.fullmatch(r"\d{1,9}", each, re.ASCII) for each in numbers):
@@ -62,7 +62,7 @@ def tokens_listed(written: str) -> tuple[int, ...]:
 def text_of(path: str) -> str:
     """Return the text in a file, `-` for stdin, or of a long one its first megabyte.
 
-    Raises `OSError` where there is no such file, and `ConversionError` where it is no text.
+    Raises `OSError` where there is no such file, and `ConversionError` where it is not text.
     """
     source = 0 if path == _STDIN else path
     with open(source, "rb", closefd=source != 0) as file:
@@ -72,7 +72,7 @@ def text_of(path: str) -> str:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, len(raw) < _TEXT_BYTES)
     except UnicodeDecodeError as error:
         raise ConversionError(
-            f"{path}, byte {error.start}: this is no text in UTF-8",
+            f"{path}, byte {error.start}: this is not text in UTF-8",
             hint="--text-file takes plain text, such as a page of a book",
         ) from error
     if not text.strip():

@@ -1,4 +1,4 @@
-"""Which globals the pickles in files name: `ls --scan`."""
+"""The globals that pickles in files name: `ls --scan`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _pickles(path: str, *, alone: bool) -> list[Scanned]:
     try:
         return scan_file(open_reader(path))
     except FormatError as error:
-        # Of several files one that cannot be read is no reason not to read the others.
+        # Of several files one that cannot be read is not a reason not to read the others.
         if alone:
             raise
         return [unread(f"{error.reason}: it is not read")]

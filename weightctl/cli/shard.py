@@ -270,7 +270,7 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
         if not re.fullmatch(r"0*[1-9]\d{0,99}", text, re.ASCII):
             more = ", or auto" if name == "--tp" else ""
             raise ConversionError(
-                f"{name} {text} is no number of ranks", hint=f"pass 1 or more{more}"
+                f"{name} {text} is not a number of ranks", hint=f"pass 1 or more{more}"
             )
     grid = Grid(*map(int, numbers.values()))
     if grid.ranks > _MOST:

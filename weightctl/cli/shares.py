@@ -1,4 +1,4 @@
-"""Who gets what of a checkpoint that is cut for several ranks, for people and for scripts."""
+"""The shards of a checkpoint that is cut for several ranks, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -112,8 +112,12 @@ def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
 def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
     amounts = _amounts(plan, outcome)
     kinds = Counter(map(_kind, plan.shardings.values()))
-    told = ", ".join(f"{kinds[kind]:,} {text}" for kind, text in _KINDS.items() if kinds[kind])
-    counts = f"{pluralize(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {told}"
+    strategies = ", ".join(
+        f"{kinds[kind]:,} {text}" for kind, text in _KINDS.items() if kinds[kind]
+    )
+    counts = (
+        f"{pluralize(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {strategies}"
+    )
     more = {"copies take": amounts.replicated, "padding takes": amounts.padding}
     yield "; ".join(
         [counts, *(f"{what} {format_size(nbytes)} more" for what, nbytes in more.items() if nbytes)]

@@ -1,4 +1,4 @@
-"""How tensors are cut for several ranks, as a listing shows it."""
+"""The cuts of tensors for several ranks, as a listing shows them."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
     if list(by_shape.values()) == [list(range(len(shapes)))]:
         shape = next(iter(by_shape))
         return Cell("" if shape == tuple(whole) else shape_text(shape))
-    told = [f"{shape_text(shape)} on {join_ranks(ranks)}" for shape, ranks in by_shape.items()]
+    texts = [f"{shape_text(shape)} on {join_ranks(ranks)}" for shape, ranks in by_shape.items()]
     if len(by_shape) == 1:
-        return Cell(told[0])
+        return Cell(texts[0])
     rest = ["..."] if len(by_shape) > _FEW else []
     shown = [shape_text(shape) for shape in by_shape][:_FEW]
-    return Cell("; ".join(told), short=" / ".join([*shown, *rest]))
+    return Cell("; ".join(texts), short=" / ".join([*shown, *rest]))
 
 
 def join_ranks(ranks: Sequence[int]) -> str:

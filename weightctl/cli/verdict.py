@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, or that nothing is, for people."""
+"""The problems of a checkpoint, or that it has none, for people."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
 
 def brief(report: Report, in_vain: Sequence[str] = ()) -> Lines:
     """Return what is wrong, a line for problems alike, and each check asked for in vain."""
-    told: Lines = []
+    skipped: Lines = []
     for check, found in groupby(report.problems, key=lambda problem: problem.check):
         for (cause, text), alike in groupby(
             found, key=lambda problem: (problem.cause, problem.statement)
         ):
             places = ", ".join(problem.where for problem in alike if problem.where)
-            said = f"{places}: {text}" if places else text
+            sentence = f"{places}: {text}" if places else text
             why = f" ({cause.text})" if cause else ""
-            told.append([Cell(f"{check}: "), Cell(_one_line(said + why))])
+            skipped.append([Cell(f"{check}: "), Cell(_one_line(sentence + why))])
     return [
-        *told,
+        *skipped,
         *([Cell(f"{name}: "), Cell(f"skipped: {_one_line(report.results[name].skipped)}")]
           for name in in_vain),
     ]  # fmt: skip
@@ -70,12 +70,12 @@ def _one_line(text: str) -> str:
 def _checks(report: Report, room: int | None) -> Lines:
     lines: Lines = []
     widest = max((len(name) for name in report.results), default=0)
-    said = {name: _summarize_result(result) for name, result in report.results.items()}
-    second = max((len(cell.text) for cell in said.values()), default=0)
+    summaries = {name: _summarize_result(result) for name, result in report.results.items()}
+    second = max((len(cell.text) for cell in summaries.values()), default=0)
     for name, result in report.results.items():
         heads = [
             Cell(f"  {name:<{widest}}  "),
-            said[name]._replace(text=f"{said[name].text:<{second}}"),
+            summaries[name]._replace(text=f"{summaries[name].text:<{second}}"),
             Cell("  "),
         ]
         lines += hung(heads, result.summary, room, "dim")

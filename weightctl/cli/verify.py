@@ -14,7 +14,7 @@ import typer
 from weightctl.cli.options import From, Json, examples
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
-from weightctl.cli.run_on import device_named, layers_named, text_of, tokens_listed
+from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
 from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import format_by_index, format_by_suffix
@@ -177,7 +177,7 @@ def verify(
         reference=None if against is None else Subject(against),
         device=device_named(device),
         text=text if text_file is None else text_of(text_file),
-        tokens=None if tokens is None else tokens_listed(tokens),
+        tokens=None if tokens is None else parse_tokens(tokens),
         layers=None if layers is None else layers_named(layers),
         max_perplexity=max_perplexity,
         max_divergence=max_divergence,

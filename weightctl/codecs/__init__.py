@@ -72,7 +72,7 @@ def transcode(
     become 0; and `EncodingError` where there is no way from the one to the other.
     """
     if source == target:
-        return Transcoded(_filled(out, raw), None)
+        return Transcoded(_fill(out, raw), None)
     if target.dtype is not None:
         importance = None
     options = {"measure": measure, "zero_nonfinite": zero_nonfinite}
@@ -87,10 +87,10 @@ def transcode(
             done = transcode_in_one_pass(found, raw, source, target, importance, out=out, **options)
             return Transcoded(*done)
     made, loss = transcode_arrays(raw, source, target, importance, codec, **options)
-    return Transcoded(_filled(out, made), loss)
+    return Transcoded(_fill(out, made), loss)
 
 
-def _filled(out: U8 | None, made: U8) -> U8:
+def _fill(out: U8 | None, made: U8) -> U8:
     if out is None:
         return made
     out[...] = made

@@ -85,6 +85,6 @@ def transcode_in_one_pass(
         return out, None
     count, overflows, nonfinite = rows * columns, outcome.overflows, outcome.nonfinite
     if not measure:
-        return out, Loss.unmeasured(count, overflows, nonfinite)
+        return out, Loss.from_counts(count, overflows, nonfinite)
     sums = outcome.squares, outcome.squared_error
     return out, Loss(count, overflows, outcome.underflows, *sums, nonfinite)

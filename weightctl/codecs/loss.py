@@ -41,7 +41,7 @@ class Loss:
     nonfinite: int = 0
 
     @classmethod
-    def unmeasured(cls, count: int, overflows: int = 0, nonfinite: int = 0) -> Loss:
+    def from_counts(cls, count: int, overflows: int = 0, nonfinite: int = 0) -> Loss:
         """The loss of a conversion of which only the overflows were counted."""
         return cls(count, overflows, 0, nan, nan, nonfinite)
 

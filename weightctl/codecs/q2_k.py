@@ -31,7 +31,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
         scales, block["scale"] = _round_to_greatest(scale.reshape(16, -1))
         mins, block["min"] = _round_to_greatest(low.reshape(16, -1))
     else:
-        weights = sub_blocks.arrange_lanes(sub_blocks.weigh_by_importance(rows, importance, 1))
+        weights = sub_blocks.arrange_lanes(sub_blocks.weight_by_importance(rows, importance, 1))
         found, scale, low = fit_scale_and_min(
             x, weights, 3, first=-0.9, step=0.05, steps=36, saturate=True
         )

@@ -36,7 +36,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
         rounded[:, largest == 0] = 0
         of_scales = np.where(largest != 0, np.float32(1) / inverse, np.float32(0))
     else:
-        weights = sub_blocks.arrange_lanes(sub_blocks.weigh_by_importance(rows, importance, 2))
+        weights = sub_blocks.arrange_lanes(sub_blocks.weight_by_importance(rows, importance, 2))
         level, scale = fit_scale(x, weights, 4)
         totals = np.add.accumulate(weights, axis=0)[-1]
         found, of_scales = fit_scale(scale.reshape(16, -1), totals.reshape(16, -1), 32)

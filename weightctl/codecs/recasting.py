@@ -57,7 +57,7 @@ def _narrow(
             return None
     held = narrow(numbers, dtype, out, space)
     if not measure:
-        return Loss.unmeasured(numbers.size)
+        return Loss.from_counts(numbers.size)
     underflows = int(np.count_nonzero(held == 0))
     if underflows:
         underflows -= int(np.count_nonzero(numbers == 0))
@@ -71,4 +71,4 @@ def _measure(numbers: Numbers, made: Numbers, *, measure: bool) -> Loss:
     """Return the loss of numbers of any type, shape (n,), that became `made`."""
     if measure:
         return measure_loss(numbers, made)
-    return Loss.unmeasured(numbers.size, overflow(numbers, made))
+    return Loss.from_counts(numbers.size, overflow(numbers, made))

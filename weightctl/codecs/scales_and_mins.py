@@ -13,7 +13,7 @@ from weightctl.codecs.scale_search import (
     fit_unsigned_scale,
     nearest_int,
 )
-from weightctl.codecs.sub_blocks import AREA, arrange_lanes, weigh_by_importance
+from weightctl.codecs.sub_blocks import AREA, arrange_lanes, weight_by_importance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _Le
         block_scale, scales = _round_to_greatest(scale.reshape(eight))
         block_min, mins = _round_to_greatest(low.reshape(eight))
     else:
-        weights = arrange_lanes(weigh_by_importance(rows, importance, 2), 8)
+        weights = arrange_lanes(weight_by_importance(rows, importance, 2), 8)
         level, scale, low = fit_scale_and_min(
             x, weights, levels.most, first=-0.9, step=0.05, steps=36, saturate=True
         )
@@ -94,9 +94,9 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _Le
 
     # The levels of the search belong to scales that no longer are: choose them again.
     final_scale, final_min = (values.reshape(-1) for values in _scales_and_mins(block))
-    again = clamp_levels((x + final_min) / final_scale, 0, levels.most)
-    np.copyto(again, level, where=final_scale == 0)
-    return again.astype(np.uint8).reshape(32, 8, -1)
+    rounded = clamp_levels((x + final_min) / final_scale, 0, levels.most)
+    np.copyto(rounded, level, where=final_scale == 0)
+    return rounded.astype(np.uint8).reshape(32, 8, -1)
 
 
 def _magnitude_weights(x: F32) -> F32:

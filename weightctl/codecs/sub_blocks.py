@@ -23,7 +23,7 @@ __all__ = [
     "choose_levels_again",
     "pack_two_bits",
     "unpack_two_bits",
-    "weigh_by_importance",
+    "weight_by_importance",
 ]
 
 # Values at a time: some ten arrays of 512 KiB are at work.
@@ -77,7 +77,7 @@ def arrange_lanes(rows: F32, count: int = 16) -> F32:
     return np.ascontiguousarray(turned).reshape(length, -1)
 
 
-def weigh_by_importance(rows: F32, importance: F32, share: float) -> F32:
+def weight_by_importance(rows: F32, importance: F32, share: float) -> F32:
     """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256).
 
     They grow with a number's square plus `share` of the mean square of its block.

@@ -109,7 +109,7 @@ def _encode_blocks(
         _require_held(numbers, blocks, target, codec)
     if measure:
         return blocks, replace(_measure(numbers, blocks, target, codec), nonfinite=nonfinite)
-    return blocks, Loss.unmeasured(numbers.size, nonfinite=nonfinite)
+    return blocks, Loss.from_counts(numbers.size, nonfinite=nonfinite)
 
 
 def _find_greatest(numbers: F32) -> np.float32:

@@ -1,4 +1,4 @@
-"""What numbers are made of: `DType`, `QuantizationEncoding`, and the one table of `Encoding`s."""
+"""Types of numbers: `DType`, `QuantizationEncoding`, and the one table of `Encoding`s."""
 
 from weightctl.dtype.encodings import (
     ENCODINGS,

@@ -110,7 +110,7 @@ class Encoding(NamedTuple):
         if self.block == 1:
             return prod(shape) * self.size
         if not self.fits(shape):
-            raise EncodingError(f"shape {tuple(shape)} is no whole number of {self.name} blocks")
+            raise EncodingError(f"shape {tuple(shape)} is not a whole number of {self.name} blocks")
         return prod(shape) // self.block * self.size
 
     def elements_of(self, row_bytes: _Size) -> _Size:

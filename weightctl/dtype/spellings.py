@@ -21,13 +21,13 @@ def find_spelling(text: str) -> Encoding | None:
 
 def hint_for(value: object) -> str:
     """Return what may have been meant by what is not a dtype."""
-    said: object = getattr(value, "__name__", value)
-    if isinstance(said, str):
+    name: object = getattr(value, "__name__", value)
+    if isinstance(name, str):
         import difflib  # only on an error
 
-        if said in _AMBIGUOUS:
-            return f"NumPy means {_AMBIGUOUS[said]} by `{said}`, and others do not; say which"
-        wanted = _normalize_name(said)
+        if name in _AMBIGUOUS:
+            return f"NumPy means {_AMBIGUOUS[name]} by `{name}`, and others do not; say which"
+        wanted = _normalize_name(name)
         if (found := _list_spellings().get(wanted)) is not None and found.quantization is not None:
             return f"{found.name} is a QuantizationEncoding, of blocks of numbers"
         if near := difflib.get_close_matches(wanted, DType.__members__, n=3):
@@ -47,7 +47,7 @@ def parse_encoding(text: str) -> Encoding:
 
         near = difflib.get_close_matches(wanted, _list_spellings(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "examples: f32, bf16, q8_0, q4_k"
-        raise EncodingError(f"`{text}` is no type that weightctl knows", hint=hint)
+        raise EncodingError(f"`{text}` is not a type that weightctl knows", hint=hint)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What numbers are made of: `DType` for each by itself, `QuantizationEncoding` for blocks."""
+"""Types of numbers: `DType` for single ones, `QuantizationEncoding` for blocks."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def tensor_of(array: Any) -> Tensor:
     """Return a tensor of an array's numbers: torch's, NumPy's, a `Buffer` or what offers DLPack.
 
     Shares the array's memory where that is contiguous and aligned; nobody may write to it then.
-    Raises `EngineError` for what is no array and for types that torch has none for.
+    Raises `EngineError` for what is not an array and for types that torch has none for.
     """
     import numpy as np
     import torch
@@ -49,7 +49,7 @@ def tensor_of(array: Any) -> Tensor:
         return _of_numpy(np.asanyarray(cast("Any", array)))
     if not hasattr(array, "__dlpack__"):
         raise EngineError(
-            f"{type(array).__name__} is no array",
+            f"{type(array).__name__} is not an array",
             hint="NumPy arrays, torch tensors, Buffers and all that offer DLPack are",
         )
     if array.__dlpack_device__()[0] != DLPACK_CPU[0]:

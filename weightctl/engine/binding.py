@@ -126,8 +126,8 @@ def bind(
 ) -> dict[WeightForm, StoredWeight]:
     """Return where each weight of a graph is stored.
 
-    Raises `EngineError` for what is no registry, and one that names all weights which are missing,
-    of another shape, or stored in what does not become what the graph wants.
+    Raises `EngineError` for what is not a registry, and one that names all weights which are
+    missing, of another shape, or stored in what does not become what the graph wants.
     """
     _require_registry({} if registry is None else registry)
     given = _searchable(registry)
@@ -157,8 +157,8 @@ def bind(
         elif wanted is not form and form.whole is not None:
             info = interpret_info(place.info, wanted)
             if reason := unfit(info, form.whole.part):
-                said = f"stored as {info.encoding} {list(info.shape)}, {reason}"
-                problems[form.name] = BindingProblem(said, "")
+                statement = f"stored as {info.encoding} {list(info.shape)}, {reason}"
+                problems[form.name] = BindingProblem(statement, "")
             else:
                 place = slice_weight(place, info, form.whole.part)
         found[form] = place

@@ -25,7 +25,7 @@ def devices_of(given: object) -> tuple[DeviceRef, ...]:
     for device in several:
         if not isinstance(device, DeviceRef):
             raise EngineError(
-                f"{device!r} is no device", hint="DeviceRef.CPU() and DeviceRef.GPU(0) are"
+                f"{device!r} is not a device", hint="DeviceRef.CPU() and DeviceRef.GPU(0) are"
             )
         found.append(device)
     return tuple(found)

@@ -81,7 +81,7 @@ def _read_environment() -> _Started:
     if rank >= ranks or local_rank >= local_count:
         raise EngineError(
             f"RANK {rank} of WORLD_SIZE {ranks}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
-            f"{local_count} is no process of them",
+            f"{local_count} is not a process of them",
             hint=_BY_TORCHRUN,
         )
     return _Started(rank, ranks, local_rank, local_count)
@@ -90,7 +90,7 @@ def _read_environment() -> _Started:
 def _number(name: str) -> int:
     text = os.environ[name]
     if not text.isdecimal():
-        raise EngineError(f"{name} is {text!r}, which is no number", hint=_BY_TORCHRUN)
+        raise EngineError(f"{name} is {text!r}, which is not a number", hint=_BY_TORCHRUN)
     return int(text)
 
 

@@ -184,7 +184,7 @@ def _form(node: GraphNode, prefix: str) -> WeightForm:
 
 
 def _whole(cut: CutFrom | None, prefix: str) -> ShardedWhole | None:
-    """Return what a shard is a part of, None for a weight that is no shard."""
+    """Return what a shard is a part of, None for a weight that is not a shard."""
     if cut is None:
         return None
     before = prefix if cut.is_placeholder else ""

@@ -117,7 +117,7 @@ def _require_graph(given: object) -> None:
 
     if not isinstance(given, Graph):
         raise EngineError(
-            f"{type(given).__name__} is no graph", hint="load what `with Graph(...)` has built"
+            f"{type(given).__name__} is not a graph", hint="load what `with Graph(...)` has built"
         )
 
 

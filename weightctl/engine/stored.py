@@ -154,7 +154,7 @@ def to_stored_weight(given: object, name: str) -> StoredWeight:
     """Return what is stored as an entry of a registry: a `Checkpoint` node, data or an array.
 
     Raises `MissingTensorError` for a node without a tensor and for data that is only declared, and
-    `EngineError` for what is no array.
+    `EngineError` for what is not an array.
     """
     if isinstance(given, Checkpoint):
         info, header = info_of(given), header_of(given)

@@ -1,4 +1,4 @@
-"""What differs between the tensors of the two dialects, besides their names."""
+"""The changes of tensors between the two naming conventions, besides their names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def interleaved_order(heads: int, head_dim: int, rotated: int | None = None) -> 
     """Return which half-split row each row of an interleaved projection is: `new = old[order]`.
 
     A rotary embedding turns numbers in pairs. In GGUF a pair's rows are neighbours; in Hugging
-    Face's dialect the first rows of all pairs of a head stand before all the second ones. Of each
-    head the first `rotated` rows, all where not given, are in pairs; the others stay.
+    Face's naming convention the first rows of all pairs of a head stand before all the second ones.
+    Of each head the first `rotated` rows, all where not given, are in pairs; the others stay.
     """
     rotated = head_dim if rotated is None else rotated
     half = rotated // 2
@@ -53,7 +53,7 @@ def half_split_order(heads: int, head_dim: int, rotated: int | None = None) -> t
 
 
 class Change(Protocol):
-    """How a tensor of one dialect becomes that of the other; `config` is that of the family."""
+    """How a tensor of one convention becomes that of the other; `config` is that of the family."""
 
     @property
     def is_of_rows(self) -> bool:
@@ -114,7 +114,7 @@ def _describe_rows(heads: int, how: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Transposed:
-    """A matrix that stands (inputs, outputs) in Hugging Face's dialect, as GPT-2's `Conv1D` does.
+    """A matrix that stands (inputs, outputs) with Hugging Face's names, as GPT-2's `Conv1D` does.
 
     In GGUF it is (outputs, inputs). A vector is the same in both.
     """
@@ -137,7 +137,7 @@ class _Transposed:
 
 @dataclass(frozen=True, slots=True)
 class _PlusOne:
-    """The weight of a norm that GGUF has as it multiplies, and Hugging Face's dialect less 1."""
+    """The weight of a norm that GGUF has as it multiplies, and Hugging Face's convention less 1."""
 
     @property
     def is_of_rows(self) -> bool:

@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 class RecognizedModel:
     """A model as a checkpoint has it.
 
-    `tree` is the checkpoint, `where` what errors call it, and `dialect` says whose names its
+    `tree` is the checkpoint, `where` what errors call it, and `convention` says whose names its
     tensors have. `fields` are what its config says, as the family's lines name it, and `document`
     is config.json's content, empty where there is none. `tensors` are by the names of our modules.
     `missing` are those that the config asks for and `unexpected` those that no part of the model is
@@ -42,7 +42,7 @@ class RecognizedModel:
     tree: Checkpoint
     where: str
     family: Family
-    dialect: NamingConvention
+    convention: NamingConvention
     config: Config
     fields: Fields
     document: Mapping[str, Any]
@@ -53,7 +53,7 @@ class RecognizedModel:
     stored: Mapping[str, str]
 
     def __repr__(self) -> str:
-        found = f"{len(self.tensors)} weights of {self.family.name}, {self.dialect} names"
+        found = f"{len(self.tensors)} weights of {self.family.name}, {self.convention} names"
         counts = {"missing": len(self.missing), "unexpected": len(self.unexpected)}
         wrong = "".join(f", {count} {what}" for what, count in counts.items() if count)
         return f"<RecognizedModel: {found}{wrong}>"
@@ -103,11 +103,11 @@ class RecognizedModel:
         return ArchitectureError(
             "\n  ".join(
                 [
-                    f"the checkpoint is no whole {self.family.name} of its config:",
+                    f"the checkpoint is not a whole {self.family.name} of its config:",
                     *list_first(folded, _MOST_NAMED),
                 ]
             ),
-            hint="is the config that of this checkpoint, and is no part of it left out? If tensors "
+            hint="is the config that of this checkpoint, and is every part of it there? If tensors "
             "are called otherwise: --rename FILE",
         )
 
@@ -127,5 +127,5 @@ def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     if shape != info.shape:
         return f"`{name}` is of shape {list(info.shape)}, where {list(shape)} belongs"
     if not info.encoding.is_real:
-        return f"`{name}` is of {info.encoding}, which is no encoding of a model's weights"
+        return f"`{name}` is of {info.encoding}, which is not an encoding of a model's weights"
     return ""

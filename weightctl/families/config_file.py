@@ -47,7 +47,7 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
     except FormatError as error:
         raise ArchitectureError(f"{path}: {error.reason}", hint=_HINT) from error
     if not is_object(document):
-        raise ArchitectureError(f"{path}: it is no JSON object", hint=_HINT)
+        raise ArchitectureError(f"{path}: it is not a JSON object", hint=_HINT)
     return path, document
 
 

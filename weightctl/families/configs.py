@@ -94,14 +94,14 @@ def _default(key: Key, kind: ModelType) -> Any:
 
 def _config(
     family: Family,
-    dialect: NamingConvention,
+    convention: NamingConvention,
     where: str,
     find: Callable[[Key], tuple[str, object]],
     default: Callable[[Key], Any],
 ) -> Read:
     fields: dict[str, Any] = {}
     for key in family.keys:
-        if not key.is_in(dialect):
+        if not key.is_in(convention):
             continue
         name, content = find(key)
         try:

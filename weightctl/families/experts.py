@@ -1,4 +1,4 @@
-"""What families with sparse mixtures of experts have in the place of each layer's MLP.
+"""The routers and experts that stand in place of each layer's MLP.
 
 Names and keys: transformers' `modeling_mixtral.py`, `modeling_qwen3_moe.py` and, for what it saves,
 `conversion_mapping.py`; llama.cpp's `llama-arch.cpp`, `conversion/llama.py` and
@@ -58,15 +58,15 @@ def expert_forms() -> tuple[Fusion, ...]:
     in_memory, gate, up, down = "model.layers.{}.mlp.", "gate", "up", "down"
     width = "expert_intermediate"
     fused = [
-        Fusion(dialect="hugging_face", name=in_memory + "experts.gate_up_proj",
+        Fusion(convention="hugging_face", name=in_memory + "experts.gate_up_proj",
                parts=(_EXPERT + gate, _EXPERT + up), rows=_rows(width, width), of_experts=True),
-        Fusion(dialect="hugging_face", name=in_memory + "experts.down_proj",
+        Fusion(convention="hugging_face", name=in_memory + "experts.down_proj",
                parts=(_EXPERT + down,), rows=_rows("hidden"), of_experts=True),
-        Fusion(dialect="hugging_face", name=in_memory + "gate.weight",
+        Fusion(convention="hugging_face", name=in_memory + "gate.weight",
                parts=(_MLP + "router",), rows=_rows("experts")),
     ]  # fmt: skip
     apart = [
-        Fusion(dialect="gguf", name=f"blk.{{}}.ffn_{part}.{{expert}}.weight",
+        Fusion(convention="gguf", name=f"blk.{{}}.ffn_{part}.{{expert}}.weight",
                parts=(_EXPERT + part,), rows=_rows(rows))
         for part, rows in {gate: width, up: width, down: "hidden"}.items()
     ]  # fmt: skip

@@ -28,14 +28,15 @@ _NUMBER, _EXPERT = "{}", "{expert}"
 class Name:
     """What a part of a model is called: by our modules, in GGUF, and by transformers.
 
-    `{}` is the number of a layer, `{expert}` that of one of its experts; a dialect whose name lacks
-    the latter stacks all experts along a new first dimension. Each part has a tensor `weight`, and
-    one `bias` where `bias` is true or names a field of the config that is. Where a dialect has no
-    such tensor its name is None; `made` returns the numbers that GGUF has in it, float32, where a
-    config asks for some, and `told` the fields of a config with what such numbers say. The part is
-    there where the field `when` is true, and not where `unless` is; what a checkpoint still holds
-    of it then is a copy of something. `change` says how else the dialects differ. `is_float32` says
-    that GGUF keeps it in float32, as it does all vectors, whatever the rest is stored in.
+    `{}` is the number of a layer, `{expert}` that of one of its experts; a naming convention whose
+    name lacks the latter stacks all experts along a new first dimension. Each part has a tensor
+    `weight`, and one `bias` where `bias` is true or names a field of the config that is. Where a
+    naming convention has no such tensor its name is None; `made` returns the numbers that GGUF has
+    in it, float32, where a config asks for some, and `add_fields` the fields of a config with what
+    such numbers say. The part is there where the field `when` is true, and not where `unless` is;
+    what a checkpoint still holds of it then is a copy of something. `change` says how else the
+    naming conventions differ. `is_float32` says that GGUF keeps it in float32, as it does all
+    vectors, whatever the rest is stored in.
     """
 
     module: str
@@ -47,7 +48,7 @@ class Name:
     change: Change | None = None
     is_float32: bool = False
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
-    told: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
+    add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
 
     @property
     def is_of_experts(self) -> bool:
@@ -88,14 +89,14 @@ def layer_part(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """Another form in which a checkpoint of a dialect may hold some parts: all in one tensor.
+    """Another form in which a checkpoint of a convention may hold some parts: all in one tensor.
 
     `name` is that of the whole tensor, in which `{kind}` is `weight` or `bias`. Its first dimension
     is that of the `parts`, names of ours, one after the other, `rows` of each; with `of_experts`
     that is the second, and the first is the experts.
     """
 
-    dialect: NamingConvention
+    convention: NamingConvention
     name: str
     parts: tuple[str, ...]
     rows: Callable[[Any], Sequence[int]]
@@ -113,7 +114,7 @@ def qkv_form(rows: Callable[[Any], Sequence[int]] | None = None) -> Fusion:
         return (config.heads * config.head_dim, shared, shared)
 
     return Fusion(
-        dialect="gguf",
+        convention="gguf",
         name="blk.{}.attn_qkv.{kind}",
         parts=tuple(f"layers.{{}}.attention.{part}" for part in "qkv"),
         rows=rows or of_heads,
@@ -121,7 +122,7 @@ def qkv_form(rows: Callable[[Any], Sequence[int]] | None = None) -> Fusion:
 
 
 class TensorNames(NamedTuple):
-    """One tensor of a model: its name to our modules and in either dialect, and its line.
+    """One tensor of a model: its name to our modules and in either naming convention, and its line.
 
     `layer` and `expert` are 0 where it is of none.
     """
@@ -134,18 +135,18 @@ class TensorNames(NamedTuple):
     layer: int = 0
     expert: int = 0
 
-    def name(self, dialect: NamingConvention) -> str | None:
-        """Return its name in a dialect, None where that has no such tensor."""
-        return self.gguf if dialect == "gguf" else self.hugging_face
+    def name(self, convention: NamingConvention) -> str | None:
+        """Return its name in a naming convention, None where that has no such tensor."""
+        return self.gguf if convention == "gguf" else self.hugging_face
 
-    def is_stacked(self, dialect: NamingConvention) -> bool:
-        """Whether a dialect has it in one tensor with those of the layer's other experts."""
-        template = self.line.gguf if dialect == "gguf" else self.line.hugging_face
+    def is_stacked(self, convention: NamingConvention) -> bool:
+        """Whether a convention has it in one tensor with those of the layer's other experts."""
+        template = self.line.gguf if convention == "gguf" else self.line.hugging_face
         return self.line.is_of_experts and template is not None and _EXPERT not in template
 
     @property
     def change(self) -> Change | None:
-        """How it differs between the dialects; None where it is the same in both."""
+        """How it differs between the naming conventions; None where it is the same in both."""
         change = self.line.change
         is_bias = self.kind == "bias"
         return None if change is None or (is_bias and not change.is_of_rows) else change
@@ -176,20 +177,20 @@ def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A family of models: how its checkpoints are read in either dialect, and what runs them.
+    """A family of models: how its checkpoints are read in either convention, and what runs them.
 
     `name` is GGUF's `general.architecture`, unless that is `gguf`; where several families have the
     same, `is_of` tells one by the metadata. `model_types` are config.json's, the usual one first.
-    `config` and `module` refer to the class of its configs and of the whole model. `prefix` is
-    what all names of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what
-    stands there in checkpoints of more than the model. `beside` are patterns of tensors in either
-    dialect that belong to no part of the model, without the prefix. `spellings` are other words for
-    `weight` and `bias` at the end of names. `fusions` are other forms in which
-    checkpoints may have tensors, which we read and do not write. `keeps_window` says that llama.cpp
-    knows of sliding windows in this family, and `heads_fill_hidden` that it loads no models whose
-    heads together are wider or narrower than the hidden size. `standard` brings config.json into
-    the form that the keys are of. `checked` returns the fields that the lines gave as the config
-    has them; `ValueError` where they contradict each other.
+    `config` and `module` refer to the class of its configs and of the whole model. `prefix` is what
+    all names of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands
+    there in checkpoints of more than the model. `beside` are patterns of tensors in either naming
+    convention that belong to no part of the model, without the prefix. `spellings` are other words
+    for `weight` and `bias` at the end of names. `fusions` are other forms in which checkpoints may
+    have tensors, which we read and do not write. `keeps_window` says that llama.cpp knows of
+    sliding windows in this family, and `heads_fill_hidden` that it loads no models whose heads
+    together are wider or narrower than the hidden size. `standard` brings config.json into the form
+    that the keys are of. `checked` returns the fields that the lines gave as the config has them;
+    `ValueError` where they contradict each other.
     """
 
     name: str

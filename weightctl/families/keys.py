@@ -129,7 +129,7 @@ def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
         if fields[field] % fields[divisor]:
             raise ValueError(
                 f"would be {fields[field]} / {fields[divisor]} ({field} / {divisor}), "
-                "which is no whole number"
+                "which is not a whole number"
             )
         return int(fields[field] // fields[divisor])
 
@@ -143,7 +143,7 @@ def product(field: str, factor: int) -> Callable[[Fields], Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Where one field of a config stands in either dialect, and what it is where it does not.
+    """Where one field of a config stands in either convention, and what it is where it does not.
 
     `gguf` is a key of GGUF's metadata, in which `{arch}` is the architecture; where `seen` is
     given, the tensors themselves say it, and the key counts only where they do not. `hugging_face`
@@ -151,9 +151,9 @@ class Key:
     where config.json has none, `gguf_default` what llama.cpp takes.
 
     Into GGUF's metadata a value goes as `gguf_type`, or as the usual type of its kind. Where the
-    fields lack it, because the other dialect does, its default is written if it follows from other
-    fields. Into config.json a value does not go that follows from others. With `written` set each
-    is written in either dialect, and with `written` False the key is only read.
+    fields lack it, because the other naming convention does, its default is written if it follows
+    from other fields. Into config.json a value does not go that follows from others. With `written`
+    set each is written in either naming convention, and with `written` False the key is only read.
     """
 
     field: str
@@ -166,9 +166,9 @@ class Key:
     gguf_type: str = ""
     written: bool | None = None
 
-    def is_in(self, dialect: NamingConvention) -> bool:
-        """Whether the line is of a dialect: whether it has a key or a default there."""
-        if dialect == "gguf":
+    def is_in(self, convention: NamingConvention) -> bool:
+        """Whether the line is of a naming convention: whether it has a key or a default there."""
+        if convention == "gguf":
             is_known = bool(self.gguf) or self.seen is not None
             return is_known or self.gguf_default is not REQUIRED
         return bool(self.hugging_face) or self.default is not REQUIRED

@@ -1,4 +1,4 @@
-"""What the values of a model's config may be, within which bounds, and how they are written."""
+"""Kinds of values of a model's config: their bounds, and how they are written."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ _part = partial(layer_part, "model.layers.{}.")
 _NAMES = (
     Name(module="embedding", gguf="token_embd", hugging_face="model.embed_tokens"),
     Name(module="rope_factors", gguf="rope_freqs", hugging_face=None, when="has_rope_factors",
-         is_float32=True, made=rope_factors, told=with_llama3),
+         is_float32=True, made=rope_factors, add_fields=with_llama3),
     _part("attention_norm", "attn_norm", "input_layernorm", is_float32=True),
     _part("attention.q", "attn_q", "self_attn.q_proj", bias="attention_bias",
           change=RopeRows("heads")),

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are which parts of a model."""
+"""The pairing of a checkpoint's tensors with the parts of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_TOKENS = EMBEDDING_WEIGHT, OUTPUT_WEIGHT = ("embedding.weight", "output.weigh
 
 
 class Match(NamedTuple):
-    """The tensors of a model by the names of our modules, as its checkpoint's dialect has them.
+    """The tensors of a model by the names of our modules, as its checkpoint's convention has them.
 
     `missing` are those that the config asks for, as the checkpoint would call them, `unexpected`
     those that no part of the model is known to have, and `beside` those of heads for training.
@@ -39,25 +39,25 @@ class Match(NamedTuple):
 
 
 def match(
-    weights: Checkpoint, family: Family, dialect: NamingConvention, config: Config, where: str
+    weights: Checkpoint, family: Family, convention: NamingConvention, config: Config, where: str
 ) -> Match:
     """Match the tensors of a checkpoint with those that a model of this config has.
 
     Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding that
     are of no token are left out. Raises `ArchitectureError` where one is too small for that.
     """
-    names = _Names(weights, family, dialect)
-    fusions = list(_list_fused_parts(family, dialect))
+    names = _Names(weights, family, convention)
+    fusions = list(_list_fused_parts(family, convention))
     tensors: dict[str, ReadableTensor] = {}
     missing: list[str] = []
     stored_as: dict[str, str] = {}
     for tensor in family.tensors(config):
-        wanted = tensor.name(dialect)
+        wanted = tensor.name(convention)
         found = None if wanted is None else names.find(wanted)
         try:
             if found is not None:
                 stored: ReadableTensor = tensor_of(source_of(weights), found)
-                if tensor.is_stacked(dialect):
+                if tensor.is_stacked(convention):
                     stored = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [stored])
                 tensors[tensor.module] = _without_padding(tensor, stored, config)
                 stored_as[tensor.module] = found
@@ -69,7 +69,9 @@ def match(
             missing.append(wanted or tensor.module)
             continue
         tensors[tensor.module], stored_as[tensor.module] = fused
-    copies = {names.plain(each.name(dialect) or ""): each.module for each in family.copies(config)}
+    copies = {
+        names.plain(each.name(convention) or ""): each.module for each in family.copies(config)
+    }
     stored_as |= {module: name for plain, module in copies.items() if (name := names.find(plain))}
     used = set(stored_as.values())
     rest = [
@@ -93,30 +95,30 @@ def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config)
 
 
 class _Names:
-    """The names of a checkpoint, found by how all checkpoints of the dialect have them."""
+    """The names of a checkpoint, found by how all checkpoints of the convention have them."""
 
-    def __init__(self, weights: Checkpoint, family: Family, dialect: NamingConvention) -> None:
+    def __init__(self, weights: Checkpoint, family: Family, convention: NamingConvention) -> None:
         self.weights = weights
         self.stored = dict(weights.items())
         self._family = family
-        self._dialect = dialect
+        self._convention = convention
         self._by_plain: dict[str, str] = {}
         for name in self.stored:
             self._by_plain.setdefault(self.plain(name), name)
 
     def plain(self, name: str) -> str:
-        return self._family.plain(name) if self._dialect == "hugging_face" else name
+        return self._family.plain(name) if self._convention == "hugging_face" else name
 
     def find(self, wanted: str) -> str | None:
         return wanted if wanted in self.stored else self._by_plain.get(self.plain(wanted))
 
 
 def _list_fused_parts(
-    family: Family, dialect: NamingConvention
+    family: Family, convention: NamingConvention
 ) -> Iterator[tuple[Fusion, int, str]]:
     """Yield the parts of all fusions, each with its number and name."""
     for fusion in family.fusions:
-        if fusion.dialect == dialect:
+        if fusion.convention == convention:
             for number, part in enumerate(fusion.parts):
                 yield fusion, number, part
 

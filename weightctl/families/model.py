@@ -1,4 +1,4 @@
-"""What a model's metadata says that the types of its tensors depend on."""
+"""The metadata of a model that the types of its tensors depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tensor's name says of it: its role in the model, its layer, whether it is quantized.
+"""Roles and layers of tensors by their names, and which tensors are matrices of weights.
 
 Roles and layers are read from GGUF's names here. The module of a family is to add what Hugging
 Face calls the same roles.
@@ -56,7 +56,7 @@ _KEPT = re.compile(
 def role(name: str) -> str | None:
     """The role of a tensor with a name of GGUF's: `output`, `token_embd`, `attn_v`, `ffn_down` ...
 
-    None for all others, and for names of other dialects.
+    None for all others, and for names of other naming conventions.
     """
     whole = _WHOLE.get(name)
     return whole or next((role for part, role in _PARTS if part in name), None)
@@ -69,7 +69,7 @@ def layer(name: str) -> int | None:
 
 
 def split_layer_number(name: str) -> tuple[int | None, str]:
-    """Return the first number between the dots of a name of any dialect, and what is behind it.
+    """Return the first number between the dots of a name of any convention, and what is behind it.
 
     Where a family is unknown that is the layer, and the part of it; None and the name without one.
     """

@@ -1,4 +1,4 @@
-"""What an unknown family has in common with those that are known, and what not."""
+"""The known families that an unknown one is most like, and the differences."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class _Likeness(NamedTuple):
     beyond: list[str]
 
 
-def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -> str:
+def describe_nearest(tensors: Iterable[TensorInfo], convention: NamingConvention) -> str:
     """Say which known family has most kinds of tensors in common with these, and what it lacks.
 
     Empty where no family has a third of them.
     """
     kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
-    likenesses = [_likeness(load(reference), kinds, dialect) for reference in FAMILIES.values()]
+    likenesses = [_likeness(load(reference), kinds, convention) for reference in FAMILIES.values()]
     closest = max(likenesses, key=lambda each: len(each.common))
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""
@@ -45,8 +45,8 @@ def describe_nearest(tensors: Iterable[TensorInfo], dialect: NamingConvention) -
     return f"{share} of tensors, and without {shown}"
 
 
-def _likeness(family: Family, kinds: Iterable[str], dialect: NamingConvention) -> _Likeness:
-    templates = (line.gguf if dialect == "gguf" else line.hugging_face for line in family.names)
+def _likeness(family: Family, kinds: Iterable[str], convention: NamingConvention) -> _Likeness:
+    templates = (line.gguf if convention == "gguf" else line.hugging_face for line in family.names)
     known = {
         family.plain(f"{template.format('N', expert='N')}.{kind}")
         for template in templates

@@ -1,8 +1,9 @@
 """Phi-3, Phi-3.5 and Phi-4: a llama with fused projections.
 
 Names and keys: transformers' `modeling_phi3.py` and `configuration_phi3.py`; llama.cpp's
-`convert_hf_to_gguf.py` and `llama-model.cpp`. Both dialects have the rows of the gate before those
-of what it gates, which GGUF calls `ffn_up`. llama.cpp reads past the window and sees all positions.
+`convert_hf_to_gguf.py` and `llama-model.cpp`. Both naming conventions have the rows of the gate
+before those of what it gates, which GGUF calls `ffn_up`. llama.cpp reads past the window and sees
+all positions.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ _NAMES = (
     Name(module="embedding", gguf="token_embd", hugging_face="model.embed_tokens"),
     Name(module="long_rope_factors", gguf="rope_factors_long", hugging_face=None,
          when="has_rope_factors", is_float32=True, made=long_factors,
-         told=with_long_factors),
+         add_fields=with_long_factors),
     Name(module="short_rope_factors", gguf="rope_factors_short", hugging_face=None,
          when="has_rope_factors", is_float32=True, made=short_factors,
-         told=with_short_factors),
+         add_fields=with_short_factors),
     _part("attention_norm", "attn_norm", "input_layernorm", is_float32=True),
     _part("attention.qkv", "attn_qkv", "self_attn.qkv_proj"),
     _part("attention.o", "attn_output", "self_attn.o_proj"),

@@ -50,7 +50,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
 def _require_tree(weights: object) -> None:
     if not isinstance(weights, Checkpoint):
         raise ArchitectureError(
-            f"{show_value(weights)} is no tree of weights", hint="`open_weights(path)` gives one"
+            f"{show_value(weights)} is not a tree of weights", hint="`open_weights(path)` gives one"
         )
 
 
@@ -61,7 +61,7 @@ def _checkpoint(
     where: str,
     document: Mapping[str, Any] | None = None,
 ) -> RecognizedModel:
-    dialect: NamingConvention = "gguf" if document is None else "hugging_face"
+    convention: NamingConvention = "gguf" if document is None else "hugging_face"
     count = len(header_of(weights).tensors)
     if read.config.layers > count:
         raise ArchitectureError(
@@ -69,12 +69,12 @@ def _checkpoint(
             "tensors",
             hint="is it the config of this checkpoint?",
         )
-    found = match(weights, family, dialect, read.config, where)
+    found = match(weights, family, convention, read.config, where)
     return RecognizedModel(
         tree=weights,
         where=where,
         family=family,
-        dialect=dialect,
+        convention=convention,
         config=read.config,
         fields=read.fields,
         document=document or {},
@@ -106,8 +106,8 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
         known = dict.fromkeys(family.gguf_name for family in families)
         says = _says(f"`{ARCHITECTURE}`", name, where)
         raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf"))
-    told = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
-    return (told or [family for family in alike if family.is_of is None])[0]
+    named = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
+    return (named or [family for family in alike if family.is_of is None])[0]
 
 
 def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
@@ -128,6 +128,6 @@ def _says(key: str, found: object, where: str) -> str:
     return f"{where} says that {key} is {show_value(found)}, a family that weightctl does not know"
 
 
-def _hint(known: Iterable[str], weights: Checkpoint, dialect: NamingConvention) -> str:
-    near = describe_nearest(header_of(weights).tensors.values(), dialect)
+def _hint(known: Iterable[str], weights: Checkpoint, convention: NamingConvention) -> str:
+    near = describe_nearest(header_of(weights).tensors.values(), convention)
     return "; ".join(filter(None, (f"known are {', '.join(known)}", near)))

@@ -1,4 +1,4 @@
-"""Where either dialect says how positions are told by rotation.
+"""The config keys of RoPE in either naming convention.
 
 Keys: transformers' `modeling_rope_utils.py`; llama.cpp's `llama-model.cpp` and
 `convert_hf_to_gguf.py`.
@@ -100,7 +100,7 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
     given: Any = document.get("rope_scaling") or document.get("rope_parameters") or {}
     if not is_object(given):
-        raise ValueError("`rope_parameters` or `rope_scaling` is no object")
+        raise ValueError("`rope_parameters` or `rope_scaling` is not an object")
     for name, value in given.items():
         if is_object(value):
             raise ValueError(f"`{name}` has rotary embeddings of its own, which are not built")
@@ -137,7 +137,7 @@ def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
         # These three and no other are what `Phi3Config` allowed.
         older[_ORIGINAL] = scaled.pop(_ORIGINAL)
         scaled = {"type": scaled.pop("rope_type")} | scaled
-    is_said = kind != "longrope" or "attention_factor" not in scaled
-    if kind != "default" and is_said:
+    is_stated = kind != "longrope" or "attention_factor" not in scaled
+    if kind != "default" and is_stated:
         older["rope_scaling"] = scaled
     return {**document, "rope_parameters": written, **older}

@@ -1,4 +1,4 @@
-"""How fast each pair of a head's numbers is rotated per position, and how that is stretched."""
+"""RoPE and its scaling: the angle by which each pair of a head's numbers turns per position."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RopeScaling:
         known = (*_STRETCHED, "longrope")
         if self.kind not in known:
             raise GraphError(
-                f"`{self.kind}` is no scaling of rotary embeddings that weightctl knows",
+                f"`{self.kind}` is not a scaling of rotary embeddings that weightctl knows",
                 hint=f"known are {', '.join(known)}",
             )
         if not self.factor > 0:

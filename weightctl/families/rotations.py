@@ -1,4 +1,4 @@
-"""How a config's fields say that rotations are stretched, and how each dialect's do."""
+"""RoPE scaling between the fields of a config and the keys of each naming convention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "check_heads", "convert_rope_fields", "find_rotary_size", "scaling"]
 
-# What is below is no rotation in float32.
+# What is below is not a rotation in float32.
 LEAST = 1e-6
 # Of float32, in which GGUF has numbers.
 _ROUNDING = 1e-6
@@ -123,23 +123,23 @@ def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
     return factors
 
 
-def convert_rope_fields(fields: Fields, dialect: NamingConvention) -> Fields:
-    """Return fields in which those of rotations are such as a dialect's keys can hold.
+def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
+    """Return fields in which those of rotations are such as a naming convention's keys can hold.
 
     llama.cpp has the rotations of llama3 and longrope from tensors, which stand beside the keys.
-    Raises `ValueError` where a dialect has no such rotations.
+    Raises `ValueError` where a naming convention has no such rotations.
     """
     if "scaling.kind" not in fields:
         return fields
     stretched = scaling(fields)
     rest = {name: value for name, value in fields.items() if not name.startswith("scaling.")}
-    if dialect == "hugging_face":
+    if convention == "hugging_face":
         share = rest["rope_dimensions"] / rest["head_dim"]
         rest = {name: value for name, value in rest.items() if name != "rotated_share"}
         rest |= {} if share == 1 else {"rotated_share": share}
     if stretched is None:
         return rest | {"scaling.kind": None}
-    write = _for_gguf if dialect == "gguf" else _for_hugging_face
+    write = _for_gguf if convention == "gguf" else _for_hugging_face
     values = write(stretched)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
 

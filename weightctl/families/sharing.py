@@ -1,4 +1,4 @@
-"""What each rank gets along the axes of weights that are computed with together."""
+"""Per-rank ranges of axes that a group of weights shares."""
 
 from __future__ import annotations
 

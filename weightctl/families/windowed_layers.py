@@ -1,4 +1,4 @@
-"""Which layers see only a window of positions, where any may: a flag for each.
+"""Flags of the layers that attend to a sliding window of positions.
 
 Transformers' `layer_types` names what each does. GGUF has a flag for each.
 """
@@ -72,8 +72,8 @@ def with_layer_types(
 
     Such as Qwen2's leave it to `max_window_layers`, the number of the first layer that does, and to
     `use_sliding_window`. `window`, `first` and `layers` are what transformers takes where
-    config.json has none. Raises `ValueError` where the first is no number. Source: `Qwen2Config` in
-    transformers' `configuration_qwen2.py`.
+    config.json has none. Raises `ValueError` where the first is not a number. Source: `Qwen2Config`
+    in transformers' `configuration_qwen2.py`.
     """
     size = document.get("sliding_window", window) if document.get("use_sliding_window") else None
     types = document.get("layer_types")

@@ -31,9 +31,9 @@ _WORDS: dict[NamingConvention, tuple[str, str]] = {
 def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
     """Return the keys of GGUF's metadata that say what the fields of a config do.
 
-    The fields are those that either dialect's keys gave. Raises `ArchitectureError` where GGUF has
-    no words for such a model, or llama.cpp does not load it. Some keys it does not read: the window
-    of a llama, and the ends of YaRN's ramp.
+    The fields are those that either naming convention's keys gave. Raises `ArchitectureError` where
+    GGUF has no words for such a model, or llama.cpp does not load it. Some keys it does not read:
+    the window of a llama, and the ends of YaRN's ramp.
     """
     _check_heads(family, fields)
     given = _convert_fields(family, fields, "gguf")
@@ -55,9 +55,9 @@ def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
 def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str, Any]:
     """Return a config.json that says what the fields of a config do.
 
-    The fields are those that either dialect's keys gave, and `model_type` is one of the family's.
-    Today's transformers and older ones read it alike. Raises `ArchitectureError` where they have
-    no such model.
+    The fields are those that either naming convention's keys gave, and `model_type` is one of the
+    family's. Today's transformers and older ones read it alike. Raises `ArchitectureError` where
+    they have no such model.
     """
     kind = family.model_types[model_type]
     given = _convert_fields(family, fields, "hugging_face")
@@ -106,63 +106,63 @@ def model_type_of(family: Family, fields: Fields) -> str:
     )
 
 
-def _convert_fields(family: Family, fields: Fields, dialect: NamingConvention) -> Fields:
-    """Return the fields as a dialect's keys have them."""
+def _convert_fields(family: Family, fields: Fields, convention: NamingConvention) -> Fields:
+    """Return the fields as a naming convention's keys have them."""
     try:
-        return convert_rope_fields(fields, dialect)
+        return convert_rope_fields(fields, convention)
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
-        raise _cannot_express(family, dialect, message) from error
+        raise _cannot_express(family, convention, message) from error
 
 
 def _contents(
-    family: Family, fields: Fields, dialect: NamingConvention, kind: ModelType | None = None
+    family: Family, fields: Fields, convention: NamingConvention, kind: ModelType | None = None
 ) -> Iterator[tuple[Key, Any]]:
     """Yield the keys that are written, each with what stands there."""
     known = dict(fields)
     for key in family.keys:
-        name = key.gguf if dialect == "gguf" else key.hugging_face
+        name = key.gguf if convention == "gguf" else key.hugging_face
         is_fixed = kind is not None and key.field in kind.fixed
         if not name or key.written is False or is_fixed:
             continue
-        default = _default(key, dialect, kind)
+        default = _default(key, convention, kind)
         try:
             if key.field not in known:
-                if not _is_derived(key, dialect, default):
+                if not _is_derived(key, convention, default):
                     continue
                 known[key.field] = default(known) if callable(default) else default
             value = known[key.field]
-            if _goes_without_saying(key, value, dialect, default, known):
+            if _goes_without_saying(key, value, convention, default, known):
                 continue
-            is_null = value is None and dialect == "hugging_face"
+            is_null = value is None and convention == "hugging_face"
             yield key, None if is_null else key.kind.write(value)
         except ValueError as error:
             name = name.format(arch=family.gguf_name)
-            raise _cannot_express(family, dialect, f"`{name}` {error}") from error
+            raise _cannot_express(family, convention, f"`{name}` {error}") from error
 
 
-def _default(key: Key, dialect: NamingConvention, kind: ModelType | None) -> Any:
-    if dialect == "gguf":
+def _default(key: Key, convention: NamingConvention, kind: ModelType | None) -> Any:
+    if convention == "gguf":
         return key.gguf_default
     return key.default if kind is None else kind.defaults.get(key.field, key.default)
 
 
-def _is_derived(key: Key, dialect: NamingConvention, default: Any) -> bool:
-    """Whether what is no field of the other dialect follows from what is."""
+def _is_derived(key: Key, convention: NamingConvention, default: Any) -> bool:
+    """Whether what is not a field of the other naming convention follows from what is."""
     if key.field.startswith("scaling.") or default is REQUIRED:
         return False
-    return callable(default) or (dialect == "gguf" and key.written is True)
+    return callable(default) or (convention == "gguf" and key.written is True)
 
 
 def _goes_without_saying(
-    key: Key, value: Any, dialect: NamingConvention, default: Any, known: Fields
+    key: Key, value: Any, convention: NamingConvention, default: Any, known: Fields
 ) -> bool:
     """Whether what says nothing is taken for the value, and it is left at that."""
-    if value is None and (key.field.startswith("scaling.") or dialect == "gguf"):
+    if value is None and (key.field.startswith("scaling.") or convention == "gguf"):
         return key.written is None
     if value is None and default is None:
         return True
-    if dialect == "gguf" or key.written or not callable(default):
+    if convention == "gguf" or key.written or not callable(default):
         return False
     try:
         return bool(default(known) == value)
@@ -184,20 +184,20 @@ def _put(document: dict[str, Any], path: str, content: Any) -> None:
     document[name] = content
 
 
-def _compare(family: Family, fields: Fields, found: Fields, dialect: NamingConvention) -> None:
+def _compare(family: Family, fields: Fields, found: Fields, convention: NamingConvention) -> None:
     """Raise unless what was written is read as the same model."""
     for key in family.keys:
         name = key.field
         if name.startswith("scaling.") or name not in fields or name not in found:
             continue
-        is_of_dialect = not (key.gguf or key.hugging_face or key.seen)
-        if is_of_dialect or (dialect == "gguf" and key.seen is not None):
+        is_of_convention = not (key.gguf or key.hugging_face or key.seen)
+        if is_of_convention or (convention == "gguf" and key.seen is not None):
             continue
         if not _is_same(fields[name], found[name]):
-            _, runtime = _WORDS[dialect]
+            _, runtime = _WORDS[convention]
             value, other = show_values_apart(fields[name], found[name])
             raise _cannot_express(
-                family, dialect, f"`{name}` is {value}, which {runtime} would take for {other}"
+                family, convention, f"`{name}` is {value}, which {runtime} would take for {other}"
             )
 
 
@@ -207,8 +207,10 @@ def _is_same(value: Any, found: Any) -> bool:
     return bool(value == found)
 
 
-def _cannot_express(family: Family, dialect: NamingConvention, message: str) -> ArchitectureError:
-    where, _ = _WORDS[dialect]
+def _cannot_express(
+    family: Family, convention: NamingConvention, message: str
+) -> ArchitectureError:
+    where, _ = _WORDS[convention]
     return ArchitectureError(
         f"{where} cannot say what this {family.name} is: {message}",
         hint="`--names keep` converts its tensors all the same",

@@ -1,4 +1,4 @@
-"""What every container format offers, and what they share."""
+"""The interface of every container format, and the code that they share."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, MetadataValue]:
         key = cursor.string("a metadata key")
         problem = (
             "a metadata key is empty" if not key
-            else f"the metadata key {key!r} is no UTF-8" if not is_text(key)
+            else f"the metadata key {key!r} is not UTF-8" if not is_text(key)
             else f"the metadata key `{key}` stands twice" if key in metadata
             else ""
         )  # fmt: skip
@@ -153,7 +153,7 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
         shape = tuple(dimension() for _ in range(rank))[::-1]
         kind, offset = cursor.number("u32"), cursor.number("u64")
         problem = (
-            f"the tensor name {name!r} is no UTF-8" if not is_text(name)
+            f"the tensor name {name!r} is not UTF-8" if not is_text(name)
             else f"two tensors are called `{name}`" if name in names
             else f"`{name}` has more elements than fit any file: {shape}"
             if not is_possible(shape)
@@ -211,7 +211,8 @@ def _nbytes(file: Reader, entry: _Entry, encoding: Encoding) -> int:
     if not encoding.fits(entry.shape):
         raise FormatError(
             file.path, entry.at,
-            f"`{entry.name}` of shape {entry.shape} is no whole number of {encoding.name} blocks",
+            f"`{entry.name}` of shape {entry.shape} is not a whole number of {encoding.name} "
+            "blocks",
             hint="the file is damaged",
         )  # fmt: skip
     return encoding.nbytes(entry.shape)
@@ -252,7 +253,7 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
     problems: list[str] = []
     for info in tensors:
         if not is_text(info.name):
-            problems.append(f"{info.name!r} is a name that is no UTF-8")
+            problems.append(f"{info.name!r} is a name that is not UTF-8")
         if "gguf" not in info.encoding.ids:
             who = "GGUF does not have" if info.encoding.is_known else "weightctl does not know"
             problems.append(f"`{info.name}` is {info.encoding.name}, which {who}")

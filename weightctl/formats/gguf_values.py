@@ -128,7 +128,7 @@ class Cursor:
         return int(value)
 
     def string(self, what: str) -> str:
-        """Read a string; bytes that are no UTF-8 survive as surrogate escapes."""
+        """Read a string; bytes that are not UTF-8 survive as surrogate escapes."""
         start = self.offset
         length = self.count()
         if length > self.file.size - self.offset:
@@ -249,7 +249,7 @@ def pack_value(key: str, value: MetadataValue) -> bytes:
     try:
         return _pack(value)
     except (struct.error, AttributeError, TypeError, OverflowError) as error:
-        message = f"the metadata value of `{key}` is no {value.type}: {error}"
+        message = f"the metadata value of `{key}` is not a valid {value.type}: {error}"
         raise ConversionError(message) from error
 
 

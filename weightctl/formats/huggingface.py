@@ -1,4 +1,4 @@
-"""What stands beside a checkpoint in a model's directory, as Hugging Face lays it out."""
+"""The files beside a checkpoint in a model's directory, as Hugging Face lays it out."""
 
 from __future__ import annotations
 

@@ -110,19 +110,19 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
         if not _has_no_more_than(document, raw):
             document = json.loads(raw, object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
-        at, message = 8 + error.start, "the header is no UTF-8"
+        at, message = 8 + error.start, "the header is not UTF-8"
         raise FormatError(file.path, at, message, hint=_DAMAGED) from error
     except json.JSONDecodeError as error:
         at, message = (
             8 + len(error.doc[: error.pos].encode()),
-            f"the header is no JSON: {error.msg}",
+            f"the header is not JSON: {error.msg}",
         )
         raise FormatError(file.path, at, message, hint=_DAMAGED) from error
     except (ValueError, RecursionError) as error:
         message = f"the header is not sound: {error}"
         raise FormatError(file.path, 8, message, hint=_DAMAGED) from error
     if not is_object(document):
-        raise FormatError(file.path, 8, "the header is no JSON object", hint=_DAMAGED)
+        raise FormatError(file.path, 8, "the header is not a JSON object", hint=_DAMAGED)
     return document, 8 + length
 
 
@@ -248,10 +248,10 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
         if "safetensors" not in info.encoding.ids
     ]
     problems += [
-        f"{info.name!r} is a name that is no UTF-8" for info in tensors if not is_text(info.name)
+        f"{info.name!r} is a name that is not UTF-8" for info in tensors if not is_text(info.name)
     ]
     if any(info.name == _METADATA for info in tensors):
-        problems.append(f"`{_METADATA}` is no name for a tensor there")
+        problems.append(f"`{_METADATA}` is not a name for a tensor there")
     return problems
 
 

@@ -358,7 +358,7 @@ def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
     sizes = dims(value, device=like.device)
     if like.dtype is DType.bool:
         raise GraphError(
-            f"the size {value} beside {like.type} is no truth value",
+            f"the size {value} beside {like.type} is not a truth value",
             hint="compare it first, such as `Value(dim) > 0`",
         )
     return sizes if like.dtype is sizes.dtype else sizes.cast(like.dtype)
@@ -367,7 +367,7 @@ def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
 def _refuse_loss(number: float, like: Value) -> None:
     if like.dtype is DType.bool and not isinstance(number, bool):
         raise GraphError(
-            f"{number} beside {like.type} is no truth value",
+            f"{number} beside {like.type} is not a truth value",
             hint="True and False are; or cast the tensor to a dtype of numbers",
         )
     if isinstance(number, float) and not (like.dtype.is_float or like.dtype.is_complex):

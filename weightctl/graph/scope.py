@@ -83,7 +83,7 @@ def _describe_failure(op: str, inputs: Iterable[object], reason: str) -> str:
 
 @contextmanager
 def sizing(op: str, *inputs: object) -> Generator[None]:
-    """Have what is no dimension or shape refused as `refusing` does, where these are made."""
+    """Have what is not a dimension or shape refused as `refusing` does, where these are made."""
     with refusing(op, *inputs):
         try:
             yield

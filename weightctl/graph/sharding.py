@@ -163,22 +163,22 @@ class ShardingStrategy:
         return weight.part_for(part, number, device)
 
     def __repr__(self) -> str:
-        unsaid = _OMITTED.get(self.name, {})
+        omitted = _OMITTED.get(self.name, {})
         named = [
             f"{key}={value!r}"
             for key, value in self.settings.items()
-            if key not in unsaid or value != unsaid[key]
+            if key not in omitted or value != omitted[key]
         ]
-        said = [str(self.devices), *named]
+        arguments = [str(self.devices), *named]
         if self.name == "axiswise":
-            said = [repr(self.settings["axis"]), str(self.devices)]
+            arguments = [repr(self.settings["axis"]), str(self.devices)]
         elif self.name == "segmented":
-            said[1] = repr(self.settings["sizes"])
+            arguments[1] = repr(self.settings["sizes"])
         elif self.name == "given":
-            said = [repr(self.settings["sharding"])]
+            arguments = [repr(self.settings["sharding"])]
         elif self.name == "tensor_parallel":
-            said = [f"<{type(self.settings['module']).__name__}>", str(self.devices)]
-        return f"ShardingStrategy.{self.name}({', '.join(said)})"
+            arguments = [f"<{type(self.settings['module']).__name__}>", str(self.devices)]
+        return f"ShardingStrategy.{self.name}({', '.join(arguments)})"
 
     @classmethod
     def _of(
@@ -199,7 +199,7 @@ def require_strategy(given: Any) -> None:
 
 def _require_count(devices: Any) -> None:
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise ShardingError(f"{devices!r} is no number of devices", hint="1 at least")
+        raise ShardingError(f"{devices!r} is not a number of devices", hint="1 at least")
 
 
 # Functions of this module, and not ones within others, so that strategies can be pickled.

@@ -173,8 +173,8 @@ class Weight(Value):
     ) -> None:
         """Change dtype, shape and encoding together, said as when a weight is made; never warns.
 
-        Raises `EncodingError`, a `ValueError`, where rows are no whole blocks, and `GraphError`
-        for blocks of numbers that are no floating-point numbers.
+        Raises `EncodingError`, a `ValueError`, where rows are not whole blocks, and `GraphError`
+        for blocks of numbers that are not floating-point numbers.
         """
         kind, shape = as_dtype(dtype), Shape(shape)
         _require_kind(self.name, kind, quantization_encoding)

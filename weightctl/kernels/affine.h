@@ -118,7 +118,7 @@ INLINE void affine_encode(const float *rows, size_t count, size_t columns, const
     }
     while (count > 0) {
         size_t some = count < LANES ? count : LANES;
-        struct weighted_rows weighted = weigh_rows(rows, some, columns, importance);
+        struct weighted_rows weighted = weight_rows(rows, some, columns, importance);
         for (size_t first = 0; first < weighted.blocks; first += AFFINE_BLOCKS)
             affine_search_blocks(&weighted, first, most, size, out);
         rows += some * columns;

@@ -43,7 +43,7 @@ INLINE void load_scales_and_mins(const uint8_t *block, float *scale, float *min)
 }
 
 /* ggml's weights where there is no importance: root mean square plus magnitude. */
-INLINE void weigh_by_magnitude(const f32v *x, f32v *weights)
+INLINE void weight_by_magnitude(const f32v *x, f32v *weights)
 {
     for (size_t v = 0; v < FIT_VECTORS; v++, x += 32, weights += 32) {
         f32v sum = {0};
@@ -56,8 +56,8 @@ INLINE void weigh_by_magnitude(const f32v *x, f32v *weights)
 }
 
 /* ggml's weights from the importance of columns, of numbers in rows and in lanes. */
-INLINE void weigh_by_importance(const float *x, const f32v *lanes, const float *importance,
-                                f32v *weights)
+INLINE void weight_by_importance(const float *x, const f32v *lanes, const float *importance,
+                                 f32v *weights)
 {
     float sum[TILE] = {0}, variance[8 * TILE];
     for (size_t i = 0; i < 256; i++)
@@ -148,10 +148,10 @@ INLINE void encode_tile(const float *x, const float *importance, size_t count,
     for (size_t v = 0; v < FIT_VECTORS; v++)
         transpose_rows(x + 32 * LANES * v, 32, 32, lanes + 32 * v);
     if (weighted) {
-        weigh_by_importance(x, lanes, importance, weights);
+        weight_by_importance(x, lanes, importance, weights);
         fit_scale_and_min(lanes, weights, 32, as.most, -0.9f, 0.05f, 36, 0, 1, &fit);
     } else {
-        weigh_by_magnitude(lanes, weights);
+        weight_by_magnitude(lanes, weights);
         fit_scale_and_min(lanes, weights, 32, as.most, as.first, 0.1f, as.steps, 0, 0, &fit);
     }
     f32v scale_of = round_scales_and_mins(&fit, weighted, rounded);

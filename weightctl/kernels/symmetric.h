@@ -107,7 +107,7 @@ INLINE void symmetric_encode(const float *rows, size_t count, size_t columns,
     }
     while (count > 0) {
         size_t some = count < LANES ? count : LANES;
-        struct weighted_rows weighted = weigh_rows(rows, some, columns, importance);
+        struct weighted_rows weighted = weight_rows(rows, some, columns, importance);
         for (size_t first = 0; first < weighted.blocks; first += LANES)
             symmetric_search_blocks(&weighted, first, half, size, out);
         rows += some * columns;

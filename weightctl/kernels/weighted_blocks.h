@@ -14,8 +14,8 @@ struct weighted_rows {
     float variance[LANES];
 };
 
-INLINE struct weighted_rows weigh_rows(const float *numbers, size_t count, size_t columns,
-                                       const float *importance)
+INLINE struct weighted_rows weight_rows(const float *numbers, size_t count, size_t columns,
+                                        const float *importance)
 {
     struct weighted_rows rows = {numbers, importance, count * (columns / 32), columns / 32, {0}};
     f32v sum = {0};

@@ -69,7 +69,7 @@ class Attention(Divisible):
             )
         if head_dim is None and features % heads:
             raise GraphError(
-                f"{features} features are no whole number for each of {heads} heads",
+                f"{features} features are not a whole number for each of {heads} heads",
                 hint="give `head_dim` where it is not features / heads",
             )
         self.head_dim = features // heads if head_dim is None else head_dim

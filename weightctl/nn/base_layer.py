@@ -169,7 +169,7 @@ def _track_calls(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(self, *args, **kwargs)
         naming = _NAMING.get()
         if naming is None or (caller is not None and caller.paths.of(self) is None):
-            # The outermost, or one that is called from within another and is no part of it.
+            # The outermost, or one that is called from within another and is not a part of it.
             naming = self.name_before_call() or naming
         call = _Call(self, caller, _Paths(self) if caller is None else caller.paths)
         was_naming = _NAMING.set(naming)

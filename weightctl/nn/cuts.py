@@ -1,4 +1,4 @@
-"""How the weights of layers are cut for several ranks, by the roles of the parts that they are."""
+"""Cuts of layers' weights for several ranks, by the roles of the parts that they are."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def _too_few_units(sides: Sequence[CutAxis], size: int, ranks: int) -> ShardingE
     first, unit = _coarsest(sides), lcm(*(side.block for side in sides))
     units = -(-size // unit)
     blocks = f"{units} blocks of {unit}" if unit > 1 else f"{units} elements"
-    told = f"along axis {first.axis} there are {blocks}"
-    return _cannot_cut(first, ranks, told, list(range(1, units + 1)))
+    reason = f"along axis {first.axis} there are {blocks}"
+    return _cannot_cut(first, ranks, reason, list(range(1, units + 1)))
 
 
 def cut_along(side: CutAxis, ranges: Ranges) -> ShardingStrategy:
@@ -163,8 +163,8 @@ def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:
     return max(sides, key=lambda side: side.block)
 
 
-def _cannot_cut(side: CutAxis, ranks: int, told: str, works: Sequence[int]) -> ShardingError:
+def _cannot_cut(side: CutAxis, ranks: int, reason: str, works: Sequence[int]) -> ShardingError:
     return ShardingError(
-        f"{side.description} cannot be cut for {ranks} ranks: {told}",
+        f"{side.description} cannot be cut for {ranks} ranks: {reason}",
         hint=ranks_that_work(works),
     )

@@ -50,7 +50,7 @@ class Embedding(Divisible):
             return self._look_up(indices, dtype)
         first, last, count = self.rows
         before, behind = indices < first, indices >= last
-        # What is no row of the whole table is refused here as it is there.
+        # What is not a row of the whole table is refused here as it is there.
         is_elsewhere = (before & (indices >= 0)) | (behind & (indices < count))
         rows = self._look_up(ops.where(is_elsewhere, first, indices) - first, dtype)
         return ops.where(ops.unsqueeze(is_elsewhere, -1), 0.0, rows)

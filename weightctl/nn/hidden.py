@@ -18,14 +18,14 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def is_container(value: object) -> bool:
-    """Whether a value may hold weights, or layers of such, though it is no layer."""
+    """Whether a value may hold weights, or layers of such, though it is not a layer."""
     return isinstance(value, _CONTAINERS) and not isinstance(value, Layer)
 
 
 def refuse_hidden(root: Layer) -> None:
     """Raise `GraphError` where a container holds weights, or layers of such, that no path leads to.
 
-    Shards are no weights of their own.
+    Shards are not weights of their own.
     """
     layers = list(recursive_named_layers(root))
     reached = {

@@ -105,5 +105,5 @@ def _layer(layer: Any) -> Any:
 
 def _layers(layers: Any) -> list[Any]:
     if isinstance(layers, Layer) and not is_list(layers):
-        raise TypeError(f"one {type(layers).__name__} is no list of layers; `append` takes one")
+        raise TypeError(f"one {type(layers).__name__} is not a list of layers; `append` takes one")
     return [_layer(layer) for layer in cast("Iterable[Any]", layers)]

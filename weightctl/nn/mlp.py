@@ -149,7 +149,7 @@ class GatedMLP(Divisible):
 def _check_activation(activation: str) -> str:
     if activation not in ACTIVATIONS:
         raise GraphError(
-            f"`{activation}` is no activation that weightctl knows",
+            f"`{activation}` is not an activation that weightctl knows",
             hint=f"known are {', '.join(ACTIVATIONS)}",
         )
     return activation

@@ -62,7 +62,7 @@ class Module(Layer):
     def set_shared_weight(self, name: str, weight: Weight) -> None:
         """Set an attribute to a weight that another layer owns, names and loads.
 
-        Raises `TypeError` for what is no weight.
+        Raises `TypeError` for what is not a weight.
         """
         share(self, name, weight)
 
@@ -70,8 +70,8 @@ class Module(Layer):
         """Give each weight its path as its name, in which a graph that uses it then has it.
 
         Those of a part of a model that has named its weights keep the model's paths. Raises
-        `GraphError` where two weights have one path, or a list that is no `LayerList`, a tuple or
-        a dictionary holds weights or layers with some that no attribute leads to.
+        `GraphError` where two weights have one path, or a list that is not a `LayerList`, a tuple
+        or a dictionary holds weights or layers with some that no attribute leads to.
         """
         name_weights(self)
 

@@ -1,4 +1,4 @@
-"""Which ranks of a grid are in this process, and the shards of weights that they have."""
+"""The ranks of a grid in this process, and the shards of weights that they have."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ class Placement(NamedTuple):
 def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) -> Placement:
     """Return which ranks are on these devices; without a `grid` they are all, and cut layers.
 
-    Raises `ShardingError` for what is no device, a grid that shares out the layers themselves, or
-    one that processes with so many devices cannot make up, and a `first` that is no process's.
+    Raises `ShardingError` for what is not a device, a grid that shares out the layers themselves,
+    or one that processes with so many devices cannot make up, and a `first` that is not a
+    process's.
     """
     given = tuple(devices)
     # They may be anything: a caller's types are not checked.
     unchecked: tuple[Any, ...] = given
     if not given or not all(isinstance(device, DeviceRef) for device in unchecked):
         raise ShardingError(
-            f"{list(given)!r} are no devices", hint="one for each rank, such as `DeviceRef.GPU(0)`"
+            f"{list(given)!r} are not devices", hint="one for each rank, such as `DeviceRef.GPU(0)`"
         )
     count = len(given)
     grid = Grid(count) if grid is None else grid
@@ -59,15 +60,15 @@ def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) 
             f"layers that are shared out over {grid.pp} ranks do not run in one graph",
             hint="a grid of `tp` and `ep` alone does; files may be cut by `pp`",
         )
-    told = f"the {grid.ranks} ranks of tp {grid.tp} x ep {grid.ep}"
+    grid_text = f"the {grid.ranks} ranks of tp {grid.tp} x ep {grid.ep}"
     if grid.ranks % count:
         raise ShardingError(
-            f"{told} are in no whole number of processes with {count} each",
+            f"{grid_text} are in no whole number of processes with {count} each",
             hint="each process has as many devices as every other, one for each rank",
         )
     if first not in range(0, grid.ranks, count):
         raise ShardingError(
-            f"no process with {count} of {told} begins with rank {first}",
+            f"no process with {count} of {grid_text} begins with rank {first}",
             hint=f"`first` is {count} times the number of the process",
         )
     return Placement(grid, given, first)

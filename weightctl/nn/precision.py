@@ -1,4 +1,4 @@
-"""In what dtype a layer computes: that of its activations, whatever its weights are stored in."""
+"""The dtype that a layer computes in: that of its activations, not that of its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the weights of a model are, and the names that they have from it."""
+"""The places of a model's weights, and the names that they have from it."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def name_before_call(module: Layer) -> Naming:
     """
     noted: _Root | None = vars(module).get(ROOT)
     if noted is not None and noted.is_gone:
-        # What it was a part of is no more, or is where this was copied from: its names stay.
+        # What it was a part of no longer exists, or is where this was copied from: its names stay.
         return naming_of(module)
     was_named = any(ROOT in vars(layer) for _, layer in recursive_named_layers(module))
     if was_named or all(

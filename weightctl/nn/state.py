@@ -1,4 +1,4 @@
-"""Whether the values given for a module's weights fit them, told of all at once."""
+"""Checks that the values given for a module's weights fit; all misfits are in one error."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _require_alignment(alignment: Any) -> None:
         return
     if not is_alignment(alignment):
         raise StateDictError(
-            f"weight_alignment is {alignment!r}, which is no power of two up to {MOST_ALIGN}"
+            f"weight_alignment is {alignment!r}, which is not a power of two up to {MOST_ALIGN}"
         )
 
 

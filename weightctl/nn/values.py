@@ -177,7 +177,7 @@ def _as_numpy(value: DLPackArray) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         return cast("NDArray[Any]", value)
     if not hasattr(given, "__dlpack__"):
-        raise StateDictError(f"is no array but {type(given).__name__}", hint=_ARRAYS)
+        raise StateDictError(f"is not an array but {type(given).__name__}", hint=_ARRAYS)
     try:
         return take(on_cpu(value))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

@@ -140,15 +140,15 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     names, metadata = _describe_model(plan)
     called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
     if is_no_type or goes_by_role(recipe, called, metadata):
-        told = list(list_unmatched(recipe, infos))
+        notes = list(list_unmatched(recipe, infos))
         if recipe.wants_importance and not weighted:
-            told.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
+            notes.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
         consulted = {recipe.path: "the recipe"} if recipe.path else {}
         plan = replace(
             plan,
             recipe=recipe.name,
             consulted={**plan.consulted, **consulted},
-            notes=(*plan.notes, *told),
+            notes=(*plan.notes, *notes),
         )
         return plan, recipe
     encoding = ENCODINGS[recipe.name]
@@ -222,7 +222,7 @@ def _cast_item(
 
 
 def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
-    """Return the encoding of what is no matrix to quantize."""
+    """Return the encoding of what is not a matrix to quantize."""
     is_gguf = plan.format == "gguf"
     runs_in_llama_cpp = is_gguf and ARCHITECTURE in plan.metadata
     if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):

@@ -1,4 +1,4 @@
-"""How much an error in each column matters, where a block encoding can heed it.
+"""The importance of each column's errors, for block encodings that can heed it.
 
 Where the importance of all columns of a matrix is 0, as older files have it for experts that the
 text never reached, or so small that float32 loses it, llama.cpp's quantize makes blocks of nothing
@@ -128,12 +128,12 @@ def _notes(
             f"the importance in {path} is 0 for {sum(idle.values())} of {total} matrices of "
             f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without: {few(idle)}"
         )
-    # What was left out of the plan is no stranger.
+    # What was left out of the plan is not a stranger.
     known = {*plan.source.header.tensors, *(item.info.name for item in items)}
-    strangers = [name for name in entries if name not in known]
-    if strangers:
-        yield f"{len(strangers)} of {len(entries)} entries of {path} are of no tensor: " + few(
-            strangers
+    unmatched = [name for name in entries if name not in known]
+    if unmatched:
+        yield f"{len(unmatched)} of {len(entries)} entries of {path} are of no tensor: " + few(
+            unmatched
         )
 
 

@@ -73,13 +73,13 @@ class Setting(NamedTuple):
                 f"`{written}` sets nothing", hint="write KEY=VALUE, or KEY:u32=5 to state a type"
             )
         if not is_text(name + content):
-            raise ConversionError(f"{written!r} is no UTF-8", hint="check the terminal's encoding")
+            raise ConversionError(f"{written!r} is not UTF-8", hint="check the terminal's encoding")
         if not colon:
             return cls(name, None, content)
         kind = _SPELLINGS.get(kind, kind)
         if not is_type(kind):
             raise ConversionError(
-                f"`{kind}` in `{written}` is no type of metadata",
+                f"`{kind}` in `{written}` is not a type of metadata",
                 hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
             )
         return cls(key, kind, content)
@@ -131,7 +131,7 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
             content = parse_value(kind, setting.text)
         except (ValueError, OverflowError, RecursionError) as error:
             raise ConversionError(
-                f"`{setting.text}` is no {kind}, which the metadata `{setting.key}` is",
+                f"`{setting.text}` is not a valid {kind}, which the metadata `{setting.key}` is",
                 hint=f"--set {setting.key}:TYPE=VALUE states another type",
             ) from error
         value = metadata[setting.key] = MetadataValue(kind, content)

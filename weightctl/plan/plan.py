@@ -89,7 +89,7 @@ class Item:
 class Described(NamedTuple):
     """What llama.cpp would call the tensors of a plan, and the metadata by which it knows models.
 
-    They are for recipes that go by roles, where the output speaks another dialect.
+    They are for recipes that go by roles, where the output speaks another naming convention.
     """
 
     names: Mapping[str, str]
@@ -102,14 +102,14 @@ class Plan:
 
     A transform is a function from plan to plan. `tied` are further names of output tensors.
     `unkept` is what the output will not have, since nothing can be made of it; a plan with tensors
-    among that is refused. `consulted` are the files beside the source that the plan was made
-    with, by path what each is; they are not an output either. `notes` are what a person should know
-    of how it was made. With `zero_nonfinite` a block encoding holds 0 for what is not finite; else
-    that is an error.
-    `recipe` is the name of the one that chose the encodings. `documents` are files that are written
-    beside the tensors into a model's directory, by name, in place of those beside the source; where
-    the plan is for another dialect, as `translation` tells people, only licences go along.
-    `described` is what recipes know the tensors by, where they cannot by name and metadata.
+    among that is refused. `consulted` are the files beside the source that the plan was made with,
+    by path what each is; they are not an output either. `notes` are what a person should know of
+    how it was made. With `zero_nonfinite` a block encoding holds 0 for what is not finite; else
+    that is an error. `recipe` is the name of the one that chose the encodings. `documents` are
+    files that are written beside the tensors into a model's directory, by name, in place of those
+    beside the source; where the plan is for another naming convention, as `translation` tells
+    people, only licences go along. `described` is what recipes know the tensors by, where they
+    cannot by name and metadata.
     """
 
     source: Source
@@ -259,7 +259,7 @@ class Plan:
         if any(encoding.quantization for encoding in unheld):
             return "--dtype bf16 (or f16, f32) dequantizes"
         if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):
-            return "--dtype bf16 (or f16, f32) converts what is no integer"
+            return "--dtype bf16 (or f16, f32) converts what is not an integer"
         return ""
 
 

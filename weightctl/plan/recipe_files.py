@@ -42,7 +42,7 @@ def read_recipe(path: str) -> Recipe:
         raise ConversionError(f"{path}: `base` and `default` are both given", hint="choose one")
     types = content.get("types", {})
     if not is_object(types):
-        raise ConversionError(f"{path}: `types` is no table", hint=_FORM)
+        raise ConversionError(f"{path}: `types` is not a table", hint=_FORM)
     lines = tuple(_lines(path, types))
     name = os.path.basename(path)
     if "base" in content:
@@ -65,7 +65,7 @@ def _type(path: str, key: str, name: object) -> str | None:
     """Return the name of an encoding, None for `keep`."""
     if not isinstance(name, str):
         raise ConversionError(
-            f"{path}: the type of `{key}` is no string",
+            f"{path}: the type of `{key}` is not a string",
             hint="a pattern with dots is written in quotes: 'blk.0.' = 'Q6_K'",
         )
     try:

@@ -46,7 +46,7 @@ def read_renamings(path: str) -> tuple[Renaming, ...]:
 def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
     for text, replacement in rules.items():
         if not isinstance(replacement, str):
-            raise ConversionError(f"{path}: what `{text}` becomes is no text", hint=_FORM)
+            raise ConversionError(f"{path}: what `{text}` becomes is not text", hint=_FORM)
         try:
             pattern = regular_expression(text)
             # Whether its captures are there is known only when it is used: on a text that it or

@@ -15,8 +15,8 @@ _MOST_BYTES = 1 << 20
 def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[str, Any]:
     """Return the content of a TOML file.
 
-    Raises `ConversionError` for one that is no `what`, whose hint is its `form`, and for one that
-    cannot be read, where it is `otherwise` if that is given.
+    Raises `ConversionError` for one that is not a `what`, whose hint is its `form`, and for one
+    that cannot be read, where it is `otherwise` if that is given.
     """
     try:
         with open(path, "rb") as file:
@@ -29,4 +29,4 @@ def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[s
     try:
         return tomllib.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{path} is no TOML: {error}", hint=form) from error
+        raise ConversionError(f"{path} is not TOML: {error}", hint=form) from error

@@ -30,7 +30,7 @@ _PLAIN = "f32, f16, bf16, f64, f8_e4m3, f8_e5m2"
 def type_named(text: str) -> Encoding | None:
     """The encoding that a person gives to a tensor by its name, None for `keep`.
 
-    Raises `ConversionError` for what is no type, or none that weightctl can make.
+    Raises `ConversionError` for what is not a type, or none that weightctl can make.
     """
     if text.strip().lower() == "keep":
         return None
@@ -38,11 +38,11 @@ def type_named(text: str) -> Encoding | None:
     try:
         encoding = parse_encoding(text)
     except EncodingError as error:
-        mixture = LLAMA_RECIPES.get(normalize_type_name(text))
-        if mixture is not None:
+        recipe = LLAMA_RECIPES.get(normalize_type_name(text))
+        if recipe is not None:
             raise ConversionError(
                 f"{text} is a mixture of types, and one is asked for here",
-                hint=f"{mixture.otherwise} is the plain type; --quant, and `base` in a TOML file, "
+                hint=f"{recipe.otherwise} is the plain type; --quant, and `base` in a TOML file, "
                 "take mixtures",
             ) from error
         near = did_you_mean(text, (e.name for e in ENCODINGS.values() if _is_made(e)))
@@ -51,7 +51,7 @@ def type_named(text: str) -> Encoding | None:
         raise ConversionError(
             f"weightctl cannot make {encoding}"
             if encoding.quantization
-            else f"{encoding} is no type for weights",
+            else f"{encoding} is not a type for weights",
             hint=known,
         )
     return encoding

@@ -55,7 +55,7 @@ def type_of(
     encoding = _encoding(dtype)
     if not is_plain(encoding):
         raise ConversionError(
-            f"{dtype} is no type for weights",
+            f"{dtype} is not a type for weights",
             hint="--quant takes block types" if encoding.quantization else "try bf16 or f16",
         )
     return encoding
@@ -76,8 +76,8 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
         encoding = _encoding(given)
     elif given.lower().endswith(".toml") or os.path.dirname(given):
         return read_recipe(given)
-    elif (mixture := LLAMA_RECIPES.get(normalize_type_name(given))) is not None:
-        return mixture
+    elif (recipe := LLAMA_RECIPES.get(normalize_type_name(given))) is not None:
+        return recipe
     else:
         encoding = _parse_type(given)
     if encoding.codec or is_plain(encoding):
@@ -114,7 +114,7 @@ def _parse_type(text: str) -> Encoding:
     except EncodingError as error:
         near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types()]))
         raise ConversionError(
-            f"`{text}` is no recipe and no type that weightctl knows",
+            f"`{text}` is neither a recipe nor a type that weightctl knows",
             hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(block_types())}; "
             "a file of your own ends in .toml",
         ) from error

@@ -1,4 +1,4 @@
-"""What a checkpoint of low-rank matrices (LoRA) adapts a model with."""
+"""Low-rank adapters (LoRA): the checkpoint's matrices, and the weights that they change."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def _decode(stored: SchemeTensors) -> Decoding:
     layout = decoding.PackingLayout(4, 32, order=_ORDER)
     grid = stored.grid((inputs, outputs), counts, -2)
     values = decoding.Scaled(
-        numbers=stored.packed(0, layout, 1, (inputs, outputs)),
+        numbers=stored.pack_numbers(0, layout, 1, (inputs, outputs)),
         scales=stored.per_block(1, grid),
-        zeros=decoding.PerBlock(stored.packed(place, layout, 1, grid.table), grid),
+        zeros=decoding.PerBlock(stored.pack_numbers(place, layout, 1, grid.table), grid),
     )
     return decoding.Decoding(stored.shape, values, transposed=True, bits=4, middle=8)
 
@@ -90,9 +90,9 @@ def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
         raise stored.cannot_dequantize("nothing says how large its groups are")
     grid = stored.grid(stored.shape, (rows, -(-inputs // size)))
     values = decoding.Scaled(
-        numbers=stored.packed(0, layout, 1, (rows, inputs)),
+        numbers=stored.pack_numbers(0, layout, 1, (rows, inputs)),
         scales=decoding.PerBlock(stored.plain(1), grid),
-        zeros=decoding.PerBlock(stored.packed(place, layout, 1, (rows, columns)), grid),
+        zeros=decoding.PerBlock(stored.pack_numbers(place, layout, 1, (rows, columns)), grid),
     )
     return decoding.Decoding(stored.shape, values, bits=4, middle=8)
 

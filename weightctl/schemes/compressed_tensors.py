@@ -70,10 +70,10 @@ def _decode(stored: SchemeTensors) -> Decoding:
         else:
             if len(counts) != 2:
                 raise stored.cannot_dequantize(f"`{info.name}` is for weights of two dimensions")
-            packed = stored.packed(place, layout, 0, grid.table)
+            packed = stored.pack_numbers(place, layout, 0, grid.table)
             zero, zeros = 0, decoding.PerBlock(packed, grid)
     values = decoding.Scaled(
-        numbers=stored.packed(0, layout, 1, (prod(shape[:-1]), shape[-1])),
+        numbers=stored.pack_numbers(0, layout, 1, (prod(shape[:-1]), shape[-1])),
         scales=stored.per_block(1, grid),
         zero=zero,
         zeros=zeros,

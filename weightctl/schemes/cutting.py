@@ -1,4 +1,4 @@
-"""Which axis of a stored tensor goes with which axis of its weight, and in which blocks."""
+"""The axes of a stored tensor that go with axes of its weight, and their blocks."""
 
 from __future__ import annotations
 

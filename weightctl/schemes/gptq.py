@@ -39,7 +39,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     inputs = divide_exactly(32 * rows, bits)
     if zeros not in {None, (groups, divide_exactly(bits * outputs, 32))}:
         return None
-    # An order may be of groups that are no runs.
+    # An order may be of groups that are not runs.
     if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
         return None
     return LogicalWeight((outputs, inputs), bits) if bits in BITS else None
@@ -64,9 +64,11 @@ def _decode(stored: SchemeTensors) -> Decoding:
     zeros = None
     if place is not None:
         plus = 0 if is_plain else 1
-        zeros = decoding.PerBlock(stored.packed(place, layout, 1, grid.table, plus=plus), grid)
+        zeros = decoding.PerBlock(
+            stored.pack_numbers(place, layout, 1, grid.table, plus=plus), grid
+        )
     values = decoding.Scaled(
-        numbers=stored.packed(0, layout, 0, (inputs, outputs)),
+        numbers=stored.pack_numbers(0, layout, 0, (inputs, outputs)),
         scales=stored.per_block(1, grid),
         zeros=zeros,
         zero=0 if zeros else middle,

@@ -38,7 +38,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     grid = stored.grid(shape, stored.scales.shape)
     layout = decoding.PackingLayout(bits, 32)
     values = decoding.Scaled(
-        numbers=stored.packed(0, layout, 1, (prod(shape[:-1]), shape[-1])),
+        numbers=stored.pack_numbers(0, layout, 1, (prod(shape[:-1]), shape[-1])),
         scales=stored.per_block(1, grid),
         biases=stored.per_block(place, grid),
     )

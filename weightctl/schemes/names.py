@@ -1,4 +1,4 @@
-"""How the names of a weight's tensors end, and the endings that several schemes share.
+"""The endings of the names of a weight's tensors, with those that several schemes share.
 
 They are those that the tools themselves write, as their sources say: AutoAWQ, AutoGPTQ,
 compressed-tensors, DeepSeek, ModelOpt, transformers, torchao, MLX, quanto, ComfyUI.

@@ -1,4 +1,4 @@
-"""Which part of each tensor every rank of a grid has: by heads, units, experts and layers."""
+"""The part of each tensor that every rank of a grid has: by heads, units, experts, layers."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ class CutModel(NamedTuple):
 def refuse(model: CutModel, grid: Grid) -> None:
     """Raise `ShardingError` for a grid without ranks, or more than there are experts, or layers."""
     if min(grid) < 1:
-        told = " x ".join(map(str, grid))
-        raise ShardingError(f"{told} are no numbers of ranks", hint="1 of each at least")
+        shown = " x ".join(map(str, grid))
+        raise ShardingError(f"{shown} are not numbers of ranks", hint="1 of each at least")
     if model.experts is not None and grid.ep > max(model.experts, 1):
-        told = f"{model.experts} experts in each layer" if model.experts else "no experts"
+        experts = f"{model.experts} experts in each layer" if model.experts else "no experts"
         hint = f"--ep takes up to {model.experts}" if model.experts else "leave --ep out"
-        raise ShardingError(f"the model has {told}, which {grid.ep} groups cannot share", hint=hint)
+        raise ShardingError(
+            f"the model has {experts}, which {grid.ep} groups cannot share", hint=hint
+        )
     if grid.pp > max(model.layers, 1):
         raise ShardingError(
             f"the model has {model.layers} layers, which {grid.pp} stages cannot share",
@@ -121,9 +123,9 @@ def _sharding(
         number, group, _ = grid.place(rank)
         first = experts[group]
         parts.append(None if first is None else (*first, *alike[number]))
-    told = [_EXPERTS] if grid.ep > 1 and place.experts else []
-    told += [place.strategy] if any(alike) else []
-    sharding = Sharding(", ".join(told) or "replicate", tuple(parts))
+    strategies = [_EXPERTS] if grid.ep > 1 and place.experts else []
+    strategies += [place.strategy] if any(alike) else []
+    sharding = Sharding(", ".join(strategies) or "replicate", tuple(parts))
     return keep_in_stages(sharding, place.layers, model.layers, grid)
 
 

@@ -1,4 +1,4 @@
-"""How a cut of a weight cuts the tensors that it is stored as: numbers, and what scales them."""
+"""The cuts of the tensors that a weight is stored as: its numbers, and their scales."""
 
 from __future__ import annotations
 

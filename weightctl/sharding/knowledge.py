@@ -1,4 +1,4 @@
-"""What is known of a checkpoint that is to be cut: its weights, and the model that they make."""
+"""The checkpoint that is to be cut: its weights, and the model that they make."""
 
 from __future__ import annotations
 

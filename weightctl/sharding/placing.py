@@ -1,4 +1,4 @@
-"""Where the weights of a model of a known family belong: in which layer, and cut along what."""
+"""The places of weights of a known family: their layer, and the axis of their cut."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ def _layer_of(
 
 
 def _templates(checkpoint: RecognizedModel) -> Iterator[str]:
-    """Yield what the checkpoint's dialect calls the parts of each layer."""
+    """Yield what the checkpoint's naming convention calls the parts of each layer."""
     for line in checkpoint.family.names:
-        name = line.gguf if checkpoint.dialect == "gguf" else line.hugging_face
+        name = line.gguf if checkpoint.convention == "gguf" else line.hugging_face
         if name is not None and _LAYER in name:
             yield name
 
 
 def _plain(checkpoint: RecognizedModel, name: str) -> str:
-    return checkpoint.family.plain(name) if checkpoint.dialect == "hugging_face" else name
+    return checkpoint.family.plain(name) if checkpoint.convention == "hugging_face" else name
 
 
 def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
@@ -112,7 +112,7 @@ def _place_weight(
     if _EXPERT in first.line.module:
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
-    if first.kind == "weight" and checkpoint.dialect == "hugging_face":
+    if first.kind == "weight" and checkpoint.convention == "hugging_face":
         axis ^= first.change is TRANSPOSED
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
     runs = _runs(checkpoint, weight, extents, axis + is_stacked)

@@ -1,4 +1,4 @@
-"""How people say that tensors are cut, as TOML: patterns of names, and strategies."""
+"""Files that say how tensors are cut, as TOML: patterns of names, and strategies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FORM = (
 class NamedStrategy(NamedTuple):
     """A way to cut tensors; `cut` takes one and the number of ranks, and what it is told by name.
 
-    `needed` must be told, `allowed` may be.
+    `needed` must be given, `allowed` may be.
     """
 
     cut: Callable[..., Sharding]
@@ -67,7 +67,7 @@ class CutRule(NamedTuple):
 
     pattern: re.Pattern[str]
     strategy: str
-    told: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding:
         """Return how a tensor is cut for all ranks of a grid, as if each stage had it.
@@ -81,7 +81,7 @@ class CutRule(NamedTuple):
             made = cut(whole, grid.tp * grid.ep)
             own = [group * grid.tp + number for number, group, _ in places]
         else:
-            made = cut(whole, grid.tp, **self.told)
+            made = cut(whole, grid.tp, **self.settings)
             own = [number for number, _, _ in places]
         return Sharding(made.strategy, tuple(made.parts[number] for number in own))
 
@@ -127,7 +127,7 @@ def read_rules(path: str) -> CutRules:
     """Read a plan of one's own: `[tensors]` of patterns of names and strategies.
 
     The first pattern that is found in a name decides. A strategy is a name, or a table of it and of
-    what it is told. Raises `ConversionError` for a file that is none.
+    its settings. Raises `ConversionError` for a file that is none.
     """
     content = read_toml(path, "plan", form=_FORM, otherwise="check the path")
     unknown = content.keys() - {"tensors"}
@@ -136,55 +136,55 @@ def read_rules(path: str) -> CutRules:
         raise ConversionError(f"{path}: {what}", hint=_FORM)
     tensors = content["tensors"]
     if not is_object(tensors):
-        raise ConversionError(f"{path}: `tensors` is no table", hint=_FORM)
+        raise ConversionError(f"{path}: `tensors` is not a table", hint=_FORM)
     if not tensors:
         raise ConversionError(f"{path}: `tensors` has no lines", hint=_FORM)
     return CutRules(path, tuple(_rules(path, tensors)))
 
 
 def _rules(path: str, tensors: Mapping[str, Any]) -> Iterator[CutRule]:
-    for pattern, said in tensors.items():
+    for pattern, content in tensors.items():
         try:
             expression = regular_expression(pattern)
         except ConversionError as error:
             raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
-        yield _rule(f"{path}: `{pattern}`", expression, said)
+        yield _rule(f"{path}: `{pattern}`", expression, content)
 
 
-def _rule(where: str, pattern: re.Pattern[str], said: object) -> CutRule:
-    if isinstance(said, str):
-        told: dict[str, Any] = {}
-        name: object = said
-    elif is_object(said):
-        told = dict(said)
-        if "strategy" not in told:
+def _rule(where: str, pattern: re.Pattern[str], content: object) -> CutRule:
+    if isinstance(content, str):
+        settings: dict[str, Any] = {}
+        name: object = content
+    elif is_object(content):
+        settings = dict(content)
+        if "strategy" not in settings:
             raise ConversionError(
                 f"{where} is a table without a `strategy`",
                 hint="a pattern with dots is written in quotes: 'mlp.up' = 'rowwise'; "
                 f"strategies are {', '.join(STRATEGIES)}",
             )
-        name = told.pop("strategy")
+        name = settings.pop("strategy")
     else:
-        raise ConversionError(f"{where} is {said!r}, no strategy", hint=_FORM)
+        raise ConversionError(f"{where} is {content!r}, no strategy", hint=_FORM)
     if not isinstance(name, str) or name not in STRATEGIES:
         raise ConversionError(
-            f"{where}: {name!r} is no strategy that weightctl knows",
+            f"{where}: {name!r} is not a strategy that weightctl knows",
             hint=f"they are {', '.join(STRATEGIES)}",
         )
-    _check(f"{where}: {name}", STRATEGIES[name], told)
-    return CutRule(pattern, name, told)
+    _check(f"{where}: {name}", STRATEGIES[name], settings)
+    return CutRule(pattern, name, settings)
 
 
-def _check(where: str, strategy: NamedStrategy, told: Mapping[str, Any]) -> None:
+def _check(where: str, strategy: NamedStrategy, settings: Mapping[str, Any]) -> None:
     """Raise `ConversionError` where a strategy is told something else than what it has to be."""
     takes = _describe_settings(strategy)
-    for key in told:
+    for key in settings:
         if key not in (*strategy.needed, *strategy.allowed):
             raise ConversionError(f"{where} knows no `{key}`", hint=takes)
     for key in strategy.needed:
-        if key not in told:
+        if key not in settings:
             raise ConversionError(f"{where} needs `{key}`", hint=takes)
-    for key, value in told.items():
+    for key, value in settings.items():
         least = 0 if key == "axis" else 1
         if key == "sizes":
             fits = is_list(value) and bool(value) and all(_is_number(each, 1) for each in value)
@@ -193,10 +193,10 @@ def _check(where: str, strategy: NamedStrategy, told: Mapping[str, Any]) -> None
             fits, wanted = _is_number(value, least), f"a number from {least} on"
         if not fits:
             raise ConversionError(f"{where}: `{key}` is {value!r}, and not {wanted}", hint=takes)
-    heads, kv_heads = told.get("heads"), told.get("kv_heads")
+    heads, kv_heads = settings.get("heads"), settings.get("kv_heads")
     if heads and kv_heads and heads % kv_heads:
         raise ConversionError(
-            f"{where}: {heads} `heads` are no whole number for each of {kv_heads} `kv_heads`",
+            f"{where}: {heads} `heads` are not a whole number for each of {kv_heads} `kv_heads`",
             hint="as many queries look at each head of keys and values",
         )
 
@@ -209,5 +209,5 @@ def _describe_settings(strategy: NamedStrategy) -> str:
     needed, allowed = ", ".join(strategy.needed), ", ".join(strategy.allowed)
     if not needed and not allowed:
         return "it is told nothing else: its name is enough"
-    told = (needed and f"it needs {needed}", allowed and f"it may have {allowed}")
-    return "; ".join(filter(None, told))
+    clauses = (needed and f"it needs {needed}", allowed and f"it may have {allowed}")
+    return "; ".join(filter(None, clauses))

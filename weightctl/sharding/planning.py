@@ -1,4 +1,4 @@
-"""Which rank has what of a checkpoint: by rules, and by the table of the model's family."""
+"""Plans of what each rank has of a checkpoint: by rules, and by the family's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks share weights that are computed with together, or why they cannot."""
+"""Shares of ranks in weights that are computed with together, or why there are none."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
         raise _cannot_cut(place, ranks, weight.refusal, "--plan FILE can replicate it")
     block = weight.blocks[place.axis]
     if any(run.start % block for run in place.runs):
-        told = f"it has several matrices, which begin within blocks of {block}"
-        raise _cannot_cut(place, ranks, told, "--plan FILE can replicate it")
+        reason = f"it has several matrices, which begin within blocks of {block}"
+        raise _cannot_cut(place, ranks, reason, "--plan FILE can replicate it")
 
 
 def _refuse_unlike(group: Sequence[PlacedWeight], ranks: int) -> None:
     """Raise `ShardingError` where what is shared out alike is not of one size."""
     sizes = {run.stop - run.start for place in group for run in place.runs}
     if len(sizes) > 1:
-        told = f"it is computed with others, whose sizes are {', '.join(map(str, sorted(sizes)))}"
-        raise _cannot_cut(group[0], ranks, told, "is the config that of this checkpoint?")
+        reason = f"it is computed with others, whose sizes are {', '.join(map(str, sorted(sizes)))}"
+        raise _cannot_cut(group[0], ranks, reason, "is the config that of this checkpoint?")
 
 
 def _too_few_heads(
     group: Sequence[PlacedWeight], heads: Heads, ranks: int, works: Sequence[int]
 ) -> ShardingError:
-    place, told = group[0], f"there are {heads}"
+    place, reason = group[0], f"there are {heads}"
     if heads.ranges(ranks) is not None:
         place = max(group, key=_block)
-        told += f", in blocks of {_block(place)}"
-    return _cannot_cut(place, ranks, told, ranks_that_work(works))
+        reason += f", in blocks of {_block(place)}"
+    return _cannot_cut(place, ranks, reason, ranks_that_work(works))
 
 
 def _too_few_units(group: Sequence[PlacedWeight], ranks: int) -> ShardingError:
@@ -85,10 +85,10 @@ def _block(place: PlacedWeight) -> int:
     return place.weight.blocks[place.axis]
 
 
-def _cannot_cut(place: PlacedWeight, ranks: int, told: str, hint: str) -> ShardingError:
+def _cannot_cut(place: PlacedWeight, ranks: int, reason: str, hint: str) -> ShardingError:
     weight = place.weight
     return ShardingError(
         f"`{weight.name}` of shape {list(weight.shape)} cannot be cut along axis {place.axis} "
-        f"for {ranks} ranks: {told}",
+        f"for {ranks} ranks: {reason}",
         hint=hint,
     )

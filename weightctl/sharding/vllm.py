@@ -56,7 +56,7 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
 
     Tensors that vLLM has no place for are in no file, and are told of. Raises `ShardingError` for
     what vLLM does not cut, or would have to pack anew, and `ArchitectureError` where the checkpoint
-    is no whole model of its config.
+    is not a whole model of its config.
     """
     family = family_of(plan, checkpoint)
     most = checkpoint.fields["experts"] if family.shares_experts else 0

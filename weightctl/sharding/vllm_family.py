@@ -1,4 +1,4 @@
-"""Which of vLLM's models a checkpoint is, whose state its bytes are as they stand."""
+"""The vLLM model that a checkpoint is, if its bytes are that model's state as they stand."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PLAIN = "`weightctl convert IN OUT --dtype bf16` makes a checkpoint of it that 
 def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
 
-    Raises `ShardingError` where it cannot, and `ArchitectureError` where it is no whole model.
+    Raises `ShardingError` where it cannot, and `ArchitectureError` where it is not a whole model.
     """
     _refuse_grid(plan)
-    if checkpoint.dialect == "gguf":
+    if checkpoint.convention == "gguf":
         raise ShardingError(
             f"{checkpoint.where} is of a GGUF, whose rows and names are not vLLM's",
             hint=_PLAIN,
@@ -64,11 +64,11 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
     header = plan.source.header
     packed = list_scheme_tensors(header)
     if packed:
-        told = f"`{next(iter(packed))}` is a part of a quantized weight"
-        raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)
+        subject = f"`{next(iter(packed))}` is a part of a quantized weight"
+        raise ShardingError(f"{subject}: {_REPACKED}", hint=_PLAIN)
     if checkpoint.document.get("quantization_config"):
-        told = f"{checkpoint.where} has a `quantization_config`"
-        raise ShardingError(f"{told}: {_REPACKED}", hint=_PLAIN)
+        subject = f"{checkpoint.where} has a `quantization_config`"
+        raise ShardingError(f"{subject}: {_REPACKED}", hint=_PLAIN)
     for name in checkpoint.stored.values():
         info = header.tensors.get(name)
         if info is not None and info.encoding.name not in _ENCODINGS:

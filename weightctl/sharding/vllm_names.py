@@ -1,4 +1,4 @@
-"""What vLLM's models call their tensors, and which they have, by family.
+"""The tensors of vLLM's models and their names, by family.
 
 Facts of vLLM 0.33.0 (commit 4ba787ec9): `models/*.py`, `layers/linear.py`,
 `layers/vocab_parallel_embedding.py`, `layers/attention/attention.py` and

@@ -1,4 +1,4 @@
-"""What of a weight vLLM gives each rank: equal shares, for which the vocabulary has zeros behind.
+"""The ranges that vLLM gives each rank: equal, with zeros behind the vocabulary's rows.
 
 Facts of vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
 `model_executor/`.
@@ -60,8 +60,8 @@ class Shares(NamedTuple):
 
         def problems(ranks: int) -> Iterator[tuple[PlacedWeight, str]]:
             for (extent, size), place in sizes.items():
-                if told := self._uneven(extent, size, ranks):
-                    yield place, told
+                if reason := self._uneven(extent, size, ranks):
+                    yield place, reason
             if 0 < self.most < ranks:
                 place = next(each for each in places if each.experts)
                 yield place, f"there are only {self.most} experts"
@@ -69,13 +69,13 @@ class Shares(NamedTuple):
         found = next(problems(self.ranks), None)
         if found is None:
             return
-        place, told = found
+        place, reason = found
         works = counts_that_work(
             lambda ranks: None if any(problems(ranks)) else ranks, min(self.heads.queries, _MOST)
         )
         raise ShardingError(
             f"vLLM cannot share out `{place.weight.name}` of shape {list(place.weight.shape)} "
-            f"among {pluralize(self.ranks, 'rank')}: {told}",
+            f"among {pluralize(self.ranks, 'rank')}: {reason}",
             hint=f"{ranks_that_work(works)}; --layout ranks takes more",
         )
 
@@ -94,12 +94,14 @@ class Shares(NamedTuple):
         if extent == "queries":
             return f"{pluralize(queries, 'head')} do not divide" if queries % ranks else ""
         if extent == "keys":
-            told = f"{pluralize(keys, 'head')} of keys and values do not divide, nor into the ranks"
-            return told if keys % ranks and ranks % keys else ""
+            reason = (
+                f"{pluralize(keys, 'head')} of keys and values do not divide, nor into the ranks"
+            )
+            return reason if keys % ranks and ranks % keys else ""
         if extent == "vocabulary":
             rows = _pad_rows(size)
-            told = f"{size} rows, padded to {rows}, a multiple of {PADDED_TO}, do not divide"
-            return told if rows % ranks else ""
+            reason = f"{size} rows, padded to {rows}, a multiple of {PADDED_TO}, do not divide"
+            return reason if rows % ranks else ""
         return f"{size} elements do not divide" if size % ranks else ""
 
 

@@ -1,4 +1,4 @@
-"""What every storage offers: readers of ranges, and writers."""
+"""The interface of every storage: readers of ranges, and writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux does for files beside reading and writing; other systems do nothing, which is slower.
+"""Calls of Linux on files beside reading and writing; elsewhere they do nothing.
 
 Each call works on descriptors, and none is needed: what it does not do, reading and writing do.
 """

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["uninterrupted"]
+__all__ = ["defer_signals"]
 
 
 @contextmanager
-def uninterrupted() -> Generator[None, None, None]:
+def defer_signals() -> Generator[None, None, None]:
     """Hold back, until the end of the block, signals whose answer would be an exception inside.
 
     Python's own locks and queues do not survive one, and neither does what takes two steps on a

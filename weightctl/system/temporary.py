@@ -1,4 +1,4 @@
-"""What files and directories are called until they are whole."""
+"""The names of files and directories until they are whole."""
 
 from __future__ import annotations
 

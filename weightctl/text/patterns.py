@@ -1,4 +1,4 @@
-"""Which names a person means: globs with the ranges of numbers in listings, and expressions."""
+"""Patterns of names: globs with the ranges of numbers in listings, and expressions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def regular_expression(text: str) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         shown = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
         raise ConversionError(
-            f"`{shown}` is no regular expression: {error}",
+            f"`{shown}` is not a regular expression: {error}",
             hint=r"a dot is written \. and any text .*",
         ) from error
 

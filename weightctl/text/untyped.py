@@ -19,7 +19,7 @@ def is_object(content: object) -> TypeGuard[dict[str, Any]]:
 
 
 def is_sequence(content: object) -> TypeGuard[Sequence[Any]]:
-    """Whether a value has elements in an order, and is no string."""
+    """Whether a value has elements in an order, and is not a string."""
     return isinstance(content, Sequence) and not isinstance(content, str)
 
 

@@ -1,4 +1,4 @@
-"""A model in the other dialect: llama.cpp's GGUF, or Hugging Face's directory."""
+"""A model in the other naming convention: llama.cpp's GGUF, or Hugging Face's directory."""
 
 from __future__ import annotations
 

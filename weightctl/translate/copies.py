@@ -1,4 +1,4 @@
-"""Whether what a config calls a copy of the embedding is one."""
+"""Checks that a tensor which a config calls a copy of the embedding is one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_copies(checkpoint: RecognizedModel) -> None:
     copies = {
         family.plain(name)
         for tensor in family.copies(checkpoint.config)
-        if (name := tensor.name(checkpoint.dialect)) is not None
+        if (name := tensor.name(checkpoint.convention)) is not None
     }
     for name in header_of(checkpoint.tree).tensors:
         if family.plain(name) in copies:

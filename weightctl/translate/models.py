@@ -1,4 +1,4 @@
-"""A model in the other dialect: its tree, and the documents that go with it."""
+"""A model in the other naming convention: its tree, and the documents that go with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging
 
 
 class Translation(NamedTuple):
-    """A model in a dialect.
+    """A model in a naming convention.
 
     `documents` are the files that are made to stand beside its tensors, by name. `notes` are what a
     person should know, and `text` tells people of the change; empty where there is none.
@@ -57,33 +57,34 @@ class Translation(NamedTuple):
         return replace(plan, documents=self.documents, translation=self.text, notes=notes)
 
 
-def translate(checkpoint: RecognizedModel, dialect: NamingConvention) -> Translation:
-    """Return a whole model in a dialect; one that has it already stays as it is.
+def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Translation:
+    """Return a whole model in a naming convention; one that has it already stays as it is.
 
     No tensor is read but small ones that say what a config does elsewhere, and what is stored as a
     copy of the embedding. Raises `ArchitectureError` that names all that is missing, unexpected or
-    of another shape than its config says, and where the dialect cannot say what the config does;
-    `TokenizerError` where it cannot say what the tokenizer does.
+    of another shape than its config says, and where the naming convention cannot say what the
+    config does; `TokenizerError` where it cannot say what the tokenizer does.
     """
-    if dialect not in _TITLES:
+    if convention not in _TITLES:
         raise ArchitectureError(
-            f"`{dialect}` is no dialect of checkpoints", hint=f"known are {', '.join(_TITLES)}"
+            f"`{convention}` is not a naming convention of checkpoints",
+            hint=f"known are {', '.join(_TITLES)}",
         )
     checkpoint.check()
-    if dialect == checkpoint.dialect:
+    if convention == checkpoint.convention:
         return Translation(checkpoint.tree, {})
     check_copies(checkpoint)
-    tensors = translate_tensors(checkpoint, dialect)
-    made = (_to_gguf if dialect == "gguf" else _to_hugging_face)(checkpoint, tensors)
-    said = f"{checkpoint.family.name}, {_TITLES[checkpoint.dialect]} -> {_TITLES[dialect]}"
-    notes = (*made.notes, *_describe_left_out(checkpoint, dialect))
-    return made._replace(text=said, notes=notes)
+    tensors = translate_tensors(checkpoint, convention)
+    made = (_to_gguf if convention == "gguf" else _to_hugging_face)(checkpoint, tensors)
+    text = f"{checkpoint.family.name}, {_TITLES[checkpoint.convention]} -> {_TITLES[convention]}"
+    notes = (*made.notes, *_describe_left_out(checkpoint, convention))
+    return made._replace(text=text, notes=notes)
 
 
-def _describe_left_out(checkpoint: RecognizedModel, dialect: NamingConvention) -> Iterator[str]:
+def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
     if beside := checkpoint.beside:
         shown = join_names(beside, _MOST_NAMED)
-        yield f"left out, for want of a place in {_TITLES[dialect]}'s model: {shown}"
+        yield f"left out, for want of a place in {_TITLES[convention]}'s model: {shown}"
     embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
     if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:
@@ -194,8 +195,8 @@ def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)
-        if names.line.told is not None and tensor is not None:
-            fields = names.line.told(fields, numbers_of(tensor))
+        if names.line.add_fields is not None and tensor is not None:
+            fields = names.line.add_fields(fields, numbers_of(tensor))
     return fields
 
 

@@ -1,4 +1,4 @@
-"""The plan for a checkpoint in the dialect that its output speaks."""
+"""The plan for a checkpoint in the naming convention that its output speaks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plan_of(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Plan:
-    """Plan to store a checkpoint in a container format, and in the dialect that goes with it.
+    """Plan to store a checkpoint in a container format, and in the convention that goes with it.
 
     `is_model` says that the output is a model's directory, where documents can stand beside the
     tensors: only there are names Hugging Face's unless that is asked for. `is_cast` says that the
@@ -66,7 +66,8 @@ def plan_of(
     together. `include` and `exclude` are patterns as in `select`, for the names in the output, and
     `exclude` also for the input's tensors that are of no part of the model.
 
-    Raises as `select` does, and as `recognize` and `translate` do where the dialect is to change.
+    Raises as `select` does, and as `recognize` and `translate` do where the naming convention is to
+    change.
     """
     native = _native(weights)
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
@@ -108,7 +109,7 @@ def _refuse_without_scales(weights: Checkpoint) -> None:
 
 
 def _native(weights: Checkpoint) -> NamingConvention | None:
-    """Return the dialect of a model; None for what is no model, or not known as one."""
+    """Return the naming convention of a model; None for what is not recognized as one."""
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
     files = header_of(weights).files
@@ -138,7 +139,7 @@ def _choose_convention(
 def _translate_model(
     weights: Checkpoint,
     format_name: str,
-    dialect: NamingConvention,
+    convention: NamingConvention,
     exclude: Sequence[str],
     *,
     is_model: bool,
@@ -151,7 +152,7 @@ def _translate_model(
     unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]
     checkpoint = replace(checkpoint, unexpected=unexpected)
     with _hint_at_keeping_names(has_more=bool(unexpected)):
-        made = translate(checkpoint, dialect)
+        made = translate(checkpoint, convention)
     plan = made.plan(format_name)
     if made.documents and not is_model:
         note = (

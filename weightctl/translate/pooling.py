@@ -1,4 +1,4 @@
-"""How a sentence encoder makes one vector of those of all tokens, as sentence-transformers says."""
+"""The pooling of sentence encoders: one vector of those of all tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pooling_keys(
 
 
 def _below(path: object, directory: str) -> str:
-    """Return the path of a module, which may be no other place than one in the directory."""
+    """Return the path of a module, which must be inside the directory."""
     if (
         not isinstance(path, str)
         or os.path.isabs(path)

@@ -1,4 +1,4 @@
-"""A model's tensors as the other dialect has them."""
+"""A model's tensors as the other naming convention has them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["translate_tensors"]
 
 
 def translate_tensors(
-    checkpoint: RecognizedModel, dialect: NamingConvention
+    checkpoint: RecognizedModel, convention: NamingConvention
 ) -> dict[str, ReadableTensor]:
-    """Return the tensors of a whole checkpoint by the names that they have in a dialect.
+    """Return the tensors of a whole checkpoint by the names that they have in a naming convention.
 
     Raises `ConversionError` where one is of another shape than its step can be done to.
     """
@@ -30,38 +30,38 @@ def translate_tensors(
     found: dict[str, ReadableTensor] = {}
     stacks: dict[str, list[ReadableTensor]] = {}
     for names in family.tensors(config):
-        name = names.name(dialect)
+        name = names.name(convention)
         if name is None:
             continue
-        tensor = _change_tensor(names, checkpoint.tensors[names.module], config, dialect)
-        if names.is_stacked(dialect):
+        tensor = _change_tensor(names, checkpoint.tensors[names.module], config, convention)
+        if names.is_stacked(convention):
             # In its place for now; the stack is made when all of it is there.
             stacks.setdefault(name, []).append(tensor)
         found[name] = tensor
     for name, parts in stacks.items():
         found[name] = DerivedTensor(name, Stacked("experts", len(parts)), parts)
-    return dict(_make_constants(family, config)) | found if dialect == "gguf" else found
+    return dict(_make_constants(family, config)) | found if convention == "gguf" else found
 
 
 def _change_tensor(
-    names: TensorNames, tensor: ReadableTensor, config: Config, dialect: NamingConvention
+    names: TensorNames, tensor: ReadableTensor, config: Config, convention: NamingConvention
 ) -> ReadableTensor:
     name, change = names.module, names.change
     if change is not None:
         if not change.is_of_rows and tensor.info.encoding.block > 1:
             tensor = DerivedTensor(name, AsFloat32(), [tensor])
-        step = change.to_gguf(config) if dialect == "gguf" else change.to_hugging_face(config)
+        step = change.to_gguf(config) if convention == "gguf" else change.to_hugging_face(config)
         tensor = DerivedTensor(name, step, [tensor])
     # llama.cpp computes with no other vectors, and with no wider matrices.
     is_float32 = names.is_float32 or len(tensor.info.shape) < 2
     is_wide = tensor.info.encoding.name == "F64"
-    if dialect == "gguf" and (is_wide or (is_float32 and tensor.info.encoding.name != "F32")):
+    if convention == "gguf" and (is_wide or (is_float32 and tensor.info.encoding.name != "F32")):
         tensor = DerivedTensor(name, AsFloat32(), [tensor])
     return tensor
 
 
 def _make_constants(family: Family, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
-    """Yield the tensors that GGUF has for what the other dialect's config says."""
+    """Yield the tensors that GGUF has for what the other naming convention's config says."""
     for line in family.names:
         numbers = None if line.made is None else line.made(config)
         if numbers is not None and line.gguf is not None:

@@ -122,7 +122,7 @@ CHECKS: dict[str, Check] = {
         "weightctl.verify.checks.values:check",
         "each tensor is the reference's, but for what its encoding costs",
         "with `--against`: each tensor is that of B, but for what its encoding costs; names of "
-        "other dialects are paired, and what dialects do to tensors is undone",
+        "the other naming convention are paired, and its changes of tensors are undone",
         ValuesFigures,
         _AGAIN,
         limits=(Limit("--max-rmse", "max_rmse", needs_reference=True),),

@@ -52,8 +52,8 @@ def verify(
     for name in wanted:
         started = time.monotonic()
         if damage is None:
-            told = {each.text for result in results.values() for each in result.problems}
-            found = _run_check(name, request, told)
+            reported_texts = {each.text for result in results.values() for each in result.problems}
+            found = _run_check(name, request, reported_texts)
         elif CHECKS[name].opens_files:
             problem = Problem(where=damage.path, text=damage.message, hint=damage.hint)
             found = Result(problems=(problem,))
@@ -103,8 +103,8 @@ def _opens_files(wanted: Sequence[str]) -> bool:
     return any(CHECKS[name].opens_files for name in wanted)
 
 
-def _run_check(name: str, request: Request, told: Container[str]) -> Result:
-    """Return what a check finds; what stops it is a problem, but for what was `told` before."""
+def _run_check(name: str, request: Request, reported_texts: Container[str]) -> Result:
+    """Return what a check finds; what stops it is a problem, but for one among `reported_texts`."""
     import numpy as np
 
     run: Callable[[Request], Result] = load(CHECKS[name].run)
@@ -113,7 +113,7 @@ def _run_check(name: str, request: Request, told: Container[str]) -> Result:
         with np.errstate(all="ignore"):
             return run(request)
     except WeightctlError as error:
-        if error.message in told:
+        if error.message in reported_texts:
             return Result(skipped=error.headline)
         problem = Problem(where="", text=error.message, hint=error.hint)
         return Result(problems=(problem,))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Spelling", "find_spelling"]
 
-# What scales cosines and sines in one dialect and what does in the other.
+# What scales cosines and sines in one naming convention and what does in the other.
 _LOUDNESS = {
     f"scaling.{name}": "scaling.attention_share"
     for name in ("attention_factor", "mscale", "mscale_all_dim")
@@ -44,11 +44,11 @@ class Spelling(NamedTuple):
 def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
     """Return where a checkpoint says a field, or would."""
     lines = [key for key in checkpoint.family.keys if key.field == field]
-    own = [key for key in lines if key.is_in(checkpoint.dialect)] or lines
+    own = [key for key in lines if key.is_in(checkpoint.convention)] or lines
     found = [_spell_key(checkpoint, key) for key in own]
-    said = [each for each in found if each.is_stated]
+    stated = [each for each in found if each.is_stated]
     named = [each for each in found if each.key]
-    chosen = (said or named or found or [Spelling("", is_stated=False)])[0]
+    chosen = (stated or named or found or [Spelling("", is_stated=False)])[0]
     if chosen.key:
         return chosen
     if tensor := _find_tensor_of(checkpoint, field):
@@ -56,31 +56,31 @@ def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
     return _follow_default(checkpoint, field, chosen)
 
 
-def _follow_default(checkpoint: RecognizedModel, field: str, unsaid: Spelling) -> Spelling:
+def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling) -> Spelling:
     """Return where that is said which a field follows from; some field without a key does."""
-    sources = _find_sources(unsaid.default, checkpoint.fields)
+    sources = _find_sources(spelling.default, checkpoint.fields)
     if field.startswith("scaling."):
         sources = [_LOUDNESS.get(field, "scaling.kind"), "scaling.kind"]
     # What the config has is told for itself.
     for source in sorted(sources, key=lambda name: hasattr(checkpoint.config, name)):
-        found = find_spelling(checkpoint, source) if source != field else unsaid
+        found = find_spelling(checkpoint, source) if source != field else spelling
         if found.key:
-            return Spelling(found.key, found.is_stated, unsaid.default, follows=source)
-    family = ARCHITECTURE if checkpoint.dialect == "gguf" else MODEL_TYPE
-    return Spelling(family, False, unsaid.default, follows=family)
+            return Spelling(found.key, found.is_stated, spelling.default, follows=source)
+    family = ARCHITECTURE if checkpoint.convention == "gguf" else MODEL_TYPE
+    return Spelling(family, False, spelling.default, follows=family)
 
 
 def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
     """Return the tensor that a field is made of, empty where none is."""
-    if checkpoint.dialect != "gguf" or not field.startswith("scaling."):
+    if checkpoint.convention != "gguf" or not field.startswith("scaling."):
         return ""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
-        told, tensor = names.line.told, checkpoint.tensors.get(names.module)
-        if told is None or tensor is None:
+        add_fields, tensor = names.line.add_fields, checkpoint.tensors.get(names.module)
+        if add_fields is None or tensor is None:
             continue
         try:
-            made = told(fields, numbers_of(tensor))
+            made = add_fields(fields, numbers_of(tensor))
         except (KeyError, ValueError, WeightctlError):
             continue
         if made.get(field) != fields.get(field):
@@ -118,7 +118,7 @@ def _find_sources(default: Any, fields: Fields) -> list[str]:
 
 
 def _spell_key(checkpoint: RecognizedModel, key: Key) -> Spelling:
-    if checkpoint.dialect == "gguf":
+    if checkpoint.convention == "gguf":
         if key.seen is not None and key.seen.see(header_of(checkpoint.tree).tensors) is not None:
             return Spelling(key.seen.tensor, True, seen=key.seen)
         name = key.gguf.format(arch=checkpoint.family.gguf_name)

@@ -62,10 +62,10 @@ class StructureFigures(Figures):
 
     def summarize(self) -> str:
         """Return what was measured, in a line."""
-        reading = [name for name, said in self.readers.items() if not said]
+        reading = [name for name, error in self.readers.items() if not error]
         readers = f"; read by {_list_names(reading)} too" if reading else ""
         # What another reader refuses is its verdict, and says so by its name.
-        others = "".join(f"; {name}: {said}" for name, said in self.readers.items() if said)
+        others = "".join(f"; {name}: {error}" for name, error in self.readers.items() if error)
         files = pluralize(self.files, "file")
         tensors = pluralize(self.tensors, "tensor")
         return f"{files}, {tensors}, {format_size(self.nbytes)}{readers}{others}"

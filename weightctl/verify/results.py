@@ -117,8 +117,8 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """What a person should know, each once."""
-        told = [note for result in self.results.values() for note in result.notes]
-        return list(dict.fromkeys(told))
+        notes = [note for result in self.results.values() for note in result.notes]
+        return list(dict.fromkeys(notes))
 
     def figures(self, kind: type[_Kind]) -> _Kind | None:
         """Return what was measured of a kind, None where no check did."""

@@ -1,4 +1,4 @@
-"""What nodes of a tree have beyond the documents, and what they say of what they lack."""
+"""Members of a tree's nodes beyond the documents, and errors for what nodes lack."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def refuse_call(node: Checkpoint, *, is_of_tensor: bool) -> NoReturn:
 
 
 def wrong_index(key: object) -> ArgumentTypeError:
-    """Return the error for what is no index of a tree."""
+    """Return the error for what is not an index of a tree."""
     is_slice = isinstance(key, slice)
     return ArgumentTypeError(
         f"an index of a tree is a name or a whole number, not {key!r}",

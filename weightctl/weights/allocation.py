@@ -1,4 +1,4 @@
-"""Which of a tree's tensors graphs have asked for, and as what."""
+"""The tensors of a tree that graphs have asked for, and the form that they asked for."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Allocations:
                 if key not in shared:
                     shared[key] = self.take(name, stored)
                 found = shared[key]
-                yield name, found if found.name == name else found.renamed(name)
+                yield name, found if found.name == name else found.with_name(name)
 
 
 def _weight(name: str, request: AllocationRequest) -> Weight:

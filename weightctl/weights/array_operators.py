@@ -202,7 +202,7 @@ def _unwritable(function: str) -> ArgumentTypeError:
     )
 
 
-def _delegated(name: str) -> Callable[..., Any]:
+def _delegate(name: str) -> Callable[..., Any]:
     def method(self: ArrayMethods, *args: Any, **options: Any) -> Any:
         return getattr(_numbers(self), name)(*map(_numbers, args), **options)
 
@@ -219,27 +219,27 @@ class ArrayMethods(ArrayOperators):
 
     __slots__ = ()
 
-    all = _delegated("all")
-    any = _delegated("any")
-    argmax = _delegated("argmax")
-    argmin = _delegated("argmin")
-    clip = _delegated("clip")
-    copy = _delegated("copy")
-    flatten = _delegated("flatten")
-    item = _delegated("item")
-    max = _delegated("max")
-    mean = _delegated("mean")
-    min = _delegated("min")
-    prod = _delegated("prod")
-    ravel = _delegated("ravel")
-    reshape = _delegated("reshape")
-    round = _delegated("round")
-    squeeze = _delegated("squeeze")
-    std = _delegated("std")
-    sum = _delegated("sum")
-    tolist = _delegated("tolist")
-    transpose = _delegated("transpose")
-    var = _delegated("var")
+    all = _delegate("all")
+    any = _delegate("any")
+    argmax = _delegate("argmax")
+    argmin = _delegate("argmin")
+    clip = _delegate("clip")
+    copy = _delegate("copy")
+    flatten = _delegate("flatten")
+    item = _delegate("item")
+    max = _delegate("max")
+    mean = _delegate("mean")
+    min = _delegate("min")
+    prod = _delegate("prod")
+    ravel = _delegate("ravel")
+    reshape = _delegate("reshape")
+    round = _delegate("round")
+    squeeze = _delegate("squeeze")
+    std = _delegate("std")
+    sum = _delegate("sum")
+    tolist = _delegate("tolist")
+    transpose = _delegate("transpose")
+    var = _delegate("var")
 
     @property
     def ndim(self) -> int:

@@ -18,12 +18,12 @@ __all__ = ["in_bytes", "in_elements"]
 def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     """Return the shape of the elements in rows of bytes.
 
-    Raises `EncodingError`, which names the tensor, where a row is no whole number of blocks.
+    Raises `EncodingError`, which names the tensor, where a row is not a whole number of blocks.
     """
     shape = Shape(shape)
     if not shape or shape[-1] % encoding.size != 0:
         raise EncodingError(
-            f"`{name}` of {shape.text} bytes has rows that are no whole {encoding} blocks",
+            f"`{name}` of {shape.text} bytes has rows that are not whole {encoding} blocks",
             hint=f"its shape should be (rows, bytes per row), of {encoding.size} bytes a block; "
             "with a float dtype it is in elements",
         )
@@ -33,12 +33,12 @@ def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
 def in_bytes(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     """Return the shape (rows, bytes per row) of so many elements.
 
-    Raises `EncodingError`, which names the tensor, where a row is no whole number of blocks.
+    Raises `EncodingError`, which names the tensor, where a row is not a whole number of blocks.
     """
     shape = Shape(shape)
     if not shape or shape[-1] % encoding.block != 0:
         raise EncodingError(
-            f"`{name}` of shape {shape.text} is no whole number of {encoding} blocks",
+            f"`{name}` of shape {shape.text} is not a whole number of {encoding} blocks",
             hint=f"a row of {encoding} is a multiple of {encoding.block} elements",
         )
     return Shape([prod(shape[:-1], start=Dim(1)), encoding.row_bytes(shape[-1])])

@@ -47,8 +47,8 @@ class Buffer(ArrayMethods):
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
         """Wrap a NumPy array: without a copy where it is contiguous, writable and native.
 
-        Raises `EncodingError` for what is no such array, for one of what is no `DType`, and for one
-        with a mask.
+        Raises `EncodingError` for other arrays, for one of what is not a `DType`, and for
+        one with a mask.
         """
         import numpy as np  # `ls` loads no numpy
 

@@ -48,7 +48,7 @@ def require_convertible(info: TensorInfo, target: Encoding) -> None:
         )
     if not target.fits(info.shape):
         raise EncodingError(
-            f"`{info.name}` has rows of {info.row}, no whole {target.called} blocks",
+            f"`{info.name}` has rows of {info.row}, not whole {target.called} blocks",
             hint=f"a {target.called} block is {target.block} elements of a row",
         )
     if before is None or after is None:

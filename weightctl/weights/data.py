@@ -146,11 +146,11 @@ class WeightData(ArrayMethods):
         taken without it, and one on another device is copied to the CPU.
         """
         if isinstance(array, WeightData):
-            return array if array.name == name else array.renamed(name)
+            return array if array.name == name else array.with_name(name)
         buffer = Buffer.from_dlpack(array)
         return cls(buffer, name, buffer.dtype, buffer.shape)
 
-    def renamed(self, name: str) -> WeightData:
+    def with_name(self, name: str) -> WeightData:
         """Return the same data under another name."""
         made = WeightData(self.data, name, self.dtype, self.shape, self.quantization_encoding)
         made.info = self.info._replace(name=name)
@@ -268,7 +268,7 @@ class WeightData(ArrayMethods):
 
 
 def _require_array(data: object, name: object) -> None:
-    """Raise `ArgumentTypeError` for what is no array, and no name of one."""
+    """Raise `ArgumentTypeError` for what is neither an array nor the name of one."""
     _require_name(name)
     if not hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         raise ArgumentTypeError(

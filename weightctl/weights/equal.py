@@ -1,4 +1,4 @@
-"""Whether the data of two tensors are the same numbers, whatever dtypes they are stored in."""
+"""Comparison of two tensors' numbers, whatever dtypes they are stored in."""
 
 from __future__ import annotations
 

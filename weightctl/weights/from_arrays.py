@@ -93,7 +93,7 @@ def _data_of(name: str, value: Any) -> WeightData:
         if isinstance(value, Mapping):
             hint = "names have dots instead of nested mappings: `{'a.weight': array}`"
         elif isinstance(value, int | float | list | tuple):
-            hint = "`np.asarray` makes an array of it; what is no tensor is left out"
+            hint = "`np.asarray` makes an array of it; what is not a tensor is left out"
         raise ConversionError(f"`{name}` cannot be taken: {reason}", hint=hint) from error
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's header says, without a byte of its tensors."""
+"""The content of a checkpoint's header, without a byte of its tensors."""
 
 from __future__ import annotations
 

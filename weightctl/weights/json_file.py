@@ -22,7 +22,7 @@ def read_json(
 ) -> Any:
     """Return what a JSON file of at most so many bytes holds; `pairs` makes its objects.
 
-    Raises `FormatError` for a larger one, and for what is no JSON or makes `pairs` raise
+    Raises `FormatError` for a larger one, and for what is not JSON or makes `pairs` raise
     `ValueError`.
     """
     if file.size > most:
@@ -30,4 +30,4 @@ def read_json(
     try:
         return json.loads(str(file.read(0, file.size), "utf-8"), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
-        raise FormatError(file.path, None, f"it is no JSON: {error}") from error
+        raise FormatError(file.path, None, f"it is not JSON: {error}") from error

@@ -58,7 +58,7 @@ def text(content: str) -> MetadataValue:
 
 
 def element_type(array_type: str) -> str | None:
-    """Return `u32` for `array[u32]`, None for what is no array."""
+    """Return `u32` for `array[u32]`, None for what is not an array."""
     if array_type.startswith("array[") and array_type.endswith("]"):
         return array_type[6:-1]
     return None
@@ -156,7 +156,7 @@ def _check_content(kind: str, content: Any, depth: int) -> Any:
     if kind in _FLOATS and isinstance(content, float | int | str):
         packed = struct.Struct(_FLOATS[kind])
         return packed.unpack(packed.pack(float(content)))[0]
-    raise ValueError(f"{content!r} is no {kind}")
+    raise ValueError(f"{content!r} is not a valid {kind}")
 
 
 def _innermost(kind: str) -> str:

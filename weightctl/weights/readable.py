@@ -1,4 +1,4 @@
-"""What is refused before the bytes of tensors are read, though a listing shows it."""
+"""Refusals before the bytes of tensors are read, of what a listing still shows."""
 
 from __future__ import annotations
 

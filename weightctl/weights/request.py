@@ -1,4 +1,4 @@
-"""What a weight is asked to be, and whether a checkpoint's tensor can be that."""
+"""The form that a weight is asked for in, checked against a checkpoint's tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AllocationRequest(NamedTuple):
 
 
 def require_words(dtype: object, quantization: object, device: object) -> None:
-    """Raise `GraphError` for what is no `DType`, `QuantizationEncoding` or `DeviceRef`.
+    """Raise `GraphError` for what is not a `DType`, `QuantizationEncoding` or `DeviceRef`.
 
     The former two may be None.
     """
@@ -68,7 +68,8 @@ def make_request(
     """
     if not name:
         raise GraphError(
-            "the root of a tree is no weight", hint="go to its name first: `weights.layer.weight`"
+            "the root of a tree is not a weight",
+            hint="go to its name first: `weights.layer.weight`",
         )
     if dtype is None or shape is None:
         lacking = " and ".join(
@@ -100,7 +101,7 @@ def of_stored(
     source = info.encoding
     if source.dtype is None and source.quantization is None:
         raise EncodingError(
-            f"`{info.name}` is of {source.name}, which is no dtype of a graph",
+            f"`{info.name}` is of {source.name}, which is not a dtype of a graph",
             hint="it can be listed and copied; a newer version may know it",
         )
     if quantization is None and dtype in {None, DType.uint8}:

@@ -1,4 +1,4 @@
-"""Where the bytes behind a tree come from: files, or memory."""
+"""The source of the bytes behind a tree: files, or memory."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Checkpoint(ArrayOperators, Weights):
         Raises `MissingTensorError`, a `KeyError`, where there is none.
         """
         found = self._tree.source.data(find_stored_name(self))
-        return found if found.name == self._prefix else found.renamed(self._prefix)
+        return found if found.name == self._prefix else found.with_name(self._prefix)
 
     def allocate(
         self,

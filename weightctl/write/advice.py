@@ -1,4 +1,4 @@
-"""What a person should know of a conversion before it is carried out."""
+"""Notes that a person should read before a conversion is carried out."""
 
 from __future__ import annotations
 

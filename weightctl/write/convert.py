@@ -265,7 +265,7 @@ def _make_plan(
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> Plan:
-    """Plan to store a tree; a node of one is no model, and its tensors keep their names."""
+    """Plan to store a tree; a node of one is not a model, and its tensors keep their names."""
     prefix = weights.name
     tree = Checkpoint(source_of(weights)) if prefix else weights
     if rename is not None:

@@ -110,7 +110,7 @@ def refuse_altered(
 ) -> None:
     """Raise `FormatError` that names the altered tensors of a set, before anything is made of them.
 
-    Reads all its files, as `find_altered` does, and nothing of a source that is no sharded
+    Reads all its files, as `find_altered` does, and nothing of a source that is not a sharded
     checkpoint.
     """
     if not isinstance(source, GatheredSource):

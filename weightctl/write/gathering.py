@@ -62,7 +62,7 @@ def gathering(
         raise FormatError(os.fspath(path), None, os.strerror(ENOENT), hint="check the path")
     if listing is None:
         raise ConversionError(
-            f"{os.fspath(path)} is no sharded checkpoint: it has no manifest of one",
+            f"{os.fspath(path)} is not a sharded checkpoint: it has no manifest of one",
             hint="name the directory that `weightctl shard` wrote",
         )
     gathered = open_sharded(listing)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from weightctl.storage.base import cannot_write
 from weightctl.storage.pipe import write_all
-from weightctl.system.interrupts import uninterrupted
+from weightctl.system.interrupts import defer_signals
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Recorder:
     def __enter__(self) -> Self:
         try:
             # Where no thread can start, the work is done all the same, and not recorded.
-            with suppress(RuntimeError, MemoryError), uninterrupted():
+            with suppress(RuntimeError, MemoryError), defer_signals():
                 self._thread.start()
         except BaseException:  # Ctrl-C that was held back
             self._end()
@@ -184,7 +184,7 @@ class Recorder:
         return self
 
     def _end(self) -> None:
-        with uninterrupted():
+        with defer_signals():
             self._complete.put(None)
             if self._thread.is_alive():
                 self._thread.join()

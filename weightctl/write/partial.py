@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileWriter
-from weightctl.system.interrupts import uninterrupted
+from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
     TEMPORARY,
@@ -97,7 +97,7 @@ class Partial:
             if number not in self._intact:
                 with suppress(OSError):
                     os.unlink(self.path_of(name))
-        with uninterrupted():
+        with defer_signals():
             if self._outcome.is_directory:
                 self._begin_directory()
             else:
@@ -126,7 +126,7 @@ class Partial:
         if self._outcome.is_directory:
             self._clear({name for number, name in enumerate(parts) if number in self._intact})
         for name in list(parts)[len(self.files) :]:
-            with uninterrupted():
+            with defer_signals():
                 self._open(name)
         for file, layout in zip(self.files, parts.values(), strict=True):
             file.write(0, layout.header)
@@ -179,7 +179,7 @@ class Partial:
             for directory in sorted({os.path.dirname(file.path) for file in self.files}):
                 sync_directory(directory)
             sync_directory(self.path)
-        with uninterrupted():
+        with defer_signals():
             if outcome.is_directory:
                 self._name_directory(force=force)
             else:
@@ -209,7 +209,7 @@ class Partial:
 
     def discard(self) -> None:
         """Remove all that was made, but for files that the record of a replacement names."""
-        with uninterrupted():
+        with defer_signals():
             if self._is_named:
                 return
             if self._outcome.is_directory:
@@ -225,7 +225,7 @@ class Partial:
 
     def close(self) -> None:
         """Close the files, and end the locks."""
-        with uninterrupted():
+        with defer_signals():
             for file in self.files:
                 file.close()
             if self._lock >= 0:
@@ -325,10 +325,10 @@ def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise cannot_write(temporary, error) from error
-        with uninterrupted():
+        with defer_signals():
             name_files(named, force=force)
     finally:
-        with uninterrupted():
+        with defer_signals():
             for temporary, _ in named:
                 with suppress(OSError):
                     os.unlink(temporary)

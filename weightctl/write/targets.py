@@ -1,4 +1,4 @@
-"""What an output path means, and which targets are refused before anything is written."""
+"""The meaning of an output path, and targets that are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def target(path: str, format_name: str | None = None) -> Target:
         format_module(format_name)
     stem = path.rstrip("/")
     if not stem:
-        raise ConversionError(f"`{path}` is no name for an output", hint="name a file or directory")
+        raise ConversionError(
+            f"`{path}` is not a name for an output", hint="name a file or directory"
+        )
     if path in _STDOUTS:
         # Where it is a file, that is the shell's, and is to be written as it is.
         return Target(STDOUT, _format_of_file(STDOUT, format_name), is_stream=True)
@@ -223,4 +225,4 @@ def refuse_what_is_there(
         elif os.path.lexists(path) and not force:
             raise OutputError(f"{path} exists", hint="pass --force to replace it")
         elif os.path.exists(path) and not os.path.isfile(path):
-            raise OutputError(f"{path} is no file", hint="name another")
+            raise OutputError(f"{path} is not a file", hint="name another")

@@ -9,7 +9,7 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from weightctl.errors import ConversionError
-from weightctl.system.interrupts import uninterrupted
+from weightctl.system.interrupts import defer_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -100,7 +100,7 @@ class _Threads(Generic[_Item]):
 
     def __enter__(self) -> Self:
         try:
-            with uninterrupted():
+            with defer_signals():
                 self._start()
         except BaseException:  # Ctrl-C that was held back, or no thread
             self.__exit__()
@@ -108,7 +108,7 @@ class _Threads(Generic[_Item]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        with uninterrupted():
+        with defer_signals():
             self._ended.set()
             self._release()
             for thread in self._begun:
@@ -184,7 +184,7 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
             handed = self._waiting.get(number)
             if handed is not None:
                 yield handed.made
-                with uninterrupted():
+                with defer_signals():
                     del self._waiting[number]
                     handed.taken.put(True)
             elif number in done:

@@ -82,11 +82,11 @@ FORMS: dict[str, dict[str, bytes]] = {
 CASES = [(form, name) for form, table in FORMS.items() for name in table]
 
 
-def _said(mode: str, files: Mapping[Any, Path], *before: str) -> dict[Any, dict[str, Any]]:
+def _run_probe(mode: str, files: Mapping[Any, Path], *before: str) -> dict[Any, dict[str, Any]]:
     command = [sys.executable, audited, mode, *before, *map(str, files.values())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout)
-    return {name: said[str(path)] for name, path in files.items()}
+    outcome = json.loads(done.stdout)
+    return {name: outcome[str(path)] for name, path in files.items()}
 
 
 def _written(folder: Path, contents: Mapping[Any, bytes]) -> dict[Any, Path]:
@@ -119,13 +119,13 @@ def opened(tmp_path_factory: pytest.TempPathFactory, warm: list[str]) -> dict[An
     """What was seen while each attack was opened, all in one process."""
     contents = {(form, name): FORMS[form][name] for form, name in CASES}
     files = _written(tmp_path_factory.mktemp("attacks"), contents)
-    return _said("open", files, str(len(warm)), *warm)
+    return _run_probe("open", files, str(len(warm)), *warm)
 
 
 @pytest.fixture(scope="module")
 def unpickled(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
     """What was seen, and stopped, while Python unpickled each attack."""
-    return _said("unpickle", _written(tmp_path_factory.mktemp("live"), LIVE))
+    return _run_probe("unpickle", _written(tmp_path_factory.mktemp("live"), LIVE))
 
 
 def test_there_are_more_than_a_hundred_attacks() -> None:
@@ -135,9 +135,9 @@ def test_there_are_more_than_a_hundred_attacks() -> None:
 
 @pytest.mark.parametrize("name", LIVE)
 def test_python_would_do_what_the_pickle_asks_for(name: str, unpickled: dict[Any, Any]) -> None:
-    said = unpickled[name]
-    assert said["outcome"] == "stopped", said
-    assert set(said["seen"]) - {"pickle.find_class"}
+    outcome = unpickled[name]
+    assert outcome["outcome"] == "stopped", outcome
+    assert set(outcome["seen"]) - {"pickle.find_class"}
 
 
 def test_python_does_what_a_pickle_without_harm_asks_for() -> None:
@@ -153,12 +153,12 @@ def test_python_does_what_a_pickle_without_harm_asks_for() -> None:
 def test_opening_does_nothing_and_costs_little(
     form: str, name: str, opened: dict[Any, dict[str, Any]]
 ) -> None:
-    said = opened[form, name]
-    assert said["seen"] == []
-    assert said["outcome"].startswith(("listed: ", "refused: ")), said["outcome"]
-    assert said["seconds"] < 1
-    assert said["bytes"] < 100 << 20
-    assert len(said["outcome"]) < 1000 or said["outcome"].startswith("listed: ")
+    outcome = opened[form, name]
+    assert outcome["seen"] == []
+    assert outcome["outcome"].startswith(("listed: ", "refused: ")), outcome["outcome"]
+    assert outcome["seconds"] < 1
+    assert outcome["bytes"] < 100 << 20
+    assert len(outcome["outcome"]) < 1000 or outcome["outcome"].startswith("listed: ")
 
 
 @pytest.mark.parametrize("name", ["os.system", "eval", "a partial", "the result is dropped"])
@@ -166,16 +166,16 @@ def test_opening_does_nothing_and_costs_little(
 def test_what_is_named_is_listed_as_a_name(
     form: str, name: str, opened: dict[Any, dict[str, Any]]
 ) -> None:
-    said = opened[form, name]["outcome"]
-    assert said.startswith("listed: ")
+    outcome = opened[form, name]["outcome"]
+    assert outcome.startswith("listed: ")
     kinds = {"os.system": "os.system", "eval": "builtins.eval", "a partial": "object"}
-    assert kinds.get(name, "{}") in said
+    assert kinds.get(name, "{}") in outcome
 
 
 @pytest.mark.parametrize("name", LIVE)
 def test_the_scan_names_what_would_be_called(name: str) -> None:
-    said = names(memoryview(LIVE[name]))
-    assert {each.path for each in said.named} - set(CONSTRUCTORS)
+    outcome = names(memoryview(LIVE[name]))
+    assert {each.path for each in outcome.named} - set(CONSTRUCTORS)
 
 
 @pytest.mark.parametrize("name", AMPLIFYING)
@@ -197,11 +197,11 @@ def test_what_amplifies_is_read_in_a_time_that_grows_as_the_file_does(
         for name, made in AMPLIFYING.items()
         for n in (_OPCODES // _TEN_TIMES, _OPCODES)
     }
-    said = _said("open", _written(tmp_path, contents), str(len(warm)), *warm)
+    outcome = _run_probe("open", _written(tmp_path, contents), str(len(warm)), *warm)
     # Where it takes long, it must not take much more than ten times as long for ten times as much.
     slow = {
-        name: (said[name, _OPCODES // _TEN_TIMES]["seconds"], said[name, _OPCODES]["seconds"])
+        name: (outcome[name, _OPCODES // _TEN_TIMES]["seconds"], outcome[name, _OPCODES]["seconds"])
         for name in AMPLIFYING
-        if said[name, _OPCODES]["seconds"] > 0.5
+        if outcome[name, _OPCODES]["seconds"] > 0.5
     }
     assert not {name: two for name, two in slow.items() if two[1] > 30 * two[0]}

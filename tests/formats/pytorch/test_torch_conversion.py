@@ -121,7 +121,7 @@ def test_blocks_are_refused_with_what_helps(
 def test_transformers_loads_a_split_checkpoint(
     weightctl: Run, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # transformers would ask the hub for a safetensors twin of what is no repository.
+    # transformers would ask the hub for a safetensors twin of what is not a repository.
     monkeypatch.setenv("DISABLE_SAFETENSORS_CONVERSION", "1")
     from transformers import AutoModelForCausalLM
 

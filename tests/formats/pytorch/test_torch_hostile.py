@@ -59,7 +59,7 @@ PICKLES = {
     "id": unsound("a persistent id of str, where none belongs", 23),
     "long-name": unsound("a name of more than 512 letters", 2),
     "many-arguments": unsound(f"{_BELOW} is called with 100 arguments", 137),
-    "no-arguments": unsound("a call with what are no arguments", 24),
+    "no-arguments": unsound("a call with what are not arguments", 24),
     "opcode": unsound("an opcode that there is not, or that finds nothing where it should", 27),
     "protocol-9": unsound("protocol 9 is later than 5", 2),
     "text-lies": Case("the file ends too soon: it ends in the middle", 2),
@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
+def figures() -> dict[str, Any]:
     """What `ls` said of every file, all in one process, and what each cost."""
     return measured(HOSTILE, CASES)
 
@@ -125,10 +125,10 @@ def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refusing_a_file_takes_little_time_and_memory(name: str, said: dict[str, Any]) -> None:
-    assert_cheap(said[name])
+def test_refusing_a_file_takes_little_time_and_memory(name: str, figures: dict[str, Any]) -> None:
+    assert_cheap(figures[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_command_ends_with_2_and_one_error(name: str, said: dict[str, Any]) -> None:
-    assert_one_error(said[name])
+def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
+    assert_one_error(figures[name])

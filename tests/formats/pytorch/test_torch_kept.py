@@ -115,9 +115,9 @@ def test_values_that_no_metadata_keeps_are_named(
 ) -> None:
     path = source(LOST)
     done = weightctl("convert", path, tmp_path / "b.pt", "--json")
-    said = "not kept: dev (torch.device), raw (bytes), odd (str), list.1.deep (bytes), seed (int)"
-    assert f"note: {said}\n" in done.stderr
-    assert said in json.loads(done.stdout)["notes"]
+    lost = "not kept: dev (torch.device), raw (bytes), odd (str), list.1.deep (bytes), seed (int)"
+    assert f"note: {lost}\n" in done.stderr
+    assert lost in json.loads(done.stdout)["notes"]
     assert loaded(tmp_path / "b.pt")["list"] == [None, {"epoch": 3}]
     chosen = ["--exclude", "raw", "--exclude", "list.*"]
     done = weightctl("convert", path, tmp_path / "c.pt", *chosen)
@@ -191,7 +191,7 @@ def written(path: Path, metadata: dict[str, str]) -> Path:
         (json.dumps(dict.fromkeys(["." * 80_000, "a"], "None")), {"a": Leaf("str", "text")}),
     ],
 )
-def test_levels_of_no_sense_are_no_values(
+def test_levels_of_no_sense_are_not_values(
     tmp_path: Path, levels: str, expected: dict[str, Leaf]
 ) -> None:
     path = written(
@@ -232,15 +232,15 @@ def test_an_alignment_from_somebody_s_dict_is_kept_as_gguf_has_it(
 
 
 @pytest.mark.parametrize(
-    ("alignment", "said"), [(48, "48 (i64)"), ("64", "'64' (string)"), (64.0, "64.0 (f64)")]
+    ("alignment", "message"), [(48, "48 (i64)"), ("64", "'64' (string)"), (64.0, "64.0 (f64)")]
 )
 def test_an_alignment_that_cannot_be_is_shown_with_its_type(
-    weightctl: Run, source: Callable[[Any], Path], tmp_path: Path, alignment: Any, said: str
+    weightctl: Run, source: Callable[[Any], Path], tmp_path: Path, alignment: Any, message: str
 ) -> None:
     path = source({"w": torch.ones(2), "general.alignment": alignment})
     done = weightctl("convert", path, tmp_path / "b.gguf")
     assert done.returncode == 2
-    assert f"`general.alignment` is {said}; GGUF aligns to powers of two" in done.stderr
+    assert f"`general.alignment` is {message}; GGUF aligns to powers of two" in done.stderr
 
 
 def test_numbers_without_a_dtype_of_ours_are_not_cast(

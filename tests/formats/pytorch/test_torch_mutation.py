@@ -106,9 +106,9 @@ def use(path: Path, raw: bytes) -> str:
     """Open and list a file, within a second."""
     path.write_bytes(raw)
     started = time.process_time()
-    said = opened(str(path))
+    message = opened(str(path))
     assert time.process_time() - started < 1
-    return said
+    return message
 
 
 def test_every_seed_is_listed(seeds: dict[str, bytes], tmp_path: Path) -> None:
@@ -292,16 +292,16 @@ def test_a_line_that_never_ends_takes_no_memory(line: bytes, tmp_path: Path) -> 
 
 def command(*arguments: str) -> tuple[int, str]:
     """Run weightctl in this process, and return its exit code and what it printed."""
-    said, argv = io.StringIO(), sys.argv
+    message, argv = io.StringIO(), sys.argv
     sys.argv = ["weightctl", *arguments]
     try:
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(message), redirect_stderr(message):
             main()
     except SystemExit as ended:
-        return int(ended.code or 0), said.getvalue()
+        return int(ended.code or 0), message.getvalue()
     finally:
         sys.argv = argv
-    return 0, said.getvalue()
+    return 0, message.getvalue()
 
 
 def test_the_command_says_of_each_what_it_is(tmp_path: Path, seeds: dict[str, bytes]) -> None:
@@ -312,8 +312,8 @@ def test_the_command_says_of_each_what_it_is(tmp_path: Path, seeds: dict[str, by
     def holds(name: str, drawn: Any, other: bytes) -> None:
         raw = bytewise(seeds[name], drawn) if len(drawn) % 2 else whole(other)
         path.write_bytes(raw)
-        code, said = command("ls", str(path))
+        code, message = command("ls", str(path))
         assert code in {0, 2}
-        assert said.replace("\n", "").isprintable()
+        assert message.replace("\n", "").isprintable()
 
     holds()

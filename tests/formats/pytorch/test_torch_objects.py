@@ -231,7 +231,7 @@ def test_tensors_in_objects_of_any_class_are_read(tmp_path: Path, form: str, pro
     assert any("never imported" in note for note in weights.header.notes)
 
 
-def test_one_object_in_many_places_is_told_once(tmp_path: Path) -> None:
+def test_one_object_in_many_places_is_reported_once(tmp_path: Path) -> None:
     """What a few bytes refer to a thousand times is not walked a thousand times."""
     shared = Settings(tensor=None, inner={str(n): n for n in range(1000)})
     weights = saved(

@@ -141,7 +141,7 @@ def test_a_stream_inside_a_stream_inside_a_pickle_is_a_leaf(tmp_path: Path) -> N
     assert weights.header.leaves["odd"].kind == "torch.Tensor"
 
 
-def test_what_follows_a_pickle_is_told(tmp_path: Path) -> None:
+def test_what_follows_a_pickle_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "two.pkl"
     path.write_bytes(pickle.dumps({"a": np.arange(3)}) + pickle.dumps({"b": np.arange(4)}))
     weights = open_weights(path)

@@ -205,8 +205,8 @@ def test_what_runs_does_not_pass(
     assert RAN
     RAN.clear()
     assert not show_scan(str(path), as_json=False, quiet=False)
-    said = capsys.readouterr().out
-    assert "outside the list" in said or "not all of it can be read" in said
+    message = capsys.readouterr().out
+    assert "outside the list" in message or "not all of it can be read" in message
     assert not RAN
 
 
@@ -218,7 +218,7 @@ def test_a_class_of_torchscript_is_known_in_its_archive_alone(tmp_path: Path) ->
     assert not show_scan(str(tmp_path / "a.pt"), as_json=False, quiet=True)
 
 
-def test_what_is_below_a_directory_or_missing_is_told(
+def test_what_is_below_a_directory_or_missing_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     below = tmp_path / "model" / "below"
@@ -249,12 +249,12 @@ HARMLESS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_is_no_pickle_passes(name: str, tmp_path: Path) -> None:
+def test_what_is_not_a_pickle_passes(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(HARMLESS[name])
     assert show_scan(str(tmp_path / name), as_json=False, quiet=True)
 
 
-def test_tensors_of_any_bytes_are_no_pickles(tmp_path: Path) -> None:
+def test_tensors_of_any_bytes_are_not_pickles(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     state = {str(n): torch.randn(64, generator=generator) for n in range(300)}
     state["ci"] = torch.tensor([*b"cc\n\nii\n\n"] * 9, dtype=torch.uint8)

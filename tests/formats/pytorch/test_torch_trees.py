@@ -294,7 +294,7 @@ def test_states_of_random_generators_are_read(tmp_path: Path) -> None:
     assert any(name.startswith("object.") for name in found)
 
 
-def test_arrays_of_what_are_no_numbers_are_leaves(tmp_path: Path) -> None:
+def test_arrays_of_what_are_not_numbers_are_leaves(tmp_path: Path) -> None:
     arrays = {
         "structured": np.zeros(3, [("a", "f4"), ("b", "i2")]),
         "text": np.array(["a", "bcd"]),

@@ -308,8 +308,8 @@ def test_a_file_that_runs_something_does_not_pass(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not show_scan(str(path), as_json=False, quiet=False)
-    said = capsys.readouterr().out
-    assert {each for each in NAMED | UNREAD if each in said} == verdict
+    message = capsys.readouterr().out
+    assert {each for each in NAMED | UNREAD if each in message} == verdict
     assert not payloads.RAN
 
 

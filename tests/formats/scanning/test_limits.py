@@ -31,8 +31,8 @@ def test_what_unpacks_to_more_than_the_limit_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "_UNPACKED", 1 << 20)
-    (said,) = problems(tmp_path / "a.gz", gzip.compress(bytes(1 << 22)))
-    assert said == "unpacked, it has more than 1 MiB; what follows is not read"
+    (message,) = problems(tmp_path / "a.gz", gzip.compress(bytes(1 << 22)))
+    assert message == "unpacked, it has more than 1 MiB; what follows is not read"
 
 
 def test_memory_stays_bounded_while_much_is_unpacked(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_more_opcodes_than_the_limit_are_not_judged(
 ) -> None:
     monkeypatch.setattr(sources, "_READ", 1 << 16)
     raw = gzip.compress(b"N0" * (1 << 17) + PAYLOAD)
-    (said,) = problems(tmp_path / "a.gz", raw)
-    assert said == "it has more opcodes than are read; what follows is not read"
+    (message,) = problems(tmp_path / "a.gz", raw)
+    assert message == "it has more opcodes than are read; what follows is not read"
 
 
 def test_more_pickles_than_the_limit_are_not_judged(
@@ -102,8 +102,8 @@ def test_a_memo_beyond_the_limit_is_not_judged(
 ) -> None:
     monkeypatch.setattr(memo, "_MOST_KEPT", 1000)
     puts = b"".join(b"r" + (2 * n).to_bytes(4, "little") for n in range(1100))
-    (said,) = problems(tmp_path / "a", b"N" + puts + b"0" + PAYLOAD)
-    assert "more than 1000 indices of its memo out of order" in said
+    (message,) = problems(tmp_path / "a", b"N" + puts + b"0" + PAYLOAD)
+    assert "more than 1000 indices of its memo out of order" in message
 
 
 def test_a_header_beyond_the_limit_is_not_judged(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_header_beyond_the_limit_is_not_judged(tmp_path: Path) -> None:
     raw[124:136] = b"%011o\0" % (1 << 30)
     raw[148:156] = b" " * 8
     raw[148:156] = b"%06o\0 " % sum(raw[:512])
-    (said,) = problems(tmp_path / "a.tar", bytes(raw))
-    assert said.startswith("it has a header of more than 32 MiB")
+    (message,) = problems(tmp_path / "a.tar", bytes(raw))
+    assert message.startswith("it has a header of more than 32 MiB")
 
 
 def test_a_numpy_file_may_have_many_arrays(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a file is that no format recognises; loaded only when one is met."""
+"""The identification of files that no format recognises; loaded only when one is met."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOKS = (
 
 
 def identify_file(file: Reader) -> NonCheckpointFile:
-    """Say what a file is that is no checkpoint, from little of it: a few pages, however large."""
+    """Return what a file is that is not a checkpoint; a few pages of it are read, however large."""
     found = _kind(file)
     going = describe_unfinished(file.path)
     return found._replace(hint=f"is the download complete? {going}") if going else found

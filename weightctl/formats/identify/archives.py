@@ -1,4 +1,4 @@
-"""Archives that are no checkpoint, or were cut off: what they hold, by the names in them."""
+"""Archives that are not checkpoints, or were cut off: what they hold, by the names in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a directory holds that has no checkpoint in it."""
+"""The description of a directory that has no checkpoint in it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def reason(path: str) -> NonCheckpointFile:
     try:
         return identify_file(open_reader(path))
     except FormatError as error:
-        told = error.message.removeprefix(f"{path}: ")
-        return NonCheckpointFile(f"a file that cannot be read: {told}", error.hint)
+        reason = error.message.removeprefix(f"{path}: ")
+        return NonCheckpointFile(f"a file that cannot be read: {reason}", error.hint)
 
 
 def nothing_in(
@@ -55,8 +55,8 @@ def nothing_in(
     lines, hint = _describe_contents(
         directory, [name for name in names if name[0] != "."], by_format
     )
-    said = f"the directory holds {what} that weightctl reads"
-    message = f"{said}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{said}:", *lines])
+    summary = f"the directory holds {what} that weightctl reads"
+    message = f"{summary}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{summary}:", *lines])
     return FormatError(directory, None, message, hint=hint)
 
 

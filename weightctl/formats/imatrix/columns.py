@@ -1,4 +1,4 @@
-"""What weights the columns of matrices: an array in memory, or what a file has, read by the row."""
+"""Weights of the columns of matrices: an array in memory, or read from a file by the row."""
 
 from __future__ import annotations
 

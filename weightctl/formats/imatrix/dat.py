@@ -25,7 +25,8 @@ __all__ = ["read", "sniff"]
 _INTEGER = struct.Struct("<i")
 # Two lengths, the number of evaluations, one letter and one value.
 _SMALLEST = 17
-# A name that is longer is none; what is no importance matrix most often says a length beyond it.
+# A name that is longer is none; what is not an importance matrix most often says a length beyond
+# it.
 _LONGEST = 1024
 # Likewise of the text, which is a path.
 _LONGEST_TEXT = 1 << 16
@@ -80,7 +81,7 @@ def _entry(cursor: _Cursor) -> ImportanceEntry:
     at, file = cursor.offset, cursor.file
     name = str(cursor.text("a name", most=_LONGEST), "utf-8", "surrogateescape")
     if not is_text(name):
-        raise FormatError(file.path, at, f"the name {name!r} is no UTF-8", hint=_DAMAGED)
+        raise FormatError(file.path, at, f"the name {name!r} is not UTF-8", hint=_DAMAGED)
     evaluations = cursor.integer(f"the number of evaluations of `{name}`")
     count = cursor.length(f"the values of `{name}`")
     start = cursor.skip(4 * count, f"the values of `{name}`")

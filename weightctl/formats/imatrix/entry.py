@@ -1,4 +1,4 @@
-"""What both forms of an importance matrix have: sums of squares, and how many were summed up."""
+"""The content of both forms of an importance matrix: sums of squares, and their counts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _require_sound(entry: ImportanceEntry, start: int, sums: F32, counts: F32) -
         index = int(np.argmin(sound))
         raise FormatError(
             entry.path, entry.offset + 4 * (start + index),
-            f"`{entry.name}` has {sums[index]:g} at element {start + index}, which is no sum of "
+            f"`{entry.name}` has {sums[index]:g} at element {start + index}, which is not a sum of "
             "squares", hint="the file is damaged, or the model gave such numbers: make it anew",
         )  # fmt: skip
     if not np.isfinite(counts).all():

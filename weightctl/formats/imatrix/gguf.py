@@ -30,7 +30,7 @@ def sniff(file: Reader) -> bool:
 def read(path: str) -> Recorded:
     """Read what all entries are of.
 
-    Raises `FormatError` for what is no importance matrix, or not sound.
+    Raises `FormatError` for what is not an importance matrix, or not sound.
     """
     header, files = open_files(path, "gguf")
     source = FileSource(header, files)
@@ -54,8 +54,8 @@ def read(path: str) -> Recorded:
 
 
 def _nothing(header: Header) -> str:
-    said = header.metadata.get("general.type")
-    if said is not None and said.content == "imatrix":
+    file_kind = header.metadata.get("general.type")
+    if file_kind is not None and file_kind.content == "imatrix":
         return "this importance matrix is of no tensor"
     model = header.metadata.get("general.architecture")
     kind = f" ({model.content})" if model is not None and model.type == "string" else ""

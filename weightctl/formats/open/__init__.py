@@ -1,1 +1,1 @@
-"""Which files a checkpoint consists of."""
+"""The files that a checkpoint consists of."""

@@ -1,4 +1,4 @@
-"""Which checkpoint a directory holds."""
+"""The checkpoint that a directory holds."""
 
 from __future__ import annotations
 

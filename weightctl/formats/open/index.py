@@ -50,9 +50,9 @@ def read_index(path: str) -> Index:
         document = json.loads(str(file.read(0, file.size), "utf-8"))
     except (ValueError, RecursionError) as error:
         reason, hint = _no_json(file, error)
-        raise FormatError(path, None, f"the index is no JSON: {reason}", hint=hint) from error
+        raise FormatError(path, None, f"the index is not JSON: {reason}", hint=hint) from error
     if not is_object(document):
-        raise FormatError(path, None, "the index is no JSON object", hint=_HINT)
+        raise FormatError(path, None, "the index is not a JSON object", hint=_HINT)
     weight_map, metadata = document.get("weight_map"), document.get("metadata")
     if not is_text_map(weight_map) or not weight_map:
         message = "the index has no `weight_map` from tensor names to file names"
@@ -115,8 +115,8 @@ def _is_tied(
     value = index.metadata.get(name)
     if value is None or name in holders or value.content not in holders:
         return False
-    said = (header.metadata[name] for header in headers.values() if name in header.metadata)
-    return next(said, value) == value
+    values = (header.metadata[name] for header in headers.values() if name in header.metadata)
+    return next(values, value) == value
 
 
 def merge_index(header: Header, index: Index) -> Header:

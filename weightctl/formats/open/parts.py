@@ -196,11 +196,11 @@ def _reasons(failures: Sequence[FormatError], format_name: str) -> list[str]:
     """Say why parts cannot be read; those of which the same is true together."""
     alike: dict[str, list[tuple[str, str]]] = {}
     for failure in failures:
-        told = failure.message.removeprefix(failure.path)
-        told = told.replace(f": no {format_name} file: ", ": ", 1)
+        reason = failure.message.removeprefix(failure.path)
+        reason = reason.replace(f": no {format_name} file: ", ": ", 1)
         base = os.path.basename(failure.path)
         # What is behind the comma is of one file, as its size.
-        alike.setdefault(told.split(",")[0] or f"{base}{told}", []).append((base, told))
+        alike.setdefault(reason.split(",")[0] or f"{base}{reason}", []).append((base, reason))
     reasons = [
         f"{few(base for base, _ in group)} ({len(group)} parts){kind}"
         if len(group) > 1

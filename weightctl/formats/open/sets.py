@@ -1,4 +1,4 @@
-"""Which files make one checkpoint: what parts are called, and what is known of a set."""
+"""Sets of files that make one checkpoint, and the names of their parts."""
 
 from __future__ import annotations
 

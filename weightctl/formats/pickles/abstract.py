@@ -1,4 +1,4 @@
-"""What a scan remembers of the objects of a pickle: names, small numbers, and tuples of them.
+"""The objects of a pickle as a scan remembers them: names, small numbers, tuples of them.
 
 All else is `UNKNOWN`. Values do not nest further than what reads them needs, so that the memory
 that they take is bounded.

@@ -1,4 +1,4 @@
-"""What each opcode of a pickle does to what a scan remembers: one line of a table each.
+"""The effect of each opcode of a pickle on a scan's memory: one line of a table each.
 
 Sources: CPython's `pickletools.py` and `Modules/_pickle.c`. An error is raised only where both the
 C and the Python unpickler fail; they do not go on either.

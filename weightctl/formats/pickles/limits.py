@@ -1,4 +1,4 @@
-"""What is raised where a scan stops though a program that loads the pickle would go on."""
+"""The errors of a scan that stops though a program that loads the pickle would go on."""
 
 from __future__ import annotations
 

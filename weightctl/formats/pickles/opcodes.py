@@ -1,4 +1,4 @@
-"""What each opcode of a pickle does to the machine: one function and one line in `OPCODES` each.
+"""The effect of each opcode on the pickle machine: a function and a line in `OPCODES` each.
 
 Source: CPython's `pickletools.py`, protocols 0 to 5.
 """
@@ -207,7 +207,7 @@ def _extend(target: Any, elements: list[Any]) -> None:
     if isinstance(target, PickledCall):
         target = target.elements
     if not is_list(target):
-        raise TypeError("elements for what is no list")
+        raise TypeError("elements for what is not a list")
     target.extend(elements)
 
 
@@ -233,7 +233,7 @@ def _dict(machine: Machine) -> None:
 
 def _put(target: Any, flat: list[Any]) -> None:
     if not isinstance(target, Pairs | PickledCall) or len(flat) % 2:
-        raise TypeError("items for what is no mapping")
+        raise TypeError("items for what is not a mapping")
     target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -293,7 +293,7 @@ def _global(machine: Machine) -> None:
 def _stack_global(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if type(name) is not str or type(module) is not str:
-        raise TypeError("a name that is no text")
+        raise TypeError("a name that is not text")
     machine.stack.append(machine.find_global(module, name))
 
 

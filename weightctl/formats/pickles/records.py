@@ -1,4 +1,4 @@
-"""What stands for the objects of a pickle: records that hold what it says, and do nothing."""
+"""Records for the objects of a pickle: they hold what it says, and do nothing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Built:
 def record_call(function: Any, arguments: Any) -> Any:
     """Return the record of a call; `ValueError` for one that cannot be."""
     if not is_tuple(arguments):
-        raise ValueError("a call with what are no arguments")
+        raise ValueError("a call with what are not arguments")
     if not isinstance(function, Global) or function.make is None:
         return PickledCall(function, arguments)
     if len(arguments) > _MOST_ARGUMENTS:

@@ -1,4 +1,4 @@
-"""Which globals a pickle names: its opcodes are read one after another, and nothing is built.
+"""The globals that a pickle names: its opcodes are read one by one, and nothing is built.
 
 A pickle is read as CPython's unpicklers read it, the one in C and the one in Python: what either
 accepts is accepted. Where they differ, all ways are followed.

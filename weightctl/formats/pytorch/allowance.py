@@ -1,4 +1,4 @@
-"""How much a pickle may cost: its objects may refer to one another, and a few bytes mean no end."""
+"""Limits on the cost of a pickle: its objects may refer to one another without end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORT = {bool, float, complex, TensorRecord}
 
 
 class UnsoundTreeError(ValueError):
-    """What a pickle holds is no tree of tensors that could be."""
+    """What a pickle holds is not a tree of tensors that could be."""
 
 
 class Allowance:

@@ -1,4 +1,4 @@
-"""What the records of a pickle hold, by name: the entries of containers and of objects."""
+"""The children of a pickle's records by name: the entries of containers and of objects."""
 
 from __future__ import annotations
 

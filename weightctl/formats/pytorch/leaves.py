@@ -71,8 +71,8 @@ class Tree:
         self._first: dict[object, str] = {}
         self._above: set[int] = set()
         # Where something was that holds no tensors: another place need not say it all again.
-        self._told: dict[int, Leaf] = {}
-        self._tellings: dict[int, int] = {}
+        self._references: dict[int, Leaf] = {}
+        self._mentions: dict[int, int] = {}
         self._allowance = Allowance(len(data))
         self._walk("", root, 0, is_within=False)
         if type(root) in {*_TENSORS, Array} and "" in self.tensors:
@@ -98,8 +98,8 @@ class Tree:
         if id(record) in self._above:
             self.leaves[name] = Leaf("reference", "to what holds it")
             return
-        if id(record) in self._told:
-            self.leaves[name] = self._told[id(record)]
+        if id(record) in self._references:
+            self.leaves[name] = self._references[id(record)]
             return
         self._above.add(id(record))
         self._allowance.enter(record)
@@ -112,11 +112,11 @@ class Tree:
 
     def _tell(self, name: str, record: Any, places: int) -> None:
         """Remember where something is that holds no tensors, if it has been told often enough."""
-        told = self._tellings[id(record)] = self._tellings.get(id(record), 0) + 1
+        count = self._mentions[id(record)] = self._mentions.get(id(record), 0) + 1
         if type(record) is PickledCall:
-            self._told[id(record)] = Leaf(record.path, f"as `{name}`")
-        elif told * places > _MANY:
-            self._told[id(record)] = Leaf("reference", f"as `{name}`")
+            self._references[id(record)] = Leaf(record.path, f"as `{name}`")
+        elif count * places > _MANY:
+            self._references[id(record)] = Leaf("reference", f"as `{name}`")
 
     def _place(self, name: str, key: str) -> str:
         """Return the name of what is below another by a key; nothing else has it."""
@@ -253,7 +253,7 @@ class Tree:
         """Return nested mappings of plain values as JSON has them, None where they are not."""
         if type(record) in {str, int, float, bool}:
             self._allowance.look(record)
-            # Longer ones are no JSON that anybody reads.
+            # Longer ones are not JSON that anybody reads.
             return None if type(record) is int and record.bit_length() > _LONGEST else record
         if type(record) not in {Pairs, Items} or not depth:
             return None

@@ -1,4 +1,4 @@
-"""What torch wrote until it wrote zip files: a stream of pickles, then the numbers of its storages.
+"""The files of torch before its zip files: a stream of pickles, then the storages' numbers.
 
 Source: `_legacy_load` in `torch/serialization.py`. Numbers are in little-endian order on every
 machine (`torch/csrc/serialization.cpp`).
@@ -156,7 +156,7 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if type(identity) is str:
         identity = identity_of(identity)
     if not is_tuple(identity) or not identity:
-        raise ValueError("a persistent id that is no tuple")
+        raise ValueError("a persistent id that is not a tuple")
     if identity[0] == "module" and len(identity) == 4 and type(identity[1]) is Global:
         return identity[1]
     if identity[0] != "storage" or len(identity) != 6:

@@ -2,7 +2,7 @@
 
 In the tree `model.layer.0.weight` is one name; in a pickle it may be the entry `layer.0.weight` of
 a dict that is itself the entry `model` of another. The metadata value `pytorch.levels` says so: a
-JSON object from the name of each place that is no tensor to what it is.
+JSON object from the name of each place that is not a tensor to what it is.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _key(place: str, parent: str) -> str:
 
 
 def _make_container(kind: str, entries: Mapping[str, Any], state: PickledCall | None) -> Any:
-    """Return a container; a sequence with a key that is no number becomes a dict."""
+    """Return a container; a sequence with a key that is not a number becomes a dict."""
     numbers = {key: integer(key) for key in entries} if kind not in {"dict", "{}"} else {}
     if kind not in _MAPPINGS and all(n is not None and n >= 0 for n in numbers.values()):
         elements = [entries[key] for _, key in sorted((n, key) for key, n in numbers.items())]

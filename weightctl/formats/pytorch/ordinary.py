@@ -1,4 +1,4 @@
-"""What pickles name of Python and NumPy, and the records that stand for calls of it.
+"""Globals of Python and NumPy in pickles, and the records for calls of them.
 
 Source: the `__reduce__` methods of these classes.
 """

@@ -1,4 +1,4 @@
-"""What a plain value of a checkpoint is in a pickle, from the metadata that keeps it."""
+"""Plain values of a checkpoint for a pickle, from the metadata that keeps them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _element(content: Any) -> Any:
 def _size(content: Any) -> PickledCall:
     sizes = tuple(_list(content))
     if not all(type(size) is int for size in sizes):
-        raise ValueError("a size that is no integer")
+        raise ValueError("a size that is not an integer")
     return PickledCall(Global("torch", "Size"), (sizes,))
 
 

@@ -1,4 +1,4 @@
-"""What a PyTorch checkpoint, or any pickle, is known by."""
+"""The marks by which a PyTorch checkpoint, or any pickle, is recognised."""
 
 from __future__ import annotations
 

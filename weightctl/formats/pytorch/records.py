@@ -1,4 +1,4 @@
-"""What a PyTorch pickle is made of: storages, tensors over them, and NumPy's arrays."""
+"""The records of a PyTorch pickle: storages, tensors over them, and NumPy's arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside tensors in files of other formats, where the metadata has it from PyTorch."""
+"""The values beside tensors in other formats, where the metadata has them from PyTorch."""
 
 from __future__ import annotations
 

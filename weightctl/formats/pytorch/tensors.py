@@ -1,4 +1,4 @@
-"""Where a tensor's bytes lie: from what a pickle says of it, checked against its storage."""
+"""The places of tensors' bytes, from the pickle, checked against their storages."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def place_array(
     array: Array, data: ByteRange, base: int, *, big_endian: bool
 ) -> PlacedTensor | None:
-    """Return where a NumPy array is, None for one of what are no numbers.
+    """Return where a NumPy array is, None for one of what are not numbers.
 
     `data` is the pickle, `base` where it starts in the file; `big_endian` is the byte order of the
     other tensors in it. Raises `UnsoundTensorError`.

@@ -1,4 +1,4 @@
-"""What in a PyTorch pickle is neither a tensor nor holds other things: how it looks, and its value.
+"""The leaves of a PyTorch pickle that are not tensors: their text and their values.
 
 Kinds are those of `weightctl.formats.pytorch.levels`.
 """
@@ -123,7 +123,7 @@ def _is_storable(text: str) -> bool:
 
 
 def _several(record: Any) -> PlainValue | None:
-    """Return an array of plain values of one type; None for what is no such."""
+    """Return an array of plain values of one type; None for others."""
     elements = record.sizes if type(record) is Size else record
     kind = "torch.Size" if type(record) is Size else "list" if is_list(record) else "tuple"
     if not is_list(elements) and not is_tuple(elements):

@@ -1,4 +1,4 @@
-"""How tensors become a PyTorch checkpoint: a zip of their bytes and the pickle of a state dict."""
+"""Writing of a PyTorch checkpoint: a zip of tensors' bytes and the pickle of a state dict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORD", "layout", "unfit"]
 
-# Where the metadata stands that is no part of the checkpoint itself.
+# Where the metadata stands that is not a part of the checkpoint itself.
 RECORD = "extra/weightctl.json"
 _VERSION = b"3\n"
 _LEAST_ALIGNMENT = 64  # torch's own

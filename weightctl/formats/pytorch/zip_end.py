@@ -1,4 +1,4 @@
-"""What ends a zip file: the records that say where its directory is.
+"""The end of a zip file: the records that say where its directory is.
 
 Source: PKWARE's APPNOTE 6.3, 4.3.14 to 4.3.16.
 """

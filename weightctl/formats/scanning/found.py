@@ -1,4 +1,4 @@
-"""What a scan finds: pickles with the globals that they name, and what cannot be judged."""
+"""The findings of a scan: pickles with the globals that they name, and files not judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether parts of a tensor are all of it, and what the parts of a rank are together."""
+"""Checks that parts of a tensor make up all of it, and joins of the parts of a rank."""
 
 from __future__ import annotations
 

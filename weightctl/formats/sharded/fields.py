@@ -20,7 +20,7 @@ def object_at(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     content = entry.get(key)
     if is_object(content):
         return content
-    raise ValueError(f"`{key}` is no object")
+    raise ValueError(f"`{key}` is not an object")
 
 
 def objects_at(entry: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -28,7 +28,7 @@ def objects_at(entry: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     content = list_at(entry, key)
     if all(map(is_object, content)):
         return content
-    raise ValueError(f"`{key}` is no list of objects")
+    raise ValueError(f"`{key}` is not a list of objects")
 
 
 def list_at(entry: Mapping[str, Any], key: str) -> list[Any]:
@@ -36,7 +36,7 @@ def list_at(entry: Mapping[str, Any], key: str) -> list[Any]:
     content = entry.get(key)
     if is_list(content):
         return content
-    raise ValueError(f"`{key}` is no list")
+    raise ValueError(f"`{key}` is not a list")
 
 
 def text_at(entry: Mapping[str, Any], key: str) -> str:
@@ -46,7 +46,7 @@ def text_at(entry: Mapping[str, Any], key: str) -> str:
         if not content.isascii():
             require_text(content)
         return content
-    raise ValueError(f"`{key}` is no text")
+    raise ValueError(f"`{key}` is not text")
 
 
 def count_at(entry: Mapping[str, Any], key: str) -> int:
@@ -54,7 +54,7 @@ def count_at(entry: Mapping[str, Any], key: str) -> int:
     content = entry.get(key)
     if type(content) is int and 0 <= content < _LARGEST:
         return content
-    raise ValueError(f"`{key}` is no number from 0 on")
+    raise ValueError(f"`{key}` is not a number from 0 on")
 
 
 def one_of(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
@@ -68,4 +68,4 @@ def one_of(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
 def require_text(content: str) -> None:
     """Raise where a text has lone surrogates."""
     if not is_text(content):
-        raise ValueError(f"{content!r} is no UTF-8")
+        raise ValueError(f"{content!r} is not UTF-8")

@@ -100,14 +100,14 @@ def is_manifest(path: str) -> bool:
 def read_manifest(path: str) -> Manifest:
     """Read a manifest; whatever it says is possible, and all of each tensor is on some rank.
 
-    That of an unfinished set has empty `sha256`. Raises `FormatError` for what is no manifest, or
-    none that can be.
+    That of an unfinished set has empty `sha256`. Raises `FormatError` for what is not a manifest,
+    or none that can be.
     """
     with without_collection():
         document = _document(path)
         version = document.get(_MARK) if is_object(document) else None
         if type(version) is not int:
-            message = "it is no manifest of a sharded checkpoint"
+            message = "it is not a manifest of a sharded checkpoint"
             raise FormatError(path, None, message, hint=_HINT)
         if version != VERSION:
             raise FormatError(

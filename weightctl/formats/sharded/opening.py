@@ -81,18 +81,18 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     failures: list[FormatError] = []
     for rank, stated in enumerate(manifest.files):
         path = os.path.join(os.path.dirname(listing), stated.path)
-        told = f"rank {rank}: {stated.path}"
+        place = f"rank {rank}: {stated.path}"
         try:
             file, header = _read(path, manifest)
         except FormatError as error:
             failures.append(error)
             problems.append(
-                f"{told}: {error.reason}" if os.path.lexists(path) else f"{told} is missing"
+                f"{place}: {error.reason}" if os.path.lexists(path) else f"{place} is missing"
             )
             continue
         files.append(file)
         ranks.append(header)
-        problems += (f"{told}: {text}" for text in _differences(stated, header))
+        problems += (f"{place}: {text}" for text in _differences(stated, header))
     if problems:
         raise _error(listing, problems, failures)
     return GatheredSource(manifest, listing, ranks, files)

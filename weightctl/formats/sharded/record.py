@@ -1,4 +1,4 @@
-"""What a sharded checkpoint is made of, as its plan and its manifest say it."""
+"""The records of a sharded checkpoint, as its plan and its manifest say it."""
 
 from __future__ import annotations
 

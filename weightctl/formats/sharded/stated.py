@@ -1,4 +1,4 @@
-"""What a manifest's JSON states, as a record; nothing of it is taken on trust."""
+"""A manifest's JSON as a record; nothing of it is taken on trust."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MOST_RANKS = 1 << 16
 # Where parts meet they are looked at range by range, and those of all axes multiply.
 _MOST_RANGES = 1 << 14
 # Of each tensor something is kept for every rank, also for those that a file spends no byte on.
-_MOST_UNSAID = 1 << 24
+_MOST_UNSTATED = 1 << 24
 _SHA256 = re.compile(r"([0-9a-f]{64})?")
 
 _Tensors = dict[str, TensorInfo]
@@ -91,12 +91,12 @@ def _parse_fingerprint(entry: Mapping[str, Any]) -> SourceFingerprint:
     files = tuple(map(_source_file, objects_at(entry, "files")))
     header = text_at(entry, "header")
     if _SHA256.fullmatch(header) is None:
-        raise ValueError("`header` of `source` is no SHA-256")
+        raise ValueError("`header` of `source` is not a SHA-256")
     return SourceFingerprint(files, header)
 
 
 def _source_file(entry: Mapping[str, Any]) -> tuple[str, int, int]:
-    # A name need be no UTF-8, and a time may be before 1970.
+    # A name need not be UTF-8, and a time may be before 1970.
     name, modified = entry.get("name"), entry.get("modified")
     if not isinstance(name, str) or type(modified) is not int:
         raise ValueError("a file of `source` has no name or no time")
@@ -159,7 +159,7 @@ def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
     name = text_at(entry, "source")
     info = tensors.get(name)
     if info is None:
-        raise ValueError(f"it has a piece of `{name}`, which is no tensor")
+        raise ValueError(f"it has a piece of `{name}`, which is not a tensor")
     part = tuple([_cut(each, info) for each in objects_at(entry, "cuts")])
     if len(part) > 1:
         if len({cut.axis for cut in part}) < len(part):
@@ -200,14 +200,14 @@ def _range(content: Any) -> Range:
         start, stop = content
         if type(start) is int and type(stop) is int:
             return start, stop
-    raise ValueError("a range is no pair of numbers")
+    raise ValueError("a range is not a pair of numbers")
 
 
 def _shardings(
     tensors: _Tensors, strategies: Mapping[str, str], files: Sequence[RankFile]
 ) -> dict[str, Sharding]:
-    said = 64 * sum(len(file.shards) for file in files)
-    if len(tensors) * len(files) > said + _MOST_UNSAID:
+    least = 64 * sum(len(file.shards) for file in files)
+    if len(tensors) * len(files) > least + _MOST_UNSTATED:
         raise ValueError(f"{len(tensors)} tensors on {len(files)} ranks cannot be")
     held: dict[str, dict[int, list[Part]]] = {name: {} for name in tensors}
     for rank, file in enumerate(files):
@@ -222,7 +222,7 @@ def _shardings(
         for rank, several in by_rank.items():
             parts[rank] = several[0] if len(several) == 1 else join_parts(several)
             if parts[rank] is None:
-                raise ValueError(f"`{name}`: its pieces on rank {rank} overlap, or are no part")
+                raise ValueError(f"`{name}`: its pieces on rank {rank} overlap, or are not part")
         key = tensors[name].shape, tuple(parts)
         if key not in known:
             _refuse_gap(tensors[name], key[1])

@@ -55,14 +55,14 @@ def _require_callable(graph: Graph, subgraph: Any) -> None:
     """Raise `GraphError` unless a graph may call this one."""
     if not hasattr(subgraph, "subgraphs"):
         raise GraphError(
-            f"{subgraph!r} is no graph", hint="`Graph.add_subgraph` makes one to be called"
+            f"{subgraph!r} is not a graph", hint="`Graph.add_subgraph` makes one to be called"
         )
     open_graphs = graphs.get()
     if any(subgraph is one for one in open_graphs):
         raise GraphError(f"graph `{subgraph.name}` cannot call itself")
     if not any(subgraph is one for outer in open_graphs for one in outer.subgraphs.values()):
         raise GraphError(
-            f"`{subgraph.name}` is no subgraph of graph `{graph.name}`",
+            f"`{subgraph.name}` is not a subgraph of graph `{graph.name}`",
             hint="`Module.build_subgraph` and `Graph.add_subgraph` make them in the open graph",
         )
     if calls(subgraph, graph):

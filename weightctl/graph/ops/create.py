@@ -75,7 +75,7 @@ def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
         )
     what = f"NumPy's {kind}" if kind.kind != "O" else "Python's objects"
     return GraphError(
-        f"{type(value).__name__} is no number, nor an array of numbers, but of {what}",
+        f"{type(value).__name__} is not a number, nor an array of numbers, but of {what}",
         hint="numbers, nested lists of them, and arrays whose dtype is a DType are",
     )
 

@@ -49,7 +49,7 @@ def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | N
     given: Any = count_ranks(types, ranks)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1 or given % len(types):
         raise GraphError(
-            f"{given!r} ranks, of which {len(types)} are here, are no whole number of processes",
+            f"{given!r} ranks, of which {len(types)} are here, are not a whole number of processes",
             hint="`ranks` is how many there are in all processes, as many in each",
         )
     if first is not None and first not in range(0, given, len(types)):

@@ -38,7 +38,7 @@ def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
     if declared is None:
         with refusing("dequantize", value):
             raise GraphError(
-                "it is no quantized weight", hint="`cast` changes the dtype of other values"
+                "it is not a quantized weight", hint="`cast` changes the dtype of other values"
             )
     original: TensorType = declared.attributes["original"]
     wanted = original.dtype if dtype is None else as_dtype(dtype)

@@ -1,4 +1,4 @@
-"""What several ops ask of the types they are given, and how their shapes combine.
+"""Rules that several ops have for the types of their values, and for shapes that combine.
 
 The errors say neither the op's name nor the types; whoever adds the op to a graph does.
 """
@@ -106,7 +106,7 @@ def require_float(*types: TensorType) -> None:
     for kind in types:
         if kind.dtype not in FLOATS:
             raise GraphError(
-                f"{kind.dtype.value} is no floating-point number to compute with",
+                f"{kind.dtype.value} is not a floating-point number to compute with",
                 hint="`.cast(DType.float32)` first",
             )
 
@@ -116,7 +116,7 @@ def require_integer(*types: TensorType) -> None:
     for kind in types:
         if kind.dtype not in INTEGERS:
             raise GraphError(
-                f"{kind.dtype.value} is no integer to compute with",
+                f"{kind.dtype.value} is not an integer to compute with",
                 hint="`.cast(DType.int64)` first",
             )
 
@@ -136,7 +136,7 @@ def require_bool(*types: TensorType) -> None:
     for kind in types:
         if kind.dtype is not DType.bool:
             raise GraphError(
-                f"{kind.dtype.value} is no truth value", hint="compare it, such as `x != 0`"
+                f"{kind.dtype.value} is not a truth value", hint="compare it, such as `x != 0`"
             )
 
 

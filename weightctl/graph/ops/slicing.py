@@ -229,7 +229,7 @@ def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
     for item in index:
         if not _is_item(item):
             raise GraphError(
-                f"{item!r} is no index",
+                f"{item!r} is not an index",
                 hint="an integer, a slice with a step above 0, None, or `...`; "
                 "`ops.embedding` takes numbers that are values",
             )

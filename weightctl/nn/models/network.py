@@ -1,4 +1,4 @@
-"""What whole models have in common: they know their inputs, and so make their own graph."""
+"""The base of whole models: they know their inputs, and so make their own graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which scale is whose: tables of scales whose cells are for blocks of another table."""
+"""Tables of scales whose cells are for blocks of another table."""
 
 from __future__ import annotations
 

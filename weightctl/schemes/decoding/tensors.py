@@ -191,7 +191,7 @@ class SchemeTensors:
         table = self.table(place, columns)
         return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)
 
-    def packed(
+    def pack_numbers(
         self, place: int, layout: PackingLayout, axis: int, shape: tuple[int, int], *, plus: int = 0
     ) -> PackedNumbers:
         """Return a tensor as a table of packed numbers of a shape, packed along an axis of it."""

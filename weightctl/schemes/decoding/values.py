@@ -1,4 +1,4 @@
-"""What the numbers of a quantized weight stand for."""
+"""The values of a quantized weight's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's card says of it: the `general.*` keys of GGUF, and a README's front matter.
+"""A model's card: the `general.*` keys of GGUF, and a README's front matter.
 
 What is read, and what is called what, is as in llama.cpp's `gguf/metadata.py`.
 """

@@ -114,7 +114,7 @@ def _directory_name(directory: str) -> str:
 
 
 def _text(card: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """Return what a card says under the first of some names; "" where that is no text."""
+    """Return what a card says under the first of some names; "" where that is not text."""
     content = next((card[name] for name in names if name in card), "")
     return ",".join(_texts(content))
 

@@ -44,7 +44,7 @@ def read_front_matter(path: str, keys: Collection[str]) -> Mapping[str, Any]:
 def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
     """Return what the front matter of a text says for some keys; nothing where there is none.
 
-    Raises `ValueError` where it is no YAML, too long, or nested too deeply.
+    Raises `ValueError` where it is not YAML, too long, or nested too deeply.
     """
     lines = text.removeprefix("\ufeff").split("\n")
     if not _FENCE.fullmatch(lines[0]):
@@ -67,7 +67,7 @@ def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
     if parsed is None or _is_nothing(parsed):
         return {}
     if not is_object(parsed):
-        raise ValueError("has front matter that is no mapping")
+        raise ValueError("has front matter that is not a mapping")
     return {key: parsed[key] for key in keys if key in parsed and not _is_nothing(parsed[key])}
 
 
@@ -82,7 +82,7 @@ def _parse_yaml(document: str) -> Any:
         # Builds nothing but str, list and dict, and merges no keys.
         return yaml.load(document, yaml.BaseLoader)  # noqa: S506
     except yaml.YAMLError as error:
-        raise ValueError(f"has front matter that is no YAML: {_first_line(error)}") from error
+        raise ValueError(f"has front matter that is not YAML: {_first_line(error)}") from error
     except RecursionError as error:
         raise ValueError("has front matter that is nested too deeply") from error
     except OverflowError as error:

@@ -1,4 +1,4 @@
-"""What facts are called in GGUF's metadata and in a README's front matter."""
+"""The names of facts in GGUF's metadata and in a README's front matter."""
 
 from __future__ import annotations
 

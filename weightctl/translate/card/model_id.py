@@ -1,4 +1,4 @@
-"""What a model's name says of it: `Mistral-7B-Instruct-v0.2` is of a base, a size and a version.
+"""The parts of a model's name: `Mistral-7B-Instruct-v0.2` has a base, a size and a version.
 
 The rules are those of llama.cpp's `gguf/metadata.py`, so that both tools say the same of a model.
 """

@@ -1,4 +1,4 @@
-"""Tokenizers, read from and written to both dialects: Hugging Face's files and GGUF's metadata."""
+"""Tokenizers, read from and written to Hugging Face's files and GGUF's metadata."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def order_tokens(
     for text, token in vocabulary.items():
         if not _is_id(token) or texts.setdefault(token, text) != text:
             raise TokenizerError(
-                f"{where}: the token {text!r:.200} has the id {token!r:.200}, which is no number "
-                "of its own",
+                f"{where}: the token {text!r:.200} has the id {token!r:.200}, which is not a "
+                "number of its own",
                 hint=KEEP_HINT,
             )
     count = id_count({*texts, *added}, where)

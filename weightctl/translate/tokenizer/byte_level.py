@@ -51,7 +51,7 @@ def read_merges(merges: Any, where: str) -> tuple[str, ...]:
             )
         except (AttributeError, TypeError, ValueError) as error:
             raise TokenizerError(
-                f"{where}: a merge is no pair of tokens", hint=KEEP_HINT
+                f"{where}: a merge is not a pair of tokens", hint=KEEP_HINT
             ) from error
     strange = next((merge for merge in made if merge.count(" ") != 1), None)
     if strange is not None:
@@ -62,14 +62,14 @@ def read_merges(merges: Any, where: str) -> tuple[str, ...]:
 def check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
     """Return merges as tokenizer.json has them.
 
-    Raises `TokenizerError` for one whose parts, or what they make, are no tokens.
+    Raises `TokenizerError` for one whose parts, or what they make, are not tokens.
     """
     made = list(merges)
     for merge in made:
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise TokenizerError(
-                f"the merge {merge!r:.200} is of what are no tokens",
+                f"the merge {merge!r:.200} is of what are not tokens",
                 hint=f"`tokenizer.ggml.merges` is damaged; {KEEP_HINT}",
             )
     return made

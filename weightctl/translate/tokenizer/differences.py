@@ -1,4 +1,4 @@
-"""Where llama.cpp treats text otherwise than a tokenizer's files say, in sentences for people.
+"""Differences of llama.cpp from a tokenizer's files, in sentences for people.
 
 GGUF has no place for these: a normalizer of byte-level BPE, which spaces an added token takes with
 it, a post_processor of more than a first and a last token, a decoder. Their files' own words are

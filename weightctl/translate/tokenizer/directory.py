@@ -135,10 +135,12 @@ def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) 
         ends = ()
     flags = dict(tokenizer.flags)
     if tokenizer.model != "bert":  # llama.cpp surrounds its texts in any case
-        told = read_flags(files, special, ids)
+        stated = read_flags(files, special, ids)
         # Without a tokenizer.json the reader knows what the model's own class does.
         known = tokenizer.flags if files.tokenizer is None else dict[str, bool]()
-        flags |= {flag: told[flag] for flag in told if flag in files.config or flag not in known}
+        flags |= {
+            flag: stated[flag] for flag in stated if flag in files.config or flag not in known
+        }
     templates = {**tokenizer.chat_templates, **read_chat_templates(files)}
     complete = replace(tokenizer, special=special, ends=ends, flags=flags, chat_templates=templates)
     _check_text(complete, files.directory)
@@ -153,5 +155,5 @@ def _check_text(tokenizer: Tokenizer, directory: str) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:  # JSON can hold halves of characters
         raise TokenizerError(
-            f"{directory}: a token of its tokenizer is no Unicode text: {error}", hint=KEEP_HINT
+            f"{directory}: a token of its tokenizer is not Unicode text: {error}", hint=KEEP_HINT
         ) from error

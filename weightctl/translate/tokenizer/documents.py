@@ -100,6 +100,6 @@ def _format_json(document: Any, indent: int | None = None) -> bytes:
         ) from error
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"a token, or a template, is no Unicode text: {error}",
+            f"a token, or a template, is not Unicode text: {error}",
             hint=f"the file was written by a faulty tool; {KEEP_HINT}",
         ) from error

@@ -80,20 +80,20 @@ class Encoder:
         self, config: Mapping[str, Any], word: str, found: Sequence[int]
     ) -> list[int]:
         """Return what tokenizer_config.json makes of the tokens at one side, as transformers."""
-        told, named = config.get(f"add_{word}_token"), config.get(f"{word}_token")
+        is_added, named = config.get(f"add_{word}_token"), config.get(f"{word}_token")
         content = named.get("content") if is_object(named) else named
         is_text = isinstance(content, str)
         token = self._call(self._tokenizer.token_to_id, content) if is_text else None
-        if token is None or not isinstance(told, bool):
+        if token is None or not isinstance(is_added, bool):
             return [*found]
-        if told:
+        if is_added:
             return [*found] or [token]
         return [] if [*found] == [token] else [*found]
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except BaseException as error:  # a panic of the library's is no `Exception`
+        except BaseException as error:  # a panic of the library's is not an `Exception`
             panicked = type(error).__name__ == "PanicException"
             if not panicked and not isinstance(error, Exception):
                 raise

@@ -57,9 +57,9 @@ class TokenizerFiles:
 
         tokenizer_config.json comes before special_tokens_map.json. Raises `TokenizerError`.
         """
-        told = (self.document("special_tokens_map.json") or {}, self.config)
+        documents = (self.document("special_tokens_map.json") or {}, self.config)
         made: dict[str, str] = {}
-        for document in told:
+        for document in documents:
             for key, value in document.items():
                 content = value.get("content") if is_object(value) else value
                 if key.endswith("_token") and isinstance(content, str):
@@ -96,7 +96,9 @@ def _data(path: str) -> bytes | None:
     try:
         file = open_reader(path)
         if file.size > _MAX_SIZE:
-            raise TokenizerError(f"{path}: {file.size} bytes are no tokenizer's", hint=_UNREADABLE)
+            raise TokenizerError(
+                f"{path}: {file.size} bytes are not a tokenizer's", hint=_UNREADABLE
+            )
         return file.read(0, file.size)
     except FormatError as error:
         raise TokenizerError(f"{path}: {error.reason}", hint=_UNREADABLE) from error
@@ -107,7 +109,7 @@ def _text(path: str) -> str | None:
     try:
         return None if data is None else str(data, "utf-8")
     except ValueError as error:
-        raise TokenizerError(f"{path}: it is no UTF-8: {error}", hint=_UNREADABLE) from error
+        raise TokenizerError(f"{path}: it is not UTF-8: {error}", hint=_UNREADABLE) from error
 
 
 def _document(path: str) -> dict[str, Any] | None:
@@ -117,7 +119,7 @@ def _document(path: str) -> dict[str, Any] | None:
     try:
         document = json.loads(written)
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: it is no JSON: {error}", hint=_UNREADABLE) from error
+        raise TokenizerError(f"{path}: it is not JSON: {error}", hint=_UNREADABLE) from error
     if not is_object(document):
-        raise TokenizerError(f"{path}: it is no JSON object", hint=_UNREADABLE)
+        raise TokenizerError(f"{path}: it is not a JSON object", hint=_UNREADABLE)
     return document

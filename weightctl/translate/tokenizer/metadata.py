@@ -164,7 +164,7 @@ def _scores(
     scores = tuple(_array(metadata[key], key, where))
     _check_count(scores, count, key, where)
     if not all(isinstance(score, float) for score in scores):
-        raise TokenizerError(f"{where}: `{key}` holds what is no float", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` holds what is not a float", hint=_HINT)
     return scores
 
 
@@ -174,7 +174,7 @@ def _charsmap(metadata: Mapping[str, MetadataValue], where: str) -> bytes | None
         return None
     content = list(_array(metadata[key], key, where))
     if not all(isinstance(each, int) for each in content):
-        raise TokenizerError(f"{where}: `{key}` holds what is no byte", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` holds what is not a byte", hint=_HINT)
     return bytes(each & 0xFF for each in content)  # some tools write it as i8
 
 
@@ -182,7 +182,7 @@ def _strings(metadata: Mapping[str, MetadataValue], name: str, where: str) -> tu
     key = f"{_PREFIX}{name}"
     strings = tuple(_array(metadata[key], key, where))
     if not all(isinstance(each, str) for each in strings):
-        raise TokenizerError(f"{where}: `{key}` holds what is no string", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` holds what is not a string", hint=_HINT)
     return strings
 
 

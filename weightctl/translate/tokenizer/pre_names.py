@@ -1,4 +1,4 @@
-"""What GGUF calls the rules that text is cut by before BPE: `tokenizer.ggml.pre`.
+"""GGUF's names for the rules that text is cut by before BPE: `tokenizer.ggml.pre`.
 
 Names, regular expressions and what else a name decides are those of llama.cpp's `llama-vocab.cpp`.
 """

@@ -1,4 +1,4 @@
-"""What a model's tokenizer is, in the terms that GGUF keeps it in."""
+"""A model's tokenizer, in the terms that GGUF keeps it in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """What both dialects say of a tokenizer.
+    """What both naming conventions say of a tokenizer.
 
     `model` is `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE with
     scores), "bert" (WordPiece), "t5" (unigram). `pre` is `tokenizer.ggml.pre`. `tokens` are spelt

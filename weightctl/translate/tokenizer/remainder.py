@@ -1,4 +1,4 @@
-"""What only Hugging Face's files say of a tokenizer, kept so that they can be made again.
+"""The parts of a tokenizer that only Hugging Face's files have, kept for the way back.
 
 GGUF has no word for how text is truncated, which spaces an added token swallows, or which of two
 rules that llama.cpp takes for one a tokenizer was made with. It is one JSON string, under a key
@@ -43,8 +43,8 @@ def remember_document(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
     if document is None:
         listed = list_added_entries(files)
         flags = _unusual(({**listed[token], "id": token} for token in listed), tokenizer)
-        told: dict[str, Any] = {"parts": {}, "model": {}, "added": flags}
-        return _with(tokenizer, told) if listed else tokenizer
+        remainder: dict[str, Any] = {"parts": {}, "model": {}, "added": flags}
+        return _with(tokenizer, remainder) if listed else tokenizer
     model = document.get("model")
     vocabulary = model.get("vocab") if is_object(model) else None
     added = document.get("added_tokens")
@@ -72,8 +72,8 @@ def remember_document(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
     )
 
 
-def _with(tokenizer: Tokenizer, told: Mapping[str, Any]) -> Tokenizer:
-    text = json.dumps({"of": _identity(tokenizer), **told}, separators=(",", ":"))
+def _with(tokenizer: Tokenizer, remainder: Mapping[str, Any]) -> Tokenizer:
+    text = json.dumps({"of": _identity(tokenizer), **remainder}, separators=(",", ":"))
     return tokenizer if len(text) > _MAX_SIZE else replace(tokenizer, remainder=text)
 
 
@@ -98,9 +98,9 @@ def _exchange_charsmap(part: Any, texts: Mapping[Any, Any]) -> Any:
 
 def restore_document(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of tokenizer.json with what was remembered of the one it was."""
-    told = _read_remainder(tokenizer)
-    parts = told.get("parts")
-    model = told.get("model")
+    remainder = _read_remainder(tokenizer)
+    parts = remainder.get("parts")
+    model = remainder.get("model")
     if not is_object(parts) or not is_object(model):
         return dict(document)
     kind = document["model"]["type"]
@@ -109,12 +109,12 @@ def restore_document(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[
     stored = {own: written for written, own in _map_charsmap(tokenizer).items()}
     made = dict(document)
     made |= {part: _exchange_charsmap(parts[part], stored) for part in _PARTS if part in parts}
-    told_of_model = {key: value for key, value in model.items() if key not in _VOCABULARY}
-    made["model"] = {**document["model"], **told_of_model}
-    made["added_tokens"] = _usual(document["added_tokens"], told.get("added"))
+    model_settings = {key: value for key, value in model.items() if key not in _VOCABULARY}
+    made["model"] = {**document["model"], **model_settings}
+    made["added_tokens"] = _usual(document["added_tokens"], remainder.get("added"))
     vocabulary = made["model"].get("vocab")
     if is_object(vocabulary):
-        outside = _ids(told.get("outside"), len(tokenizer.tokens))
+        outside = _ids(remainder.get("outside"), len(tokenizer.tokens))
         named = {entry["content"] for entry in made["added_tokens"] if entry["id"] in outside}
         made["model"]["vocab"] = {
             text: token for text, token in vocabulary.items() if text not in named
@@ -132,10 +132,10 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 def _read_remainder(tokenizer: Tokenizer) -> dict[str, Any]:
     try:
-        told = json.loads(tokenizer.remainder or "null")
+        remainder = json.loads(tokenizer.remainder or "null")
     except (ValueError, RecursionError):
         return {}
-    return told if is_object(told) and told.get("of") == _identity(tokenizer) else {}
+    return remainder if is_object(remainder) and remainder.get("of") == _identity(tokenizer) else {}
 
 
 def _identity(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -159,10 +159,10 @@ def _unusual(entries: Iterable[Mapping[str, Any]], tokenizer: Tokenizer) -> list
     ]
 
 
-def _usual(entries: Iterable[dict[str, Any]], told: Any) -> list[dict[str, Any]]:
+def _usual(entries: Iterable[dict[str, Any]], added: Any) -> list[dict[str, Any]]:
     flags = {
         entry["id"]: {flag: entry[flag] for flag in _FLAGS if isinstance(entry.get(flag), bool)}
-        for entry in (told if is_list(told) else [])
+        for entry in (added if is_list(added) else [])
         if is_object(entry) and isinstance(entry.get("id"), int)
     }
     made: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""How text is cut before byte-level BPE: tokenizer.json's normalizer and pre_tokenizer as one rule.
+"""The cutting of text before byte-level BPE: tokenizer.json's two steps as one rule.
 
 A rule is what the two say, in one form: the regular expressions that each piece is split with in
 turn, matches and what is between them alike, and where its bytes become characters.

@@ -1,4 +1,4 @@
-"""Which tokens are special, and whether they surround a text: in the words of both dialects."""
+"""Special tokens, and whether they surround a text, in both naming conventions."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def read_flags(
         "add_eos_token": around.last is not None and ids.get(around.last) in ends,
     }
     for flag in made:
-        told = files.config.get(flag)
-        if isinstance(told, bool) and not around.is_separated:
-            made[flag] = told
+        setting = files.config.get(flag)
+        if isinstance(setting, bool) and not around.is_separated:
+            made[flag] = setting
     if around.is_separated:
         made["add_sep_token"] = True
     return made

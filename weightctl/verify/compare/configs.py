@@ -66,9 +66,9 @@ def find_differences(
 ) -> list[ConfigDifference]:
     """Return in which keys two checkpoints of one family differ, those that count.
 
-    What the dialects always have in their own way is no difference, nor is a value that follows
-    from another that differs. The length of the context counts where positions have a table of
-    their own, and else `with_context`: it changes no short text, and cuts long ones.
+    What the naming conventions always have in their own way is not a difference, nor is a value
+    that follows from another that differs. The length of the context counts where positions have a
+    table of their own, and else `with_context`: it changes no short text, and cuts long ones.
     """
     own, other = spell_out_rope(subject), spell_out_rope(reference)
     found: list[ConfigDifference] = []
@@ -86,8 +86,8 @@ def find_differences(
         found.append(_compare_rope_scaling(subject, reference, own.config, other.config))
     if not found:
         # They follow from what is nowhere said, and is the same.
-        told = [each for each in unequal if each[0] in following]
-        return [_make_difference(subject, reference, *each) for each in told]
+        named = [each for each in unequal if each[0] in following]
+        return [_make_difference(subject, reference, *each) for each in named]
     # They come right with the rest.
     found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
     return found
@@ -136,7 +136,7 @@ def _list_unequal(
     given: Any = own
     for name in (each.name for each in fields_of(given)):
         value, wanted = getattr(own, name), getattr(other, name)
-        if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_dialect(subject, name):
+        if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_convention(subject, name):
             continue
         has_table = any(line.module == _POSITIONS for line in subject.family.names)
         if name == _CONTEXT and not (has_table or with_context):
@@ -153,15 +153,15 @@ def _is_same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-def _is_of_dialect(subject: RecognizedModel, field: str) -> bool:
-    """Whether no key says a field, and the dialect alone does."""
+def _is_of_convention(subject: RecognizedModel, field: str) -> bool:
+    """Whether no key says a field, and the naming convention alone does."""
     lines = [key for key in subject.family.keys if key.field == field]
     return not any(key.gguf or key.hugging_face or key.seen for key in lines)
 
 
 def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
     """Whether a window is such as GGUF may leave out, since llama.cpp reads past it."""
-    pair = {each.dialect: each.config for each in (subject, reference)}
+    pair = {each.convention: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     may_lack = len(pair) == 2 and in_gguf is None and not subject.family.keeps_window
@@ -208,12 +208,12 @@ def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
     own, other = _show(value), _show(wanted)
     if is_sequence(value) and is_sequence(wanted):
         own, other = show_values_apart(value, wanted)
-    said = f"is {own}, and {other} in the reference"
+    statement = f"is {own}, and {other} in the reference"
     if not where.is_stated:
-        said = f"is not said, which means {own}, and {other} in the reference"
+        statement = f"is not said, which means {own}, and {other} in the reference"
     is_called_otherwise = there.is_stated and there.key != where.key
     named = f", whose `{there.key}` it is" if is_called_otherwise else ""
-    return f"`{where.key}` {said}{named}"
+    return f"`{where.key}` {statement}{named}"
 
 
 def _say_value(where: Spelling, name: str, value: Any) -> str:
@@ -271,9 +271,9 @@ def spell_out_rope(checkpoint: RecognizedModel) -> Read:
     fields: Fields = checkpoint.fields
     try:
         for names in checkpoint.family.tensors(checkpoint.config):
-            told, tensor = names.line.told, checkpoint.tensors.get(names.module)
-            if told is not None and tensor is not None:
-                fields = told(fields, numbers_of(tensor))
+            add_fields, tensor = names.line.add_fields, checkpoint.tensors.get(names.module)
+            if add_fields is not None and tensor is not None:
+                fields = add_fields(fields, numbers_of(tensor))
         if fields is checkpoint.fields:
             return Read(fields, checkpoint.config)
         return Read(fields, checkpoint.family.make_config(checkpoint.family.checked(fields)))

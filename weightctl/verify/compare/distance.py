@@ -185,7 +185,7 @@ def is_within(pair: Pair, measured: Measured) -> bool:
 def rows_of_runs(pair: Pair, runs: list[int]) -> list[int]:
     """Return the rows, of one index of the first dimension each, that runs of numbers begin in.
 
-    They are counted as in the dialect that both are compared in.
+    They are counted as in the naming convention that both are compared in.
     """
     shape = pair.tensor.info.shape
     width = pair.tensor.info.size // shape[0] if shape and shape[0] else 1

@@ -106,10 +106,10 @@ def _list_views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
     """
     yield pair
     own = pairing.checkpoint
-    dialects: list[NamingConvention] = [] if own is None else [own.dialect]
+    conventions: list[NamingConvention] = [] if own is None else [own.convention]
     seen = {pair.tensor.origin.steps}
-    for dialect in (*dialects, "gguf"):
-        view = pairing.seen_in(dialect, pair)
+    for convention in (*conventions, "gguf"):
+        view = pairing.seen_in(convention, pair)
         if view is not None and view.tensor.origin.steps not in seen:
             seen.add(view.tensor.origin.steps)
             yield view

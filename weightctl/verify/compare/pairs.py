@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     OrderKey = tuple[str, int, tuple[str, ...]]
     Places = tuple[int, ...]
 
-__all__ = ["Pair", "Pairing", "convert_dialect", "explain_different_models", "pair_tensors"]
+__all__ = ["Pair", "Pairing", "convert_convention", "explain_different_models", "pair_tensors"]
 
-_DIALECTS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
+_CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _SAID: dict[NamingConvention, str] = {"gguf": "GGUF's", "hugging_face": "Hugging Face's"}
 
 
 class Pair(NamedTuple):
-    """One tensor of a checkpoint and the same one of the reference, both in one dialect.
+    """One tensor of a checkpoint and the same one of the reference, both in one naming convention.
 
     `module` is what our modules call it, `part` that without layer and expert, and `layer` its
     layer's number, None where it is of none. `name` and `reference_name` are what the checkpoints
@@ -123,8 +123,8 @@ class Pairing:
         """The pairs that are one part of several experts, by the part and the layer."""
         return _group(self.pairs, lambda pair: (pair.part, pair.layer))
 
-    def seen_in(self, dialect: NamingConvention, pair: Pair) -> Pair | None:
-        """Return a pair of this pairing as a dialect has it, None where that cannot be."""
+    def seen_in(self, convention: NamingConvention, pair: Pair) -> Pair | None:
+        """Return a pair of this pairing as a convention has it, None where that cannot be."""
         own, other = self.checkpoint, self.reference
         if pair.names is None or own is None or other is None:
             return pair
@@ -132,8 +132,8 @@ class Pairing:
         if tensor is None or counterpart is None:
             return pair
         try:
-            tensor = convert_dialect(pair.names, tensor, own, dialect)
-            counterpart = convert_dialect(pair.names, counterpart, other, dialect)
+            tensor = convert_convention(pair.names, tensor, own, convention)
+            counterpart = convert_convention(pair.names, counterpart, other, convention)
         except ConversionError:
             return None
         return pair._replace(tensor=tensor, reference=counterpart)
@@ -148,24 +148,24 @@ def _group(
     return found
 
 
-def convert_dialect(
+def convert_convention(
     names: TensorNames,
     tensor: ReadableTensor,
     checkpoint: RecognizedModel,
-    dialect: NamingConvention,
+    convention: NamingConvention,
 ) -> ReadableTensor:
-    """Return a tensor of a checkpoint as another dialect has it; itself where that is its own.
+    """Return a tensor of a checkpoint as another convention has it; itself where that is its own.
 
     Raises `ConversionError` where it is of another shape than the change between them can be done
     to.
     """
     change = names.change
-    if change is None or checkpoint.dialect == dialect:
+    if change is None or checkpoint.convention == convention:
         return tensor
     if not change.is_of_rows and tensor.info.encoding.block > 1:
         tensor = DerivedTensor(names.module, AsFloat32(), [tensor])
     config = checkpoint.config
-    step = change.to_gguf(config) if dialect == "gguf" else change.to_hugging_face(config)
+    step = change.to_gguf(config) if convention == "gguf" else change.to_hugging_face(config)
     return DerivedTensor(names.module, step, [tensor])
 
 
@@ -188,16 +188,17 @@ def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
 def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
     """Return a tree as a model like a known one; None where most of that is not there."""
     best: RecognizedModel | None = None
-    for dialect in _DIALECTS:
+    for convention in _CONVENTIONS:
         try:
-            found = match(weights, known.family, dialect, known.config, known.where)
+            found = match(weights, known.family, convention, known.config, known.where)
         except ArchitectureError:
             continue
         is_most = len(found.tensors) > len(found.missing)
         if is_most and (best is None or len(found.tensors) > len(best.tensors)):
             best = replace(
-                known, tree=weights, dialect=dialect, tensors=found.tensors, beside=found.beside,
-                missing=found.missing, unexpected=found.unexpected, stored=found.stored,
+                known, tree=weights, convention=convention, tensors=found.tensors,
+                beside=found.beside, missing=found.missing, unexpected=found.unexpected,
+                stored=found.stored,
             )  # fmt: skip
     return best
 
@@ -224,7 +225,7 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
                 made, reference, names, bits, reference_bits,
             )
         )  # fmt: skip
-    missing = [lines[each].name(own.dialect) or each for each in theirs if each not in mine]
+    missing = [lines[each].name(own.convention) or each for each in theirs if each not in mine]
     unexpected = [_name_stored(mine[each]) for each in mine if each not in theirs]
     left, rest = _list_beside_model(own), _list_beside_model(other)
     pairs += [
@@ -233,8 +234,8 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     missing += [rest[each] for each in rest if each not in left]
     unexpected += [left[each] for each in left if each not in rest]
     how = f"by the names of {other.family.name}"
-    if own.dialect != other.dialect:
-        how += f", {_SAID[own.dialect]} against {_SAID[other.dialect]}"
+    if own.convention != other.convention:
+        how += f", {_SAID[own.convention]} against {_SAID[other.convention]}"
     return Pairing(
         pairs=pairs,
         missing=list(dict.fromkeys(missing)),
@@ -250,10 +251,11 @@ def _complete(
 ) -> Mapping[str, ReadableTensor]:
     """Return a model's tensors, with those that it alone has in another form.
 
-    That is the embedding as output, and what its config says where the other dialect has numbers.
+    That is the embedding as output, and what its config says where the other naming convention has
+    numbers.
     """
     tensors = dict(own.tensors)
-    if own.dialect == "hugging_face" and other.dialect == "gguf":
+    if own.convention == "hugging_face" and other.convention == "gguf":
         for line in own.family.names:
             numbers = None if line.made is None else line.made(own.config)
             if numbers is not None and line.gguf is not None:
@@ -266,7 +268,7 @@ def _complete(
         and OUTPUT_WEIGHT in other.tensors
         and EMBEDDING_WEIGHT in tensors
     )
-    if is_tied and output is not None and output.name(own.dialect) not in own.missing:
+    if is_tied and output is not None and output.name(own.convention) not in own.missing:
         tensors[OUTPUT_WEIGHT] = tensors[EMBEDDING_WEIGHT]
     return tensors
 
@@ -280,16 +282,16 @@ def _convert_both(
     *,
     is_finer: bool,
 ) -> tuple[ReadableTensor, ReadableTensor]:
-    """Return both in one dialect, as they are where that cannot be done to their shapes.
+    """Return both in one naming convention, as they are where that cannot be done to their shapes.
 
     Where numbers change it is that of the one that has fewer bits, which stays as it is stored.
     """
-    dialect: NamingConvention = "gguf"
+    convention: NamingConvention = "gguf"
     if names.change is not None and not names.change.is_of_rows:
-        dialect = other.dialect if is_finer else own.dialect
+        convention = other.convention if is_finer else own.convention
     try:
-        return convert_dialect(names, tensor, own, dialect), convert_dialect(
-            names, reference, other, dialect
+        return convert_convention(names, tensor, own, convention), convert_convention(
+            names, reference, other, convention
         )
     except ConversionError:
         return tensor, reference
@@ -310,7 +312,7 @@ def _name_stored(tensor: ReadableTensor) -> str:
 def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
     """Return the tensors that are of no part of the model, by their names without a prefix."""
     return {
-        model.family.plain(name) if model.dialect == "hugging_face" else name: name
+        model.family.plain(name) if model.convention == "hugging_face" else name: name
         for name in model.unexpected
     }
 

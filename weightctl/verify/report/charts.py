@@ -60,12 +60,12 @@ def draw_activations(activations: Sequence[Activation]) -> Markup:
                 element("circle", cx=x, cy=y, r=2.5, class_=f"dot {class_}") for x, y in points
             ]
     for part, x in zip(activations, frame.places, strict=True):
-        told = f"{shorten(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
+        text = f"{shorten(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
         if part.nonfinite:
-            told += f", {pluralize(part.nonfinite, 'number')} NaN or infinite"
+            text += f", {pluralize(part.nonfinite, 'number')} NaN or infinite"
             y = frame.axis.at(part.rms)
             parts.append(element("circle", cx=x, cy=y, r=5, class_="dot bad"))
-        parts.append(_draw_tooltip(x, frame, told))
+        parts.append(_draw_tooltip(x, frame, text))
     entries = [("second", "greatest"), ("first", "root mean square")]
     if any(part.nonfinite for part in activations):
         entries.append(("bad", "NaN or infinite numbers"))
@@ -91,11 +91,11 @@ def draw_divergences(layers: Sequence[LayerDivergence]) -> Markup:
             parts.append(draw_line(x, usual, x, y, "stem bad"))
         radius = 5 if part.is_problem else min(3.5, half)
         parts.append(element("circle", cx=x, cy=y, r=radius, class_=f"dot {kind}"))
-        told = (
+        text = (
             f"{shorten(part.name, 60)}: {percent(part.divergence)}, usual {percent(part.expected)}"
             f" ({show_times(ratio_to_usual(part.divergence, part.expected))})"
         )
-        parts.append(_draw_tooltip(x, frame, told))
+        parts.append(_draw_tooltip(x, frame, text))
     entries = [("first", "divergence"), ("usual", "what the encodings usually cost")]
     if any(part.is_problem for part in layers):
         entries.append(("bad", "a problem"))
@@ -132,7 +132,7 @@ def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
     y = HEIGHT - _BOTTOM + 20
     texts = [shorten(name.removeprefix(_LAYER), 14) for name in names]
     taken: list[tuple[float, float]] = []
-    # Words first: they stand for what is no layer.
+    # Words first: they stand for what is not a layer.
     order = sorted(range(len(names)), key=lambda place: (names[place].startswith(_LAYER), place))
     for every in (10, 5, 2, 1):
         for place in order:
@@ -147,13 +147,13 @@ def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
     return labels
 
 
-def _draw_tooltip(x: float, frame: _Frame, told: str) -> Markup:
+def _draw_tooltip(x: float, frame: _Frame, text: str) -> Markup:
     """Return what shows a text when something of a part is pointed at, however small it is."""
     half = (frame.places[1] - frame.places[0]) / 2 if len(frame.places) > 1 else 20.0
     left, right = max(x - half, _LEFT), min(x + half, WIDTH - _RIGHT)
     return element(
         "rect",
-        element("title", told),
+        element("title", text),
         x=left,
         y=_TOP,
         width=right - left,
@@ -174,10 +174,10 @@ def draw_histogram(divergence: Divergence) -> Markup:
     parts: list[Markup] = []
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * (bottom - _ABOVE_BARS)
-        told = f"{100 * share * most / total:.0f} %"
+        text = f"{100 * share * most / total:.0f} %"
         parts += [
             draw_line(_MARGIN, y, _MARGIN + step * len(bars), y),
-            draw_label(told, _MARGIN - 8, y + 4, anchor="end"),
+            draw_label(text, _MARGIN - 8, y + 4, anchor="end"),
         ]
     for place, (below, count) in enumerate(bars):
         x, height = _MARGIN + step * place, count / most * (bottom - _ABOVE_BARS)

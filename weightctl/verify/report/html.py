@@ -84,8 +84,8 @@ def _render_problem(problem: Problem) -> Markup:
     parts: list[str] = [*where, mark_code(problem.statement), " "]
     parts.append(element("span", f"({problem.check})", class_="soft"))
     if problem.cause is not None:
-        told = mark_code(problem.cause.text)
-        cause = [element("b", "Likely cause: "), told, " "]
+        text = mark_code(problem.cause.text)
+        cause = [element("b", "Likely cause: "), text, " "]
         cause.append(element("span", f"({problem.cause.name})", class_="soft"))
         parts.append(element("div", *cause, class_="cause"))
     if problem.hint:

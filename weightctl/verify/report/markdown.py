@@ -113,13 +113,13 @@ def _mark_cell(text: str, column: Column) -> str:
 
 def _render_problem(problem: Problem) -> str:
     where = f"{quote_code(problem.where)}: " if problem.where else ""
-    told = f"- {where}{escape_text(problem.statement)} *({escape_text(problem.check)})*"
+    item = f"- {where}{escape_text(problem.statement)} *({escape_text(problem.check)})*"
     if problem.hint:
-        told = f"{told}\n  **Hint:** {escape_text(problem.hint)}"
+        item = f"{item}\n  **Hint:** {escape_text(problem.hint)}"
     if problem.cause is None:
-        return told
+        return item
     name, text = problem.cause
-    return f"{told}\n  **Likely cause:** {escape_text(text)} ({quote_code(name)})"
+    return f"{item}\n  **Likely cause:** {escape_text(text)} ({quote_code(name)})"
 
 
 def _join_rows(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:

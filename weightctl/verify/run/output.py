@@ -76,7 +76,7 @@ def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool
             last = list_next_tokens(logits[-1], given)
     figure = gathered.figure()
     ppl = None if figure.nonfinite else compute_perplexity(np.concatenate(found))
-    # To be no better than chance on tokens that are chance is no wonder.
+    # To be no better than chance on tokens that are chance is expected.
     is_lost = given.is_text and ppl is not None and ppl > running.vocabulary
     has_several = len(np.unique(given.ids[given.mask])) > 1
     text = _describe_nonfinite(figure) or judged.wrong(has_several=has_several, is_lost=is_lost)

@@ -53,7 +53,7 @@ def name_layer(number: int) -> str:
 
 
 def explain_unbuilt(error: WeightctlError) -> str:
-    """Return why a checkpoint is no model that can be run, in a line."""
+    """Return why a checkpoint is not a model that can be run, in a line."""
     return f"the model cannot be built: {error.headline} (`names` tells more)"
 
 
@@ -71,7 +71,7 @@ class Running:
     the checkpoint's tensors, by the names of our modules. Of a checkpoint that is `cut` for several
     ranks these compute it together, but for parts of which something is replaced; `grid` are those
     that do, and `notes` say why where they cannot. Raises `ArchitectureError` where the checkpoint
-    is no whole model, and `EngineError` where there is no torch or no such device.
+    is not a whole model, and `EngineError` where there is no torch or no such device.
     """
 
     def __init__(

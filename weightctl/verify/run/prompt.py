@@ -149,7 +149,7 @@ def _require_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConversionError(
-            f"the text is no UTF-8, from character {error.start} on", hint="give it in UTF-8"
+            f"the text is not UTF-8, from character {error.start} on", hint="give it in UTF-8"
         ) from error
 
 
@@ -174,7 +174,7 @@ def _draw_tokens(checkpoint: RecognizedModel, why: str) -> Prompt:
 
 
 def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
-    """Name those that are no tokens of a model, empty where all are."""
+    """Name those that are not tokens of a model, empty where all are."""
     vocabulary = checkpoint.config.vocabulary
     strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))
     if not strange:

@@ -28,8 +28,8 @@ class Ranks:
     """A model that the ranks of a sharded checkpoint compute together, all of them on one device.
 
     Those of one stage compute a layer. What a rank's file has of a weight is read from that. Raises
-    `ArchitectureError` where the checkpoint is no whole model, and `ShardingError` where its layers
-    cannot be cut for so many.
+    `ArchitectureError` where the checkpoint is not a whole model, and `ShardingError` where its
+    layers cannot be cut for so many.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Ranks:
         """Return what a rank has of a weight, which is a shard."""
         whole, rank = weight.shard_of, weight.shard_idx
         if whole is None or rank is None or weight.part is None:
-            raise ValueError(f"`{weight.name}` is no shard")
+            raise ValueError(f"`{weight.name}` is not a shard")
         tensor = self._tensors[rank][whole.name]
         made = DerivedTensor(weight.name, Sliced(weight.part), [tensor])
         source = source_of(self._trees[rank])
@@ -66,4 +66,4 @@ def _make_tree(gathered: GatheredSource) -> Checkpoint:
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
     """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
     family, config = checkpoint.family, checkpoint.config
-    return match(tree, family, checkpoint.dialect, config, checkpoint.where).tensors
+    return match(tree, family, checkpoint.convention, config, checkpoint.where).tensors

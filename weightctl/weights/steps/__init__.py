@@ -1,1 +1,1 @@
-"""What can be done to tensors on their way, a run of their bytes at a time; a module for each."""
+"""Steps that change tensors on their way, a chunk of bytes at a time; a module for each."""

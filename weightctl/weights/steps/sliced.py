@@ -68,13 +68,13 @@ def unfit(info: TensorInfo, part: Part) -> str:
     for axis, ranges in part:
         if not 0 <= axis <= last:
             return f"there is no axis {axis}"
-        told = " and ".join(f"{start} to {stop}" for start, stop in ranges)
+        shown = " and ".join(f"{start} to {stop}" for start, stop in ranges)
         if not all(0 <= start < stop <= info.shape[axis] for start, stop in ranges):
-            return f"axis {axis} of {info.shape[axis]} has no {told}"
+            return f"axis {axis} of {info.shape[axis]} has no {shown}"
         if axis == last and any(end % block for each in ranges for end in each):
-            return f"{told} of axis {axis} would break its blocks of {block}"
+            return f"{shown} of axis {axis} would break its blocks of {block}"
     if part and info.shape[last] % block:
-        return f"its rows are no whole blocks of {block}"
+        return f"its rows are not whole blocks of {block}"
     return ""
 
 

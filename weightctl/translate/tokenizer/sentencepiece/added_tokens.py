@@ -87,7 +87,7 @@ def added_tokens(files: TokenizerFiles) -> Iterator[tuple[object, str, bool]]:
     """Yield the id and text of each added token and whether it is special.
 
     A token that several files tell of comes once for each, what transformers heeds most at the
-    end. Raises `TokenizerError` for entries that are no tokens.
+    end. Raises `TokenizerError` for entries that are not tokens.
     """
     named = _find_role_texts(files.config)
     for text, index in (files.document("added_tokens.json") or {}).items():

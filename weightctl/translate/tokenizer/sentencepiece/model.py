@@ -51,16 +51,16 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: AR
     `TokenizerError` where neither file can be read.
     """
     document = files.tokenizer
-    is_told = document is not None and is_sentencepiece(document)
-    if document is not None and is_told and is_list(document["model"].get("vocab")):
+    is_described = document is not None and is_sentencepiece(document)
+    if document is not None and is_described and is_list(document["model"].get("vocab")):
         return _from_json(files, document)  # a unigram model's scores are all there
     for name in _MODEL_FILES:
         data = files.data(name)
         if data is not None:
             model = parse_sentencepiece(data, files.path(name))
-            if document is None or not is_told or _is_of(model, document):
+            if document is None or not is_described or _is_of(model, document):
                 return _from_model(files, model, files.path(name))
-    if document is not None and is_told:
+    if document is not None and is_described:
         return _from_json(files, document)
     if document is not None:
         raise TokenizerError(

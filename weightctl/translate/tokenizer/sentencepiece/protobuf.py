@@ -118,7 +118,7 @@ class _Reader:
                 try:
                     text = str(self._data[at:value], "utf-8")
                 except ValueError:
-                    raise self._error(at, "a piece is no UTF-8") from None
+                    raise self._error(at, "a piece is not UTF-8") from None
             elif number == 2 and wire == _FIXED32:
                 (score,) = struct.unpack_from("<f", self._data, at)
             elif number == 3 and wire == _VARINT:
@@ -171,7 +171,7 @@ class _Reader:
 
     def _error(self, offset: int, message: str) -> TokenizerError:
         return TokenizerError(
-            f"{self._path}, byte {offset}: this is no SentencePiece model: {message}", hint=_HINT
+            f"{self._path}, byte {offset}: this is not a SentencePiece model: {message}", hint=_HINT
         )
 
 

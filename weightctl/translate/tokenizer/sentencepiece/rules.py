@@ -1,4 +1,4 @@
-"""What a SentencePiece tokenizer does to text before its model, in the terms of GGUF.
+"""Treatment of text before a SentencePiece tokenizer's model, in the terms of GGUF.
 
 llama.cpp has two such tokenizers. "llama", a BPE, marks spaces and may put a mark before the text;
 it normalizes nothing. "t5", a unigram model, also applies SentencePiece's compiled normalizer and

@@ -95,7 +95,7 @@ class Judge:
             damaged = list(self._judge_scales(tensor))
         if survey.has_nonfinite:
             text = self._find_nonfinite(tensor)
-            # What a scale does to its block is no problem of its own.
+            # What a scale does to its block is not a problem of its own.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
             if cause is None and has_swapped_bytes(tensor):
                 cause = _SWAPPED
@@ -124,13 +124,13 @@ class Judge:
         kinds = [("NaN", nan), ("infinite", infinite)]
         if is_made(info.name):
             kinds = kinds[:1]  # masks are made of infinities
-        told = [
+        sentences = [
             f"{found.count:,} of {info.size:,} numbers {_say_are(found.count)} {kind}, "
             f"the first {_say_place(info, found.first)}"
             for kind, found in kinds
             if found.count
         ]
-        return "; ".join(told)
+        return "; ".join(sentences)
 
     def _judge_scales(self, tensor: ReadableTensor) -> Iterator[Finding]:
         info = tensor.info
@@ -191,8 +191,8 @@ def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
     found: set[str] = set()
     for names in checkpoint.family.tensors(checkpoint.config):
         is_gain = names.module.endswith("norm.weight")
-        is_less_one = names.change is PLUS_ONE and checkpoint.dialect == "hugging_face"
-        name = getattr(names, checkpoint.dialect)
+        is_less_one = names.change is PLUS_ONE and checkpoint.convention == "hugging_face"
+        name = getattr(names, checkpoint.convention)
         if is_gain and not is_less_one and name is not None:
             found.add(name)
     return frozenset(found)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Extremes", "ScaleSpread", "extract_powers", "magnitude_bits"]
 
-# A scale so many powers of two from the next is no outlier. In real models, in any encoding, there
-# are at most 3 between neighbours above the median; a flipped bit of an exponent makes up to 16.
+# A scale so many powers of two from the next is not an outlier. In real models, in any encoding,
+# there are at most 3 between neighbours above the median; a flipped bit of an exponent makes up to
+# 16.
 _TOO_FAR_ABOVE = 6
 _TOO_FAR_BELOW = 8
 # More of them are how the tensor is, not damage.
@@ -84,7 +85,7 @@ class Extremes:
         greatest, least = np.log2(form.as_float32(extremes))
         if not codes.size:
             return bool(greatest - least < _TOO_FAR_ABOVE)
-        # A list in order: a median of two middle codes may be no code.
+        # A list in order: a median of two middle codes may not be a code.
         usual = np.log2(form.as_float32(np.sort(codes)[codes.size // 2 :][:1]))[0]
         # One power less than what a look at all of them calls too far: this is a guess.
         is_small = bool(usual - least >= _TOO_FAR_BELOW - 1 or 2.0**usual < 2 * _COARSE)

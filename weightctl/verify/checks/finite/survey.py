@@ -137,7 +137,7 @@ def _look_at_values(found: Survey, start: int, numbers: Numbers) -> None:
     is_constant = numbers[-1, -1] == first and bool((numbers == first).all())
     found.add_constant(float(first) if is_constant else None)
     squares = _sum_squares(numbers)
-    # What is no positive number is of zeros, of what is not finite, or beyond what squares hold.
+    # What is not a positive number is of zeros, of what is not finite, or beyond what squares hold.
     zeros: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
     if not (squares.min() > 0 and squares.max() < np.inf):
         odd = ~((squares > 0) & (squares < np.inf))

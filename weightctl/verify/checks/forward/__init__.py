@@ -117,7 +117,7 @@ def _run_alone(request: Request, running: Running) -> Result:
         is_alone = request.reference is None and request.tokens is None and request.text is None
         ending = run_output(running, passed.x, given, must_make_sense=is_alone)
         figures += ending.figures
-        # What a part before has ruined is no fault of the output's.
+        # What a part before has ruined is not a fault of the output's.
         problems += ending.problems if is_sound else []
         problems += check_perplexity(
             request, given, ending.perplexity, has_logits=running.has_logits

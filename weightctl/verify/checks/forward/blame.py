@@ -10,7 +10,7 @@ from weightctl.verify.compare.configs import ConfigDifference, correct
 from weightctl.verify.compare.distance import is_within, run_limit
 from weightctl.verify.compare.explaining import computes_the_same
 from weightctl.verify.compare.measure import measure_pair
-from weightctl.verify.compare.pairs import convert_dialect
+from weightctl.verify.compare.pairs import convert_convention
 from weightctl.verify.results import Explanation, Problem
 from weightctl.verify.run.parts import OUTPUT, Running
 
@@ -72,9 +72,9 @@ class Blame:
         running = self._corrected or self._running
         trial = _Trial(part, running, self._lend_tensors(part, running))
         groups = self._list_pairs(part, running)
-        told = [groups[name] for name in first if name in groups]
-        if told and self._is_well_without(trial, told):
-            return self._find_guilty(told)
+        suspects = [groups[name] for name in first if name in groups]
+        if suspects and self._is_well_without(trial, suspects):
+            return self._find_guilty(suspects)
         if not is_searched:
             return []
         off = [group for group in groups.values() if any(map(self._is_off, group))]
@@ -134,7 +134,7 @@ class Blame:
                 made[pair.module] = pair.reference
                 continue
             try:
-                made[pair.module] = convert_dialect(pair.names, tensor, other, own.dialect)
+                made[pair.module] = convert_convention(pair.names, tensor, other, own.convention)
             except ConversionError:
                 continue
         return made
@@ -147,7 +147,7 @@ class Blame:
         names = {each.module: each for each in other.family.tensors(other.config)}
         lacking = [name for name in running.weights_of(part.name) if name not in own.tensors]
         return {
-            name: convert_dialect(names[name], other.tensors[name], other, own.dialect)
+            name: convert_convention(names[name], other.tensors[name], other, own.convention)
             for name in lacking
             if name in names and name in other.tensors
         }

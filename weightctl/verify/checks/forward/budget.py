@@ -11,7 +11,7 @@ from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
 from weightctl.verify.compare.cost import PairSide
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.compare.pairs import convert_dialect
+from weightctl.verify.compare.pairs import convert_convention
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 
@@ -40,7 +40,7 @@ _MOST_CHANGED = 0.5
 def degrade(
     pair: Pair, subject: RecognizedModel, reference: RecognizedModel
 ) -> ReadableTensor | None:
-    """Return the reference's tensor, in its dialect, as far off as the subject's may be.
+    """Return the reference's tensor, in its naming convention, as far off as the subject's may be.
 
     None where the subject's should be equal to it, and where no encoding explains a difference, as
     of shapes.
@@ -58,19 +58,19 @@ def degrade(
     is_plain = min(side.bits for side in sides) >= _PLAIN
     if is_alike and (is_plain or not _is_otherwise_quantized(pair)):
         return None
-    step = Degraded(*sides, is_again=is_alike)
+    step = Degraded(*sides, is_repeated=is_alike)
     if not step.costs:
         return None
     # Blocks are of rows: they are those of the side that has the fewer bits.
-    dialect = (subject if pair.bits <= pair.reference_bits else reference).dialect
+    convention = (subject if pair.bits <= pair.reference_bits else reference).convention
     try:
-        turned = convert_dialect(pair.names, own, subject, dialect)
-        wanted = convert_dialect(pair.names, other, reference, dialect)
+        turned = convert_convention(pair.names, own, subject, convention)
+        wanted = convert_convention(pair.names, other, reference, convention)
         if turned.info.shape != wanted.info.shape:
             return None
         made = DerivedTensor(pair.module, step, [wanted, turned])
-        turned_back = replace(reference, dialect=dialect)
-        return convert_dialect(pair.names, made, turned_back, reference.dialect)
+        turned_back = replace(reference, convention=convention)
+        return convert_convention(pair.names, made, turned_back, reference.convention)
     except ConversionError:
         return None
 
@@ -79,14 +79,14 @@ def degrade(
 class Degraded:
     """Numbers of the first tensor as they are `stored`, and as far off as the second's are too.
 
-    The second is stored as `other` says the first is. Both have one shape. With `is_again` both
+    The second is stored as `other` says the first is. Both have one shape. With `is_repeated` both
     are quantized alike, and are not the same: what they were made of nobody knows, and the numbers
     are off by what is usual.
     """
 
     stored: PairSide
     other: PairSide
-    is_again: bool = False
+    is_repeated: bool = False
 
     @property
     def costs(self) -> bool:
@@ -127,7 +127,7 @@ class Degraded:
         self, inputs: Sequence[ReadableTensor], first: int, last: int, row: int
     ) -> F32:
         numbers = read_values(inputs[0], first, last - first).reshape(-1, row)
-        if self.is_again:
+        if self.is_repeated:
             return _add_noise(numbers, self.stored.typical, first)
         made = numbers
         if _is_worth_counting(self.stored, self.other):

@@ -54,10 +54,10 @@ class Agreement:
 
 def _measure_divergences(reference: F32, logits: F32) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
-        said, other = compute_log_probabilities(reference), compute_log_probabilities(logits)
-        terms = np.exp(said) * (said - other)
-        # What cannot be said by one and is not by the other is no difference.
-        terms[(said == -np.inf) & (reference == -np.inf)] = 0
+        expected, other = compute_log_probabilities(reference), compute_log_probabilities(logits)
+        terms = np.exp(expected) * (expected - other)
+        # What cannot be said by one and is not by the other is not a difference.
+        terms[(expected == -np.inf) & (reference == -np.inf)] = 0
         found: F64 = terms.sum(axis=-1)
     # Of equal distributions rounding leaves a little less than nothing.
     return np.where(np.isfinite(found), np.maximum(found, 0), np.inf)

@@ -27,8 +27,8 @@ __all__ = ["Predictions", "predict"]
 class Predictions:
     """The agreement of two models' distributions, and how well each foretells what follows.
 
-    Perplexities are None where nothing is foretold, where the tokens are no text, and where what is
-    said is not finite.
+    Perplexities are None where nothing is foretold, where the tokens are not text, and where what
+    is said is not finite.
     """
 
     agreement: Agreement
@@ -59,9 +59,9 @@ def predict(
         agreement.add(other, logits)
         gathered.add(logits)
         of_these = targets[start : start + step]
-        told = of_these >= 0
-        lost.append(compute_losses(logits[told], of_these[told]))
-        other_lost.append(compute_losses(other[told], of_these[told]))
+        is_target = of_these >= 0
+        lost.append(compute_losses(logits[is_target], of_these[is_target]))
+        other_lost.append(compute_losses(other[is_target], of_these[is_target]))
         last = list_next_tokens(logits[-1], given)
     perplexities = [compute_perplexity(np.concatenate(each)) for each in (lost, other_lost)]
     own_one, other_one = perplexities if given.is_text else (None, None)

@@ -36,14 +36,15 @@ class ComparedPart:
     """A part of the subject, given what the reference's is given.
 
     `found` says how far what it gives is from what the reference's gives, and `expected` how far
-    the reference's own would be with weights as far off as the encodings put them. `again` tells
-    how far a model's part is with some weights replaced: the subject's, or one that is corrected.
+    the reference's own would be with weights as far off as the encodings put them. `recompute`
+    tells how far a model's part is with some weights replaced: the subject's, or one that is
+    corrected.
     """
 
     name: str
     found: Share
     expected: Share
-    again: Callable[[Running, Replaced], Share]
+    recompute: Callable[[Running, Replaced], Share]
 
     @property
     def is_beyond(self) -> bool:
@@ -52,7 +53,7 @@ class ComparedPart:
 
     def is_well(self, running: Running, replaced: Replaced) -> bool:
         """Whether a model's part is not, with some weights replaced."""
-        return not is_beyond(self.again(running, replaced), self.expected)
+        return not is_beyond(self.recompute(running, replaced), self.expected)
 
 
 class Walk:
@@ -80,11 +81,11 @@ class Walk:
         ids, mask = self._prompt.ids, self._prompt.mask
         wanted = self.wanted
 
-        def again(running: Running, replaced: Replaced) -> Share:
+        def recompute(running: Running, replaced: Replaced) -> Share:
             return self._measure_share(running.begin(ids, mask, replaced).x, wanted, wanted)
 
         found = self._measure_share(self.own, wanted, wanted)
-        return self._compare_part(EMBEDDING, found, again)
+        return self._compare_part(EMBEDDING, found, recompute)
 
     def layer(self, number: int) -> ComparedPart:
         """Go through a layer, and compare it."""
@@ -92,7 +93,7 @@ class Walk:
         wanted = self.reference.layer(number, given, self._beside.beside)
         added = _subtract(wanted, given)
 
-        def again(running: Running, replaced: Replaced) -> Share:
+        def recompute(running: Running, replaced: Replaced) -> Share:
             beside = self._make_flow(running).beside
             made = running.layer(number, given, beside, replaced)
             return self._measure_share(made, wanted, added)
@@ -104,7 +105,7 @@ class Walk:
         self.wanted = wanted
         self._note(name_layer(number))
         found = self._measure_share(forced, wanted, added)
-        return self._compare_part(name_layer(number), found, again)
+        return self._compare_part(name_layer(number), found, recompute)
 
     def output(self) -> ComparedPart:
         """Compare what is said at some positions behind the last layer."""
@@ -113,21 +114,21 @@ class Walk:
         few = given[chosen][None]
         wanted = center(self.reference.end(few)[0])
 
-        def again(running: Running, replaced: Replaced) -> Share:
+        def recompute(running: Running, replaced: Replaced) -> Share:
             made = running.end(few, replaced)[0]
             width = min(made.shape[-1], wanted.shape[-1])
             aim = wanted[:, :width]
             return measure_share(center(made[:, :width]), aim, aim)
 
-        return self._compare_part(OUTPUT, again(self.subject, {}), again)
+        return self._compare_part(OUTPUT, recompute(self.subject, {}), recompute)
 
     def _compare_part(
-        self, name: str, found: Share, again: Callable[[Running, Replaced], Share]
+        self, name: str, found: Share, recompute: Callable[[Running, Replaced], Share]
     ) -> ComparedPart:
         expected = Share(0.0, 0.0)
         if found.beyond > ROUNDING and (far_off := self._far_off(name)):
-            expected = again(self.reference, far_off)
-        return ComparedPart(name, found, expected, again)
+            expected = recompute(self.reference, far_off)
+        return ComparedPart(name, found, expected, recompute)
 
     def _far_off(self, name: str) -> dict[str, ReadableTensor]:
         found: dict[str, ReadableTensor] = {}

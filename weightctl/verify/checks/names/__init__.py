@@ -112,17 +112,17 @@ def _report_no_config(subject: Subject) -> Problem:
 
 def _find_nearest(subject: Subject) -> str:
     header = header_of(subject.stored)
-    dialect: NamingConvention = "gguf" if header.format == "gguf" else "hugging_face"
-    return describe_nearest(header.tensors.values(), dialect)
+    convention: NamingConvention = "gguf" if header.format == "gguf" else "hugging_face"
+    return describe_nearest(header.tensors.values(), convention)
 
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:
     """Say why nothing is known of a model, and what is nearest to it."""
-    said = "it is of no family that is known" if refusal is None else refusal.message
+    reason = "it is of no family that is known" if refusal is None else refusal.message
     near = _find_nearest(subject)
     if refusal is not None and isinstance(refusal, UnknownArchitectureError):
         near = refusal.hint
-    return f"{said}; {near}" if near else said
+    return f"{reason}; {near}" if near else reason
 
 
 def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:

@@ -106,8 +106,8 @@ def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | No
     if ARCHITECTURE in header_of(weights).metadata:
         name = header_of(weights).metadata[ARCHITECTURE].content
         alike = [family for family in families if family.gguf_name == name]
-        told = [each for each in alike if each.is_of and each.is_of(header_of(weights).metadata)]
-        return next(iter(told or alike), None)
+        named = [each for each in alike if each.is_of and each.is_of(header_of(weights).metadata)]
+        return next(iter(named or alike), None)
     kind = document.get(MODEL_TYPE)
     return next((family for family in families if kind in family.model_types), None)
 

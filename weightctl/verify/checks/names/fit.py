@@ -74,7 +74,7 @@ def measure_fit(checkpoint: RecognizedModel) -> Fit:
         shape = shape_of(names, checkpoint.config)
         tensor = checkpoint.tensors.get(names.module)
         if tensor is None:
-            name = names.name(checkpoint.dialect) or names.module
+            name = names.name(checkpoint.convention) or names.module
             missing.setdefault(name, Wanted(name, names, shape))
             continue
         info = tensor.info

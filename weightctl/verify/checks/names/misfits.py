@@ -54,7 +54,7 @@ def _find_fitting(checkpoint: RecognizedModel, fit: Fit) -> list[Correction]:
     may_help = fit.misshaped or _has_whole_layers(fit)
     if not may_help or _is_turned(fit):
         return []
-    document = checkpoint.document if checkpoint.dialect == "hugging_face" else None
+    document = checkpoint.document if checkpoint.convention == "hugging_face" else None
     return find_corrections(checkpoint.tree, checkpoint.family, document, fit, fields)
 
 
@@ -87,7 +87,7 @@ def _is_transposed(each: Misfit) -> bool:
 
 
 def _report_no_number(each: Misfit) -> Problem:
-    text = f"is of {each.info.encoding}, which is no encoding of a model's weights"
+    text = f"is of {each.info.encoding}, which is not an encoding of a model's weights"
     return Problem(where=each.name, text=text)
 
 
@@ -138,10 +138,10 @@ def _report_unexpected(
 
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
     """Return the key that says that there is no such bias, empty where none does."""
-    plain, dialect = checkpoint.family.plain, checkpoint.dialect
+    plain, convention = checkpoint.family.plain, checkpoint.convention
     kind = mask_numbers(plain(name))
     for line in checkpoint.family.names:
-        template = line.gguf if dialect == "gguf" else line.hugging_face
+        template = line.gguf if convention == "gguf" else line.hugging_face
         if not isinstance(line.bias, str) or template is None:
             continue
         if plain(f"{template.format('N', expert='N')}.bias") == kind:

@@ -43,14 +43,14 @@ def blame_forgotten_output(checkpoint: RecognizedModel) -> Explanation:
 
 def note_tying(checkpoint: RecognizedModel) -> list[str]:
     """Return what a person should know of an output that is the embedding, or as good as that."""
-    family, dialect = checkpoint.family, checkpoint.dialect
-    names = (each.name(dialect) for each in family.copies(checkpoint.config))
+    family, convention = checkpoint.family, checkpoint.convention
+    names = (each.name(convention) for each in family.copies(checkpoint.config))
     tied = [name for name in names if name is not None]
     embedding, output = (checkpoint.tensors.get(name) for name in (EMBEDDING_WEIGHT, OUTPUT_WEIGHT))
     if output is not None and embedding is not None and is_same(output, embedding):
         name = output.info.name
         return [f"`{name}` is equal to the embedding: if the model is tied, it need not be stored"]
-    if dialect == "gguf" and tied:
+    if convention == "gguf" and tied:
         return [f"there is no `{tied[0]}`: the embedding is the output too, as in tied models"]
     plain = {family.plain(name) for name in tied}
     stored = [name for name in header_of(checkpoint.tree).tensors if family.plain(name) in plain]

@@ -39,7 +39,7 @@ class Counts(NamedTuple):
 def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Counts:
     """Compare how many tokens the tokenizer, the config and the embedding of a checkpoint have."""
     problems = list(_check_rows(checkpoint, fit))
-    if checkpoint.dialect == "gguf":
+    if checkpoint.convention == "gguf":
         return Counts([*problems, *_check_metadata(checkpoint)], [])
     directory = os.path.dirname(checkpoint.where)
     try:
@@ -78,7 +78,7 @@ def _check_rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
     for stored in fit.padded:
         key, rows = find_spelling(checkpoint, "vocabulary").key, stored.shape[0]
         cause = None
-        if checkpoint.dialect == "hugging_face":
+        if checkpoint.convention == "hugging_face":
             cause = Explanation("config", f"`{key}` is {count}, and {rows} would fit")
         text = f"has {rows} rows, and there are {count} tokens"
         yield Problem(where=stored.name, text=text, cause=cause)

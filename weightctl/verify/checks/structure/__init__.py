@@ -74,15 +74,19 @@ def _check_total(header: Header) -> Iterator[Problem]:
     """Yield the size that an index tells of all tensors, where that is another."""
     # A manifest of ranks tells the bytes of each tensor, and no sum.
     is_index = header.listing is not None and not header.shardings
-    told = _read_stated_size(header.listing) if is_index and header.listing else None
+    stated_size = _read_stated_size(header.listing) if is_index and header.listing else None
     # Some writers count a tensor as often as it has names.
     once = sum(extent.nbytes for extent in header.extents.values())
-    again = sum(header.extents[name].nbytes for name in header.aliases.values())
-    if header.listing is not None and told is not None and told not in {once, once + again}:
+    repeated = sum(header.extents[name].nbytes for name in header.aliases.values())
+    if (
+        header.listing is not None
+        and stated_size is not None
+        and stated_size not in {once, once + repeated}
+    ):
         yield Problem(
             where=header.listing,
-            text=f"`total_size` is {told:,}, and the tensors of all parts have {once:,} bytes: is "
-            "it the index of these files?",
+            text=f"`total_size` is {stated_size:,}, and the tensors of all parts have {once:,} "
+            "bytes: is it the index of these files?",
         )
 
 
@@ -158,9 +162,9 @@ def _note_no_framework(header: Header) -> Iterator[str]:
     if header.format != "safetensors" or not header.metadata:
         return
     value = header.metadata.get("format")
-    is_said = value is not None and value.type == TEXT and value.content in _FRAMEWORKS
+    is_stated = value is not None and value.type == TEXT and value.content in _FRAMEWORKS
     is_model = os.path.isfile(os.path.join(os.path.dirname(header.files[0]), CONFIG))
-    if is_model and not is_said:
+    if is_model and not is_stated:
         yield (
             "its metadata do not say `format`, and transformers before version 5 refuses such "
             "files; `weightctl convert` writes it"

@@ -104,11 +104,11 @@ def _run_reader(
     nbytes = sum(os.path.getsize(path) for path in paths)
     # Without -P a file of the working directory, perhaps a model's, could be taken for the reader.
     command = [sys.executable, "-P", "-W", "ignore", _CHILD, reader, str(memory + 2 * nbytes)]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603  # our own script; names of files are data to it
             [*command, *map(os.path.abspath, paths)],
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.DEVNULL,
             env=os.environ | _ONE_THREAD,
         )
@@ -121,8 +121,8 @@ def _run_reader(
         finally:
             process.kill()
             process.wait()
-        said.seek(0)
-        return [*_parse_lines(said.read())], ending
+        output.seek(0)
+        return [*_parse_lines(output.read())], ending
 
 
 def _parse_lines(raw: bytes) -> Iterator[dict[str, Any]]:
@@ -147,12 +147,12 @@ def _judge(
         number = int(line.get("begin", number))
         where = files[number].path
         if "error" in line:
-            said = _join_lines(line["error"])
+            message = _join_lines(line["error"])
             are_known = _are_known(files[number].header)
-            if are_known and any(part in said for part in _TOO_OLD):
-                reasons.append(f"it does not read such files: {said}")
+            if are_known and any(part in message for part in _TOO_OLD):
+                reasons.append(f"it does not read such files: {message}")
             else:
-                why = _explain_refusal(reader, said)
+                why = _explain_refusal(reader, message)
                 problems.append(Problem(where=where, text=f"{_CALLED[reader]} refuses it: {why}"))
                 refused.append(f"{os.path.basename(where)}: {why.partition('; ')[0]}")
         elif "tensors" in line:
@@ -173,15 +173,15 @@ def _judge(
     return Answer(reader, tuple(problems), next(iter(reasons), ending))
 
 
-def _join_lines(said: Any) -> str:
-    return printable(" ".join(str(said).split()))
+def _join_lines(text: Any) -> str:
+    return printable(" ".join(str(text).split()))
 
 
-def _explain_refusal(reader: str, said: str) -> str:
+def _explain_refusal(reader: str, text: str) -> str:
     """Say why a reader refuses a file; of what torch says of a pickle only what it is about."""
-    strange = _STRANGE.search(said) if reader == "torch" else None
+    strange = _STRANGE.search(text) if reader == "torch" else None
     if strange is None:
-        return said
+        return text
     name = strange[1]
     return (
         f"it also holds {_choose_article(name)} `{name}`; `weightctl convert IN OUT.pt` "

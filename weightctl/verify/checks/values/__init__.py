@@ -34,7 +34,7 @@ __all__ = ["check"]
 _BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the checkpoint was written")
 _FORGOTTEN = Explanation(
     "output_forgotten",
-    "the output was left out when the checkpoint was written, and is no copy of the embedding",
+    "the output was left out when the checkpoint was written, and is not a copy of the embedding",
 )
 _OTHER_MODEL = Explanation("different_models", "the reference is not the original of this model")
 _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
@@ -135,7 +135,7 @@ def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
 
 def _name_output(pair: Pair, pairing: Pairing) -> str:
     own = pairing.checkpoint
-    name = None if own is None or pair.names is None else pair.names.name(own.dialect)
+    name = None if own is None or pair.names is None else pair.names.name(own.convention)
     return name or pair.name
 
 

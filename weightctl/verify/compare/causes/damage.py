@@ -37,7 +37,7 @@ _OF_FACTOR = 1e-4
 # of the squares is missing.
 _LOOKED_AT, _MISSING = 16, 0.1
 _PIECE = 1 << 20
-# Zeros in place of numbers this small, next to all others, are no damage.
+# Zeros in place of numbers this small, next to all others, are not damage.
 _NOTHING = 1e-3
 _MOST_NAMED = 5
 
@@ -133,9 +133,9 @@ def find_lost_rows(pair: Pair, pairing: Pairing, found: Measured) -> Explanation
     if relative_root(wiped.rest, found.squares) > allowed_error(pair, found):
         return None
     whole, parts = (stored_rows(pair, rows) for rows in (wiped.whole, wiped.parts))
-    said = _say_rows(whole, parts)
+    subject = _say_rows(whole, parts)
     are = "is" if len(whole) + len(parts) == 1 else "are"
-    return Explanation("rows_lost", f"{said} {are} zeros: never written, or wiped")
+    return Explanation("rows_lost", f"{subject} {are} zeros: never written, or wiped")
 
 
 def _may_have_zeros(pair: Pair, found: Measured) -> bool:
@@ -189,10 +189,10 @@ def _find_zeros(own: F32, wanted: F32, least: float) -> NDArray[np.bool_]:
 
 
 def _say_rows(whole: Sequence[int], parts: Sequence[int]) -> str:
-    told = [_name_rows(whole)] if whole else []
+    texts = [_name_rows(whole)] if whole else []
     if parts:
-        told.append(f"part{'s' * (len(parts) > 1)} of {_name_rows(parts)}")
-    return " and ".join(told)
+        texts.append(f"part{'s' * (len(parts) > 1)} of {_name_rows(parts)}")
+    return " and ".join(texts)
 
 
 def _name_rows(rows: Sequence[int]) -> str:

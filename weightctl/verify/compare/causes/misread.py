@@ -42,7 +42,7 @@ def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
     if found.runs_unequal < _LEAST_DIFFERENT * found.runs and not found.nonfinite:
         return None
     own = pairing.checkpoint
-    view = pair if own is None else pairing.seen_in(own.dialect, pair)
+    view = pair if own is None else pairing.seen_in(own.convention, pair)
     if view is None:
         return None
     for step in _READINGS:
@@ -117,10 +117,10 @@ def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
     raw = bytearray(min(tensor.info.nbytes, 1 << 12))
     tensor.read_into(0, memoryview(raw))
     numbers = np.frombuffer(raw, np.uint8)
-    again = _encode(_F32, encoding, _encode(encoding, _F32, numbers))
+    recoded = _encode(_F32, encoding, _encode(encoding, _F32, numbers))
     is_number = np.isfinite(numbers.view(np.float32))
-    bits, bits_again = (each.view(np.uint32)[is_number] for each in (numbers, again))
-    return np.array_equal(bits, bits_again)
+    bits, recoded_bits = (each.view(np.uint32)[is_number] for each in (numbers, recoded))
+    return np.array_equal(bits, recoded_bits)
 
 
 def _encode(encoding: Encoding, stored: Encoding, raw: U8) -> U8:

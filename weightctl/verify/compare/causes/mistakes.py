@@ -37,8 +37,8 @@ __all__ = [
 
 _ROPE = Explanation(
     "rope_rows",
-    "its rows are in the other dialect's order: the permutation of q and k for rotary embeddings "
-    "was left out, or done where it was done already",
+    "its rows are in the other naming convention's order: the permutation of q and k for rotary "
+    "embeddings was left out, or done where it was done already",
 )
 _GATE_AND_UP = Explanation(
     "gate_and_up_swapped", "the gate and up projections stand for one another"

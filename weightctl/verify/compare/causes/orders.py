@@ -258,7 +258,7 @@ def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Explanation 
     """Return that the rows or columns of a tensor are rolled, swapped or in another order."""
     del found
     own = pairing.checkpoint
-    view = pair if own is None else pairing.seen_in(own.dialect, pair)
+    view = pair if own is None else pairing.seen_in(own.convention, pair)
     if view is None:
         return None
     for axis, noun in _NOUNS.items():

@@ -49,7 +49,7 @@ def test_a_directory_that_does_not_exist_is_said_to_be(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_a_file_is_no_place_for_an_output(tmp_path: Path) -> None:
+def test_a_file_is_not_a_place_for_an_output(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(OLD)
     with pytest.raises(OutputError, match="does not exist"):
         save(Plan.copy(random_weights(1), "gguf"), tmp_path / "file" / "out.gguf")
@@ -69,7 +69,7 @@ def test_a_place_that_may_not_be_written_is_refused_as_such(kind: Kind, tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     weights = random_weights(1)
     huge = weights["layers.0.weight"].info._replace(shape=(1 << 40, 1024))
     plan = Plan.copy(weights, "gguf")

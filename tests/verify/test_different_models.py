@@ -53,9 +53,9 @@ def test_models_of_two_families_are_different_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size"])
 def test_one_size_that_differs_may_be_a_mistake(key: str, tmp_path: Path) -> None:
     own, other = llama(tmp_path / "own"), llama(tmp_path / "other", **{key: 3})
-    told = " ".join(each.text for each in against(own, other).problems)
-    assert told
-    assert "different models" not in told
+    reported = " ".join(each.text for each in against(own, other).problems)
+    assert reported
+    assert "different models" not in reported
 
 
 def test_the_check_that_runs_alone_tells_it(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def importance(**sizes: int) -> Importance:
     return Importance("i.gguf", values)
 
 
-def weighed(plan: Plan, **sizes: int) -> dict[str, tuple[int, ...] | None]:
+def plan_importance(plan: Plan, **sizes: int) -> dict[str, tuple[int, ...] | None]:
     found = apply_importance(plan, importance(**sizes)).items
     return {
         item.info.name: None if item.importance is None else item.importance.shape for item in found
@@ -72,7 +72,7 @@ def weighed(plan: Plan, **sizes: int) -> dict[str, tuple[int, ...] | None]:
 
 
 def test_each_matrix_of_a_tensor_has_its_own_row_of_importance() -> None:
-    found = weighed(planned(), **{MATRIX: 256, EXPERTS: 768})
+    found = plan_importance(planned(), **{MATRIX: 256, EXPERTS: 768})
     assert found == {EMBEDDING: None, NORM: None, MATRIX: (1, 256), EXPERTS: (3, 256)}
 
 
@@ -94,18 +94,18 @@ def test_the_types_that_heed_importance_are_those_of_ggml(encoding: str) -> None
 
 
 def test_what_stays_as_it_is_gets_nothing() -> None:
-    assert weighed(planned(), **{MATRIX: 256, NORM: 256})[NORM] is None
+    assert plan_importance(planned(), **{MATRIX: 256, NORM: 256})[NORM] is None
 
 
 def test_another_size_than_the_tensors_is_an_error_that_names_both() -> None:
     with pytest.raises(ConversionError, match=f"`{MATRIX}` has 256 columns, and i.gguf has 255"):
-        weighed(planned(), **{MATRIX: 255})
+        plan_importance(planned(), **{MATRIX: 255})
     with pytest.raises(ConversionError, match=f"`{EXPERTS}` has 3 x 256 columns, .* has 256 valu"):
-        weighed(planned(), **{EXPERTS: 256})
+        plan_importance(planned(), **{EXPERTS: 256})
 
 
 def test_an_embedding_of_another_size_is_quantized_without() -> None:
-    assert weighed(planned(), **{EMBEDDING: 9, MATRIX: 256})[EMBEDDING] is None
+    assert plan_importance(planned(), **{EMBEDDING: 9, MATRIX: 256})[EMBEDDING] is None
 
 
 def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> None:
@@ -117,7 +117,7 @@ def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> No
     )
 
 
-def test_what_was_left_out_of_the_plan_is_no_stranger() -> None:
+def test_what_was_left_out_of_the_plan_is_not_unmatched() -> None:
     plan = planned().only([MATRIX])
     assert apply_importance(plan, importance(**{MATRIX: 256, EXPERTS: 768})).notes == ()
 
@@ -161,7 +161,7 @@ def test_a_wrong_number_is_refused_before_anything_is_written_where_a_tensor_use
     assert apply_importance(planned(names=(MATRIX, NORM)), found).items[0].importance is not None
 
 
-def test_importance_that_overflows_a_scale_is_told_of_with_what_holds_the_tensor(
+def test_importance_that_overflows_a_scale_is_reported_with_what_holds_the_tensor(
     weightctl: Run, tmp_path: Path
 ) -> None:
     rows = np.ones((2, 256), np.float32)
@@ -181,15 +181,15 @@ def test_importance_that_overflows_a_scale_is_told_of_with_what_holds_the_tensor
 
 def test_the_matrix_of_another_model_is_refused() -> None:
     with pytest.raises(ConversionError, match="no entry for any tensor: it names `h") as error:
-        weighed(planned(), **{"h.0.w": 256})
+        plan_importance(planned(), **{"h.0.w": 256})
     assert error.value.hint
 
 
 def test_without_blocks_there_is_nothing_to_weigh() -> None:
     with pytest.raises(ConversionError, match="no tensor becomes one"):
-        weighed(planned("F16"), **{MATRIX: 256})
+        plan_importance(planned("F16"), **{MATRIX: 256})
     with pytest.raises(ConversionError, match="no tensor becomes one"):
-        weighed(Plan.copy(weights_of(ARRAYS), "gguf"), **{MATRIX: 256})
+        plan_importance(Plan.copy(weights_of(ARRAYS), "gguf"), **{MATRIX: 256})
 
 
 def test_metadata_says_what_weighed_as_that_of_llama_cpp_does() -> None:

@@ -11,7 +11,7 @@ import pytest
 import fault_files
 from faults import of
 from tensor_faults import MISTAKES, Mistake
-from verdicts import report_on, told
+from verdicts import explain, report_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,10 +30,10 @@ def made(source: Path, out: Path, mistake: Mistake) -> tuple[Path, tuple[str, ..
 
 def assert_caused(report: Report, where: tuple[str, ...], mistake: Mistake) -> None:
     """Fail where not exactly what was changed is named, each with its cause."""
-    assert {problem.where for problem in report.problems} == {*where}, told(report)
+    assert {problem.where for problem in report.problems} == {*where}, explain(report)
     for problem in report.problems:
-        assert problem.cause is not None, told(report)
-        assert problem.cause.name == mistake.cause, told(report)
+        assert problem.cause is not None, explain(report)
+        assert problem.cause.name == mistake.cause, explain(report)
         assert mistake.text in problem.cause.text
 
 
@@ -60,7 +60,7 @@ def test_a_mistake_that_was_quantized(
     quantized = healthy.converted(path, str(tmp_path / "a.gguf"), "--quant", kind)
     report = report_on(quantized, healthy(MODEL), ["values"])
     causes = {problem.cause and problem.cause.name for problem in report.problems}
-    assert causes == {MISTAKES[name].cause}, told(report)
+    assert causes == {MISTAKES[name].cause}, explain(report)
 
 
 READ_AS = [("bf16", np.float16), ("f16", ml_dtypes.bfloat16)]

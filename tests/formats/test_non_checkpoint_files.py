@@ -1,4 +1,4 @@
-"""What a file or a directory is that is no checkpoint: said plainly, from little of it."""
+"""What a file or a directory is that is not a checkpoint: said plainly, from little of it."""
 
 from __future__ import annotations
 
@@ -277,7 +277,9 @@ def test_a_directory_without_a_checkpoint_says_what_is_there(name: str, tmp_path
     assert hint in error.hint
 
 
-def test_links_to_nothing_and_what_is_no_file_are_said_of_a_directory(tmp_path: Path) -> None:
+def test_links_to_nothing_and_what_is_not_a_file_are_reported_for_a_directory(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "model.safetensors").symlink_to("../../blobs/0123")
     os.mkfifo(tmp_path / "model.gguf")
     message = error_of(tmp_path).message
@@ -285,7 +287,7 @@ def test_links_to_nothing_and_what_is_no_file_are_said_of_a_directory(tmp_path: 
     assert "`model.gguf` is a file that cannot be read: not a regular file" in message
 
 
-def test_a_format_that_is_asked_for_and_not_there_is_said_with_what_is(tmp_path: Path) -> None:
+def test_a_format_that_is_asked_for_and_not_there_is_reported_with_what_is(tmp_path: Path) -> None:
     fill(tmp_path, {"a.gguf": GGUF})
     with pytest.raises(FormatError, match=r"no safetensors file .*: it holds gguf \(`a\.gguf`\)"):
         open_weights(tmp_path, "safetensors")
@@ -301,7 +303,7 @@ def test_a_file_that_would_have_been_chosen_is_not_passed_over_in_silence(
     )
 
 
-def test_what_a_trainer_leaves_is_no_checkpoint_beside_one(tmp_path: Path) -> None:
+def test_what_a_trainer_leaves_is_not_a_checkpoint_beside_one(tmp_path: Path) -> None:
     fill(tmp_path, {"model.safetensors": SAFETENSORS})
     for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth"):
         fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")})})
@@ -328,9 +330,9 @@ def test_the_command_says_it_on_one_line_and_quickly(
 def test_an_index_that_is_something_else_says_what(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(POINTER)
-    assert "the index is no JSON: it is a Git LFS pointer" in error_of(path).message
+    assert "the index is not JSON: it is a Git LFS pointer" in error_of(path).message
     path.write_text(json.dumps({"weight_map": {"a": "b"}})[:-9])
-    assert "the index is no JSON: Unterminated string" in error_of(path).message
+    assert "the index is not JSON: Unterminated string" in error_of(path).message
 
 
 def test_parts_that_are_wrong_alike_are_said_together(tmp_path: Path) -> None:
@@ -376,7 +378,7 @@ def test_a_part_of_another_version_beside_a_set_is_nobodys_business(tmp_path: Pa
     assert list(open_weights(tmp_path).header.tensors) == list(LAYERS)
 
 
-def test_a_directory_of_many_strangers_is_looked_at_in_part(tmp_path: Path) -> None:
+def test_a_directory_of_many_non_checkpoint_files_is_looked_at_in_part(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}.gguf").write_bytes(bytes(1 << 20))
     before = time.process_time()

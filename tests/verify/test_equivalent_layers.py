@@ -11,7 +11,7 @@ import pytest
 import fault_files
 from faults import of
 from tensor_faults import heads_permuted, swapped_rows, units_permuted
-from verdicts import assert_healthy, report_on, told
+from verdicts import assert_healthy, explain, report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def assert_noted(path: Path, reference: Path, text: str) -> None:
     report = report_on(path, reference)
     assert_healthy(report)
     notes = [note for note in report.notes if SAME in note]
-    assert len(notes) == 1, told(report)
+    assert len(notes) == 1, explain(report)
     assert text in notes[0]
 
 
@@ -131,8 +131,8 @@ def test_one_side_alone_is_a_problem(
     files = fault_files.read(healthy(MODEL))
     where = permute(files, 1)
     report = report_on(files.write(tmp_path / "a"), healthy(MODEL), ["values"])
-    assert {problem.where for problem in report.problems} == {*where}, told(report)
-    assert {each.cause and each.cause.name for each in report.problems} == {cause}, told(report)
+    assert {problem.where for problem in report.problems} == {*where}, explain(report)
+    assert {each.cause and each.cause.name for each in report.problems} == {cause}, explain(report)
 
 
 def test_experts_without_their_router_are_a_problem(family: Family, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_experts_without_their_router_are_a_problem(family: Family, tmp_path: Pa
     permute = partial(experts_swapped, with_router=False)
     report = report_on(written(source, tmp_path / "a", permute, 1), source, ["values"])
     causes = {each.cause and each.cause.name for each in report.problems}
-    assert causes == {"expert_order"}, told(report)
+    assert causes == {"expert_order"}, explain(report)
 
 
 @pytest.mark.parametrize("checks", [["forward"], ["values", "forward"]])
@@ -151,7 +151,7 @@ def test_another_fault_of_the_layer_is_blamed_alone(
     files = fault_files.read(path)
     query = files.put(of("attention.q.weight"), -files.numbers(of("attention.q.weight")))
     report = report_on(files.write(tmp_path / "b"), healthy(MODEL), checks)
-    assert {problem.where for problem in report.problems} == {query}, told(report)
+    assert {problem.where for problem in report.problems} == {query}, explain(report)
 
 
 def test_a_limit_that_was_asked_for_holds_all_the_same(healthy: Models, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is no whole model of a known family crosses when a person says how, and not before."""
+"""What is not a whole model of a known family crosses when a person says how, and not before."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_of_no_part_of_a_model_is_refused_until_it_is_excluded(
     assert len(names(tmp_path / "out.gguf")) == len(tensors)
 
 
-def test_a_pattern_for_both_what_is_and_what_is_no_part_leaves_both_out(
+def test_a_pattern_for_both_what_is_and_what_is_not_a_part_leaves_both_out(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     tensors = changed(tiny_llama, tmp_path / "in")
@@ -89,7 +89,7 @@ def test_a_pattern_for_both_what_is_and_what_is_no_part_leaves_both_out(
     assert not [name for name in names(out) if "norm" in name]
 
 
-def test_a_pattern_for_nothing_is_refused_beside_one_for_what_is_no_part(
+def test_a_pattern_for_nothing_is_refused_beside_one_for_what_is_not_a_part(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     tensors = changed(tiny_llama, tmp_path / "in")
@@ -137,7 +137,7 @@ def test_an_unknown_family_is_copied_into_a_directory(
     ],
     ids=["missing", "of another shape", "of another number of heads", "unexpected"],
 )  # fmt: skip
-def test_what_is_no_whole_model_is_refused_with_the_tensors_name(
+def test_what_is_not_a_whole_model_is_refused_with_the_tensors_name(
     weightctl: Run, tiny_llama: Path, tmp_path: Path, name: str, shape: tuple[int, ...] | None,
     says: str,
 ) -> None:  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_rule_renames_what_keeps_its_names_otherwise(weightctl: Run, tmp_path:
         ("[rename]\nnothing = 'b'", "no tensor's name matches `nothing`"),
         ("[rename]\n'k_proj' = 'v_proj'", "would be called `model.layers.0.self_attn.v_proj"),
         ("[rename]\n'layers' = '\\1'", "invalid group reference 1"),
-        ("rename", "is no TOML"),
+        ("rename", "is not TOML"),
     ],
     ids=["unmatched", "collision", "no such capture", "no TOML"],
 )

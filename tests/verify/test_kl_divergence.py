@@ -47,7 +47,7 @@ def test_a_token_that_the_reference_alone_rules_out_does_not_count() -> None:
     assert _divergences([[0, -np.inf]], [[0, -50]]) == pytest.approx([0.0], abs=1e-12)
 
 
-def test_what_is_no_number_diverges_without_end() -> None:
+def test_what_is_not_a_number_diverges_without_end() -> None:
     assert _divergences([[0, 1]], [[np.nan, 1]]) == [np.inf]
 
 

@@ -74,7 +74,7 @@ def test_the_parts_together_need_all_the_weights(family: str) -> None:
     assert needed == set(checkpoint(family).tensors)
 
 
-def test_a_part_s_name_is_no_beginning_of_another_s() -> None:
+def test_a_part_s_name_is_not_a_beginning_of_another_s() -> None:
     running = Running(small_models.checkpoint(small_models.llama(num_hidden_layers=11)))
     assert all(name.startswith("layers.1.") for name in running.weights_of("layers.1"))
 
@@ -117,7 +117,7 @@ def test_tokens_that_the_model_does_not_know_are_refused() -> None:
         Running(checkpoint("llama")).begin(IDS + 96, MASK)
 
 
-def test_a_checkpoint_that_is_no_whole_model_is_refused() -> None:
+def test_a_checkpoint_that_is_not_a_whole_model_is_refused() -> None:
     lacking = replace(checkpoint("llama"), missing=["norm.weight"])
     with pytest.raises(ArchitectureError, match=r"norm\.weight"):
         Running(lacking)

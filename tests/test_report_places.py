@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_report_is_no_file_of_the_output(
+def test_a_report_is_not_a_file_of_the_output(
     weightctl: Run, tiny_llama: Path, tmp_path: Path, name: str
 ) -> None:
     out = tmp_path / "out"
@@ -34,7 +34,7 @@ def test_a_report_is_no_file_of_the_output(
 
 
 @pytest.mark.parametrize("name", ["a.gguf", "a-00001-of-00005.gguf", "a-00005-of-00005.gguf"])
-def test_a_report_is_no_part_of_the_output(
+def test_a_report_is_not_a_part_of_the_output(
     weightctl: Run, tiny_llama: Path, tmp_path: Path, name: str
 ) -> None:
     done = weightctl(

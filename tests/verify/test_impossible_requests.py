@@ -31,7 +31,7 @@ def with_tokenizer(tmp_path: Path) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"tokens": (1, 700)}, "the tokens 700 are none of the model's"),
         ({"tokens": ()}, "no tokens"),
@@ -39,13 +39,13 @@ def with_tokenizer(tmp_path: Path) -> Subject:
     ],
 )
 def test_what_the_model_cannot_run_on_is_refused_before_anything_is_checked(
-    asked: dict[str, Any], said: str, without_tokenizer: Subject
+    asked: dict[str, Any], message: str, without_tokenizer: Subject
 ) -> None:
     done: list[str] = []
     request = Request(
         subject=without_tokenizer, progress=lambda doing, _: done.append(doing), **asked
     )
-    with pytest.raises(ConversionError, match=said):
+    with pytest.raises(ConversionError, match=message):
         verify(request)
     assert not done
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are no whole model of a known family, and people's own rules for them."""
+"""Checkpoints that are not a whole model of a known family, and people's own rules for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def llama(
     return stated(tensors, directory=directory, config=CONFIG | changes)
 
 
-def stranger(directory: Path, **shapes: tuple[int, ...]) -> Weights:
+def unknown_model(directory: Path, **shapes: tuple[int, ...]) -> Weights:
     """Return a checkpoint of no family, with dots for the double underscores of its names."""
     tensors = {name.replace("__", "."): (shape, "F32") for name, shape in shapes.items()}
     return stated(tensors, directory=directory, config={"model_type": "mamba"})
@@ -70,12 +70,12 @@ def parts_of(weights: Weights, grid: Grid, own: CutRules | None = None) -> dict[
 
 def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> None:
     with pytest.raises(ArchitectureError, match="mamba") as caught:
-        shard_plan(stranger(tmp_path, a=(4, 4)), Grid(2))
+        shard_plan(unknown_model(tmp_path, a=(4, 4)), Grid(2))
     assert "--plan FILE says how its tensors are cut" in caught.value.hint
 
 
-def test_what_people_do_not_name_of_a_stranger_is_whole(tmp_path: Path) -> None:
-    weights = stranger(tmp_path, in_proj=(6, 4), out_proj=(4, 6), scale=(), none=(0, 4))
+def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) -> None:
+    weights = unknown_model(tmp_path, in_proj=(6, 4), out_proj=(4, 6), scale=(), none=(0, 4))
     own = rules(tmp_path, "in_proj = 'rowwise'", "out_proj = 'columnwise'")
     plan = shard_plan(weights, Grid(2), rules=own)
     assert {name: each.strategy for name, each in plan.shardings.items()} == {
@@ -86,8 +86,8 @@ def test_what_people_do_not_name_of_a_stranger_is_whole(tmp_path: Path) -> None:
     assert plan.notes[1:] == ("2 weights that the plan does not name are not cut",)
 
 
-def test_layers_of_a_stranger_are_those_that_names_say(tmp_path: Path) -> None:
-    weights = stranger(tmp_path, emb=(4, 4), layers__0__a=(4, 4), layers__1__a=(4, 4))
+def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> None:
+    weights = unknown_model(tmp_path, emb=(4, 4), layers__0__a=(4, 4), layers__1__a=(4, 4))
     found = parts_of(weights, Grid(2, 1, 2), rules(tmp_path, "a = 'rowwise'"))
     assert found == {
         "emb": [[*range(4)]] * 4,
@@ -98,8 +98,8 @@ def test_layers_of_a_stranger_are_those_that_names_say(tmp_path: Path) -> None:
         shard_plan(weights, Grid(1, 1, 3), rules=rules(tmp_path, "a = 'rowwise'"))
 
 
-def test_experts_of_a_stranger_are_shared_out_over_all_groups(tmp_path: Path) -> None:
-    weights = stranger(tmp_path, layers__0__experts=(4, 3, 2), layers__0__a=(4, 4))
+def test_experts_of_an_unknown_model_are_shared_out_over_all_groups(tmp_path: Path) -> None:
+    weights = unknown_model(tmp_path, layers__0__experts=(4, 3, 2), layers__0__a=(4, 4))
     own = rules(tmp_path, "experts = 'expert_parallel'", "a = 'rowwise'")
     assert parts_of(weights, Grid(2, 2), own) == {
         "layers.0.experts": [[0], [1], [2], [3]],
@@ -115,7 +115,7 @@ def test_people_are_asked_before_the_family(tmp_path: Path) -> None:
     assert plan.notes == ("18 weights that the plan does not name are cut as those of llama",)
 
 
-def test_rules_that_decide_on_nothing_are_told_of(tmp_path: Path) -> None:
+def test_rules_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     own = rules(tmp_path, "down_proj = 'columnwise'", "mlp = 'replicate'", "'1.mlp' = 'replicate'",
                 "experts = 'expert_parallel'")  # fmt: skip
     notes = shard_plan(llama(tmp_path), Grid(2), rules=own).notes
@@ -145,7 +145,7 @@ def test_a_rule_that_cannot_be_followed_names_itself_and_the_tensor(tmp_path: Pa
         shard_plan(llama(tmp_path), Grid(2), rules=own)
 
 
-def test_tensors_that_are_missing_are_told_of(tmp_path: Path) -> None:
+def test_tensors_that_are_missing_are_reported(tmp_path: Path) -> None:
     plan = shard_plan(llama(tmp_path, without=DOWN), Grid(2))
     assert plan.notes == (f"1 tensor of llama is missing, as `{DOWN}`",)
     assert DOWN not in plan.shardings
@@ -206,7 +206,7 @@ def test_a_tensor_that_is_two_parts_which_are_cut_otherwise_needs_a_rule(tmp_pat
     assert shard_plan(weights, Grid(2), rules=own).shardings[up].parts == ((), ())
 
 
-def test_a_checkpoint_without_tensors_is_no_model_but_people_may_cut_it(tmp_path: Path) -> None:
+def test_a_checkpoint_without_tensors_is_not_a_model_but_people_may_cut_it(tmp_path: Path) -> None:
     weights = stated({}, directory=tmp_path, config=CONFIG)
     with pytest.raises(ArchitectureError, match="2 layers, and there are 0 tensors"):
         shard_plan(weights, Grid(2))
@@ -216,7 +216,7 @@ def test_a_checkpoint_without_tensors_is_no_model_but_people_may_cut_it(tmp_path
 
 @pytest.mark.parametrize("grid", [Grid(0), Grid(1, 0), Grid(1, 1, -1)])
 def test_numbers_of_ranks_begin_with_one(tmp_path: Path, grid: Grid) -> None:
-    with pytest.raises(ShardingError, match="no numbers of ranks"):
+    with pytest.raises(ShardingError, match="not numbers of ranks"):
         shard_plan(llama(tmp_path), grid)
 
 
@@ -255,9 +255,9 @@ def test_each_number_of_ranks_works_or_has_a_tensor_in_its_way(tmp_path: Path) -
     assert list(found) == [4, 3, 0, 1, 5]
     assert found[4] is found[1] is None
     assert "q_proj.weight` of shape [64, 64] cannot be cut" in str(found[3])
-    assert "no numbers of ranks" in str(found[0])
+    assert "not numbers of ranks" in str(found[0])
     with pytest.raises(ArchitectureError, match="mamba"):
-        possible(stranger(tmp_path, a=(4, 4)), [2])
+        possible(unknown_model(tmp_path, a=(4, 4)), [2])
 
 
 def test_blocks_are_in_the_way_before_heads_are() -> None:

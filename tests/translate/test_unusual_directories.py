@@ -1,4 +1,4 @@
-"""Models' directories in which something is no file, lies elsewhere, or is nested too deeply."""
+"""Models' directories in which something is not a file, lies elsewhere, or is nested too deeply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(tiny_llama: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("content", [POINTER, "<!DOCTYPE html>", "", "[]", None])
-def test_a_config_that_is_none_is_told_before_names_are_kept(
+def test_a_config_that_is_none_is_reported_before_names_are_kept(
     model: Path, content: str | None
 ) -> None:
     path = model / "config.json"
@@ -83,13 +83,13 @@ def test_what_experts_of_a_stack_go_through_reads_alike_so_that_plans_fold_them(
     assert str(StackedEntry(0)) == str(StackedEntry(127))
 
 
-def test_a_pooling_whose_config_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_pooling_whose_config_is_missing_is_reported(tmp_path: Path) -> None:
     module = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
-    told: list[str] = []
-    assert pooling_keys(str(tmp_path), "bert", told.append) == {}
-    assert "1_Pooling" in told[0]
-    assert "--set bert.pooling_type:u32=1" in told[0]
+    reported: list[str] = []
+    assert pooling_keys(str(tmp_path), "bert", reported.append) == {}
+    assert "1_Pooling" in reported[0]
+    assert "--set bert.pooling_type:u32=1" in reported[0]
 
 
 def test_eight_bit_floats_whose_scales_are_missing_are_refused(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import fault_files
 from faults import inject
-from verdicts import report_on, told
+from verdicts import explain, report_on
 from weightctl.verify import Explanation, Request, Subject, verify
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def texts(path: Path, reference: Path) -> dict[str | None, str]:
     """Return what is said of what is named."""
     report = report_on(path, reference, ["forward"])
-    assert report.problems, told(report)
+    assert report.problems, explain(report)
     return {problem.where: problem.text for problem in report.problems}
 
 
