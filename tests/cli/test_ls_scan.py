@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from assembly import call, stream, whole
+from assembly import call, stream, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +235,16 @@ def test_allow_is_repeatable_and_counts_in_json(weightctl: Run, tmp_path: Path) 
         ("known", True),
         ("known", True),
     ]
+
+
+def test_a_name_that_is_put_together_while_it_loads_is_never_allowed(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    made_up = whole(call("builtins.str", "os") + text("system") + b"\x93")
+    (tmp_path / "a.pkl").write_bytes(made_up)
+    done = weightctl("ls", "--scan", "-q", "a.pkl", "--allow", "*", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "a.pkl: a name that is put together while it loads  unknown  " in done.stdout
 
 
 def test_what_cannot_be_judged_is_never_allowed(weightctl: Run, tmp_path: Path) -> None:
