@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import zipfile
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
-from assembly import call, stream, whole
+from assembly import call, stream, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +50,9 @@ def test_what_is_outside_the_list_is_exit_1(weightctl: Run, kind: str, tmp_path:
     (tmp_path / "a.bin").write_bytes(EVIL[kind])
     done = weightctl("ls", "--scan", tmp_path / "a.bin")
     assert done.returncode == 1, done.stderr
-    assert "1 outside the list" in done.stdout
-    assert "\n  os.system" in done.stdout
-    assert "dangerous" in done.stdout.partition("os.system")[2].splitlines()[0]
+    found, summary = done.stdout.splitlines()
+    assert found.startswith(f"{tmp_path / 'a.bin'}: os.system  dangerous  (byte ")
+    assert re.fullmatch(r"1 file, \d+ pickles?: 1 dangerous, 0 unknown, \d+ known", summary)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -61,8 +63,9 @@ def test_what_torch_writes_of_tensors_is_all_known(
     torch.save(root, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
     done = weightctl("ls", "--scan", tmp_path / "a.pt")
     assert done.returncode == 0, done.stdout
-    assert "all in the list" in done.stdout
-    assert "argparse.Namespace" in done.stdout
+    (summary,) = done.stdout.splitlines()
+    assert "0 dangerous, 0 unknown" in summary
+    assert "argparse.Namespace  known" in weightctl("ls", "--scan", "-v", tmp_path / "a.pt").stdout
 
 
 def test_every_file_of_a_directory_is_scanned(
@@ -70,7 +73,7 @@ def test_every_file_of_a_directory_is_scanned(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes((tiny_llama / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text("{}")
-    assert "no pickle in its 2 files" in weightctl("ls", "--scan", tmp_path).stdout
+    assert weightctl("ls", "--scan", tmp_path).stdout == "2 files, no pickles\n"
     (tmp_path / "training_args.bin").write_bytes(EVIL["in a zip"])
     done = weightctl("ls", "--scan", tmp_path, "--json")
     assert done.returncode == 1
@@ -88,8 +91,9 @@ def test_a_pickle_that_cannot_be_read_to_its_end_is_exit_1(weightctl: Run, tmp_p
     (tmp_path / "a.bin").write_bytes(HARMLESS[:-3])
     done = weightctl("ls", "--scan", tmp_path / "a.bin")
     assert done.returncode == 1
-    assert "not all of it can be read" in done.stdout
-    assert "unread" in done.stdout
+    assert f"{tmp_path / 'a.bin'}: cannot be judged: " in done.stdout
+    assert "  unread  (byte 0)\n" in done.stdout
+    assert done.stdout.endswith("0 dangerous, 0 unknown, 1 known, 1 unread\n")
 
 
 def test_a_pickle_that_is_compressed_is_read(weightctl: Run, tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_a_pickle_that_is_compressed_is_read(weightctl: Run, tmp_path: Path) -> 
         archive.writestr("archive/data.pkl", ATTACK * 10)
     done = weightctl("ls", "--scan", tmp_path / "a.pt")
     assert done.returncode == 1
-    assert "\n  os.system  dangerous" in done.stdout
+    assert "a.pt: os.system  dangerous" in done.stdout
 
 
 def test_each_global_has_a_severity(weightctl: Run, tmp_path: Path) -> None:
@@ -112,12 +116,58 @@ def test_each_global_has_a_severity(weightctl: Run, tmp_path: Path) -> None:
         ("builtins.eval", "dangerous", False),
         ("collections.OrderedDict", "known", True),
     ]
-    shown = weightctl("ls", "--scan", tmp_path / "a.pkl").stdout.splitlines()
-    assert [line.split()[:2] for line in shown[1:]] == [
-        ["builtins.eval", "dangerous"],
-        ["a.B", "outside"],
-        ["collections.OrderedDict", "known"],
+    path = tmp_path / "a.pkl"
+    shown = weightctl("ls", "--scan", "-v", path).stdout.splitlines()
+    assert [line.partition("  (")[0] for line in shown] == [
+        f"{path}: builtins.eval  dangerous",
+        f"{path}: a.B  unknown",
+        f"{path}: collections.OrderedDict  known",
+        "1 file, 1 pickle: 1 dangerous, 1 unknown, 1 known",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        ("posix.system", "dangerous"),
+        ("torch.nn.modules.linear.Linear", "unknown"),
+        ("torch.nn.Linear", "unknown"),
+        ("torch.nn.modules.os.system", "dangerous"),
+        ("torch._utils._rebuild_tensor_v2", "known"),
+    ],
+)
+def test_a_severity_says_what_a_global_can_do(
+    weightctl: Run, name: str, severity: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pkl").write_bytes(whole(call(name)))
+    done = weightctl("ls", "--scan", "-q", "-v", tmp_path / "a.pkl")
+    assert done.stdout == f"{tmp_path / 'a.pkl'}: {name}  {severity}  (byte 2)\n"
+
+
+def test_a_quiet_scan_prints_a_line_with_the_file_for_each_finding(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pkl").write_bytes(ATTACK)
+    (tmp_path / "b.pkl").write_bytes(whole(call("a.B")))
+    (tmp_path / "c.pkl").write_bytes(HARMLESS)
+    done = weightctl("ls", "--scan", "-q", ".", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "./a.pkl: os.system  dangerous  (byte 2)",
+        "./b.pkl: a.B  unknown  (byte 2)",
+    ]
+
+
+def test_one_summary_ends_the_scan_of_several_paths(weightctl: Run, tmp_path: Path) -> None:
+    for name, content in {"a": ATTACK, "b": ATTACK, "c": HARMLESS}.items():
+        (tmp_path / f"{name}.pkl").write_bytes(content)
+    done = weightctl("ls", "--scan", "a.pkl", "b.pkl", "c.pkl", cwd=tmp_path)
+    assert done.stdout.splitlines()[2:] == ["3 files, 3 pickles: 2 dangerous, 0 unknown, 1 known"]
+
+
+def test_a_compressed_npz_without_pickles_is_clean(weightctl: Run, tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.arange(100_000.0), b=np.array(["x"]))
+    done = weightctl("ls", "--scan", tmp_path / "a.npz")
+    assert (done.returncode, done.stdout) == (0, "1 file, no pickles\n")
 
 
 @pytest.mark.parametrize("kind", ["alone", "in a stream", "in a zip"])
@@ -128,7 +178,8 @@ def test_ls_warns_of_a_dangerous_global(
     (tmp_path / "a.bin").write_bytes(EVIL[kind])
     done = weightctl("ls", *options, tmp_path / "a.bin")
     assert done.returncode == 0, done.stderr
-    assert f"warning: {tmp_path / 'a.bin'}: its pickle names os.system" in done.stderr
+    assert f"warning: {tmp_path / 'a.bin'}: loading it elsewhere can run code" in done.stderr
+    assert "its pickle names os.system" in done.stderr
 
 
 def test_ls_does_not_warn_of_what_is_harmless(weightctl: Run, tmp_path: Path) -> None:
@@ -142,3 +193,85 @@ def test_scan_goes_with_no_other_question(weightctl: Run, tiny_llama: Path) -> N
     done = weightctl("ls", "--scan", "--flat", tiny_llama)
     assert done.returncode == 2
     assert "--scan reads pickles, and no tensors" in done.stderr
+
+
+NESTED = "torch.nn.torch.load"
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "code"),
+    [
+        ("mylib.nets.Net", "mylib.*", 0),
+        ("mylib.nets.Net", "mylib.nets.Net", 0),
+        ("mylib.nets.Net", "mylib.Net", 1),
+        ("mylib.nets.Net", "mylib", 1),
+        ("os.system", "os.system", 0),
+        ("os.system", "os.*", 1),
+        ("os.system", "*", 1),
+        (NESTED, "torch.nn.*", 1),
+        (NESTED, NESTED, 0),
+    ],
+)
+def test_an_allowed_global_counts_as_known(
+    weightctl: Run, name: str, pattern: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pkl").write_bytes(whole(call(name)))
+    assert weightctl("ls", "--scan", "a.pkl", cwd=tmp_path).returncode == 1
+    done = weightctl("ls", "--scan", "-v", "a.pkl", "--allow", pattern, cwd=tmp_path)
+    assert done.returncode == code
+    assert (f"a.pkl: {name}  known" in done.stdout) is not bool(code)
+    (tmp_path / "allow.txt").write_text(f"# what we trust\n\nother.*\n  {pattern}  # and why\n")
+    listed = weightctl("ls", "--scan", "a.pkl", "--allow-file", "allow.txt", cwd=tmp_path)
+    assert listed.returncode == code
+
+
+def test_allow_is_repeatable_and_counts_in_json(weightctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(whole(call("a.B") + b"0" + call("c.D")))
+    allowed = ("--allow", "a.*", "--allow", "c.?")
+    done = weightctl("ls", "--scan", "--json", "a.pkl", *allowed, cwd=tmp_path)
+    assert done.returncode == 0
+    (pickled,) = json.loads(done.stdout)["files"][0]["pickles"]
+    assert [(each["severity"], each["known"]) for each in pickled["globals"]] == [
+        ("known", True),
+        ("known", True),
+    ]
+
+
+def test_a_name_that_is_put_together_while_it_loads_is_never_allowed(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    made_up = whole(call("builtins.str", "os") + text("system") + b"\x93")
+    (tmp_path / "a.pkl").write_bytes(made_up)
+    done = weightctl("ls", "--scan", "-q", "a.pkl", "--allow", "*", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "a.pkl: a name that is put together while it loads  unknown  " in done.stdout
+
+
+def test_what_cannot_be_judged_is_never_allowed(weightctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(HARMLESS[:-3])
+    done = weightctl("ls", "--scan", "a.pkl", "--allow", "*", cwd=tmp_path)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_an_allow_file_that_cannot_be_read_is_an_error(
+    weightctl: Run, content: bytes | None, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pkl").write_bytes(HARMLESS)
+    if content is not None:
+        (tmp_path / "allow.txt").write_bytes(content)
+    done = weightctl("ls", "--scan", "a.pkl", "--allow-file", "allow.txt", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: allow.txt" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-v",), ("--allow", "a"), ("--allow-file", "a"), ("--sarif", "a"), ("--force",)],
+)
+def test_options_of_a_scan_need_it(
+    weightctl: Run, options: tuple[str, ...], tiny_llama: Path
+) -> None:
+    done = weightctl("ls", tiny_llama, *options)
+    assert done.returncode == 2
+    assert "are options of --scan" in done.stderr

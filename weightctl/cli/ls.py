@@ -68,6 +68,7 @@ class _Asked(NamedTuple):
             "weightctl ls fixtures/tiny-llama --meta",
             "weightctl ls fixtures/tiny-llama --meta format",
             "weightctl ls fixtures/training.pt --scan",
+            "weightctl ls fixtures/training.pt --scan -v --allow 'mylib.*'",
             "weightctl ls fixtures/tiny-llama --json",
         ]
     ),
@@ -99,8 +100,32 @@ def ls(
     scan: Annotated[
         bool,
         typer.Option(
-            "--scan", help="List every global that pickles name; exit 1 if one is unknown."
+            "--scan",
+            help="List the globals in pickles that can run code or are unknown; exit 1 if any.",
         ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --scan, list the known globals as well.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="With --scan, count such globals as known; a dangerous one needs its full name.",
+        ),
+    ] = None,
+    allow_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="With --scan, read patterns to allow: one on a line, # comments."
+        ),
+    ] = None,
+    sarif: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --scan, write the findings as SARIF 2.1.0."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace the file that --sarif names.")
     ] = False,
     as_json: Json = False,
     source: From = None,
@@ -110,22 +135,28 @@ def ls(
 
     Layers that are alike are shown once. Only headers are read, so size does not matter.
     """
+    if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
+        raise WeightctlError(
+            "-v, --allow, --allow-file, --sarif and --force are options of --scan",
+            hint="add --scan, or leave them out",
+        )
     asked = _Asked(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
         len(paths) > 1, scan,
     )  # fmt: skip
     _refuse_contradictions(asked)
+    if scan:
+        from weightctl.cli.scanned import ScanChoices, scan_paths
+
+        choices = ScanChoices(as_json, quiet, verbose, allow or (), allow_file, sarif, force)
+        raise typer.Exit(scan_paths(paths, choices))
     shown = 0
-    is_clean = True
     for path in paths:
         try:
-            if scan:
-                is_clean &= _show_scan(path, asked)
-            else:
-                weights = open_weights(path, source)
-                if shown and not as_json and not meta:
-                    show_lines([[]])
-                _show(path, weights, asked)
+            weights = open_weights(path, source)
+            if shown and not as_json and not meta:
+                show_lines([[]])
+            _show(path, weights, asked)
             shown += 1
         except OutputError:
             raise
@@ -133,15 +164,16 @@ def ls(
             if not asked.several:
                 raise
             complain(error)
-    if shown < len(paths) or not is_clean:
-        raise typer.Exit(2 if shown < len(paths) else 1)
+    if shown < len(paths):
+        raise typer.Exit(2)
 
 
 def _refuse_contradictions(asked: _Asked) -> None:
     others = (asked.is_flat, asked.depth, asked.meta is not None, asked.include, asked.exclude)
     if asked.scan and any(others):
         raise WeightctlError(
-            "--scan reads pickles, and no tensors", hint="with it go only --json and -q"
+            "--scan reads pickles, and no tensors",
+            hint="with it go only --json, -q, -v, --allow, --allow-file and --sarif",
         )
     if asked.depth is not None and asked.is_flat:
         raise WeightctlError(
@@ -152,12 +184,6 @@ def _refuse_contradictions(asked: _Asked) -> None:
         raise WeightctlError(
             "--meta shows no tensors", hint="leave out --flat, -l, --sort and --hash"
         )
-
-
-def _show_scan(path: str, asked: _Asked) -> bool:
-    from weightctl.cli.scanned import show_scan
-
-    return show_scan(path, as_json=asked.as_json, quiet=asked.quiet)
 
 
 def _show(path: str, weights: Checkpoint, asked: _Asked) -> None:

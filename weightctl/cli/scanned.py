@@ -4,79 +4,113 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.render import Cell, show_lines, show_table, show_text
-from weightctl.errors import FormatError
+from weightctl.cli.findings import ScannedFile
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    complain,
+    in_columns,
+    is_terminal,
+    shorten_name,
+    show_lines,
+    show_text,
+    width,
+)
+from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats import format_by_index
 from weightctl.formats.open.index import read_index
 from weightctl.formats.open.sets import part_of, set_of
-from weightctl.formats.scanning import Scanned, Severity, scan_file, unread
+from weightctl.formats.scanning import (
+    AllowList,
+    Scanned,
+    Severity,
+    read_allow_file,
+    scan_file,
+    unread,
+)
 from weightctl.storage.location import open_reader
 from weightctl.system.temporary import is_temporary
-from weightctl.text.wording import printable
+from weightctl.text.wording import pluralize, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.formats.pickles.scan import Named
+    from weightctl.cli.findings import ScanFinding
 
-__all__ = ["show_scan"]
+__all__ = ["ScanChoices", "scan_paths"]
 
 # A name may claim more than there could be.
 _MOST_PARTS = 1000
-_ORDER = [*Severity]
-_VERDICTS = {
+_LEAST_ROOM = 24
+_SARIF = ".sarif"
+_UNREAD = Cell("unread", "red")
+_WORDS = {
     Severity.DANGEROUS: Cell("dangerous", "red"),
-    Severity.UNKNOWN: Cell("outside", "red"),
+    Severity.UNKNOWN: Cell("unknown", "yellow"),
     Severity.KNOWN: Cell("known", "green"),
 }
 
 
-class _Found:
-    """A file, and the pickles in it.
+class ScanChoices(NamedTuple):
+    """The options of a scan, as they were given."""
 
-    `named` is what they name, each once, with the first pickle that does; what is dangerous comes
-    first, and what is known last. `problems` are the reasons why they cannot be judged.
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    allow: Sequence[str] = ()
+    allow_file: str | None = None
+    sarif: str | None = None
+    force: bool = False
+
+
+def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
+    """Print what the pickles at paths name; return the exit code.
+
+    A path is a file, any part of a set, an index, or a directory, of which every file is read, and
+    those below it. The code is 0 where all is known, 1 where it is not or cannot be judged, and 2
+    where a path cannot be read. Raises the error of the only path.
     """
+    listed = read_allow_file(choices.allow_file) if choices.allow_file is not None else []
+    allowed = AllowList([*choices.allow, *listed])
+    if choices.sarif is not None:
+        from weightctl.cli.sarif import check_sarif
 
-    def __init__(self, path: str, pickles: Sequence[Scanned]) -> None:
-        self.path = path
-        self.pickles = pickles
-        self.problems = [(each, each.names.problem) for each in pickles if each.names.problem]
-        named: dict[str, tuple[Scanned, Named]] = {}
-        for pickle in pickles:
-            for each in pickle.names.named:
-                named.setdefault(each.path, (pickle, each))
-        self.severities = {path: pickle.severity(path) for path, (pickle, _) in named.items()}
-        self.named = dict(
-            sorted(named.items(), key=lambda entry: _ORDER.index(self.severities[entry[0]]))
-        )
+        consulted = {choices.allow_file: "the allow-list"} if choices.allow_file else {}
+        check_sarif(choices.sarif, _inputs(paths), consulted, force=choices.force)
+    found: list[ScannedFile] = []
+    errors: list[str] = []
+    for path in paths:
+        try:
+            at_path = _scan(path, allowed)
+            if choices.as_json:
+                show_text(json.dumps(_document(path, at_path)) + "\n")
+            found += at_path
+        except OutputError:
+            raise
+        except (WeightctlError, OSError) as error:
+            if len(paths) == 1:
+                raise
+            complain(error)
+            errors.append(error.message if isinstance(error, WeightctlError) else str(error))
+    if not choices.as_json:
+        _show(found, choices)
+    code = 2 if errors else int(not all(each.is_clean for each in found))
+    if choices.sarif is not None:
+        from weightctl.cli.sarif import write_sarif
 
-    @property
-    def outside(self) -> int:
-        """How many globals are not in the closed list."""
-        return sum(each is not Severity.KNOWN for each in self.severities.values())
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all of it can be read, and names nothing but what is in the closed list."""
-        return not self.problems and not self.outside
+        findings = [each for file in found for each in file.findings]
+        write_sarif(choices.sarif, findings, errors, exit_code=code, force=choices.force)
+    return code
 
 
-def show_scan(path: str, *, as_json: bool, quiet: bool) -> bool:
-    """Print what the pickles at a path name; return whether all of that is in the closed list.
-
-    The path is a file, any part of a set, an index, or a directory, of which every file is read,
-    and those below it. Raises `FormatError` where there is nothing.
-    """
-    paths = _files(path)
-    found = [_Found(each, _pickles(each, alone=len(paths) == 1)) for each in paths]
-    if as_json:
-        show_text(json.dumps({"path": path, "files": [_document(each) for each in found]}) + "\n")
-    else:
-        _show(path, found, quiet=quiet)
-    return all(each.is_clean for each in found)
+def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
+    """Return what is found in each file at a path; raises `FormatError` where there is nothing."""
+    files = _files(path)
+    return [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
 
 
 def _pickles(path: str, *, alone: bool) -> list[Scanned]:
@@ -108,48 +142,91 @@ def _files(path: str) -> list[str]:
     return [os.path.join(directory, name) for name in names]
 
 
-def _show(path: str, found: Sequence[_Found], *, quiet: bool) -> None:
-    with_pickles = [each for each in found if each.pickles]
-    if not with_pickles and not quiet:
-        what = "no pickle in it" if len(found) == 1 else f"no pickle in its {len(found)} files"
-        show_lines([[Cell(printable(path), "bold"), Cell(f": {what}")]])
-    for each in with_pickles:
-        if not quiet:
-            title = [Cell(printable(each.path), "bold"), Cell(f": {_summary(each)}")]
-            show_lines([title])
-        show_table(_rows(each))
+def _inputs(paths: Sequence[str]) -> Iterator[str]:
+    """Yield the files that a report must not replace.
+
+    In a directory that is scanned it may replace the report of an earlier run.
+    """
+    for path in paths:
+        # What cannot be read is an error later, when it is scanned.
+        with suppress(WeightctlError, OSError):
+            for file in _files(path):
+                if not (os.path.isdir(path) and file.endswith(_SARIF)):
+                    yield file
 
 
-def _summary(found: _Found) -> str:
-    count, named, outside = len(found.pickles), found.named, found.outside
-    pickles = "1 pickle" if count == 1 else f"{count} pickles"
-    globals_ = "1 global" if len(named) == 1 else f"{len(named)} globals"
-    verdict = "" if found.problems else ", all in the list of what checkpoints need"
-    if outside:
-        verdict = f", {outside} outside the list of what checkpoints need"
-    cut = "; not all of it can be read" if found.problems else ""
-    return f"{pickles}, {globals_}{verdict}{cut}"
+def _show(found: Sequence[ScannedFile], choices: ScanChoices) -> None:
+    """Print each finding on a line, and a summary."""
+    shown = [
+        each
+        for file in found
+        for each in file.findings
+        if choices.verbose or each.severity is not Severity.KNOWN
+    ]
+    show_lines(_lines(shown))
+    if found and not choices.quiet:
+        show_lines([[Cell(_summary(found), "bold")]])
 
 
-def _rows(found: _Found) -> Iterator[Sequence[Cell]]:
-    for pickle, problem in found.problems:
-        yield (
-            Cell(f"  cannot be judged: {problem}"),
-            Cell("unread", "red"),
-            Cell(_where(pickle, pickle.start), "dim"),
+def _summary(found: Sequence[ScannedFile]) -> str:
+    """Return `3 files, 3 pickles: 2 dangerous, 0 unknown, 1 known`."""
+    files = pluralize(len(found), "file")
+    counts = Counter(each.severity for file in found for each in file.findings)
+    pickles = sum(each.pickle_count for each in found)
+    if not pickles and not counts:
+        return f"{files}, no pickles"
+    words = [f"{counts[each]:,} {each.value}" for each in Severity]
+    words += [f"{counts[None]:,} unread"] if counts[None] else []
+    return f"{files}, {pluralize(pickles, 'pickle')}: {', '.join(words)}"
+
+
+def _lines(findings: Sequence[ScanFinding]) -> list[list[Cell]]:
+    """Return `FILE: GLOBAL  severity  (byte N, member)` for each finding, on a terminal aligned."""
+    rows = [
+        (
+            f"{printable(each.path)}: ",
+            printable(each.text if each.severity else f"cannot be judged: {each.text}"),
+            _UNREAD if each.severity is None else _WORDS[each.severity],
+            Cell(_place(each), "dim"),
         )
-    for path, (pickle, named) in found.named.items():
-        verdict = _VERDICTS[found.severities[path]]
-        yield Cell(f"  {path}"), verdict, Cell(_where(pickle, named.offset), "dim")
+        for each in findings
+    ]
+    if not is_terminal():
+        return [
+            [Cell(file + name), word._replace(text=f"  {word.text}  "), place]
+            for file, name, word, place in rows
+        ]
+    # Only the names of globals give way, so that a file is always recognized.
+    gaps = 4
+    others = gaps + max(
+        (width(word.text) + width(place.text) for *_, word, place in rows), default=0
+    )
+    room = columns() - others
+    return in_columns(
+        [
+            (
+                Cell(file + shorten_name(name, max(room - width(file), _LEAST_ROOM))),
+                word,
+                place,
+            )
+            for file, name, word, place in rows
+        ],
+        None,
+    )
 
 
-def _where(pickle: Scanned, offset: int) -> str:
-    return f"byte {offset}" + (f", {pickle.member}" if pickle.member else "")
+def _place(finding: ScanFinding) -> str:
+    member = f", {printable(finding.member)}" if finding.member else ""
+    return f"(byte {finding.offset}{member})"
 
 
-def _document(found: _Found) -> dict[str, Any]:
+def _document(path: str, found: Sequence[ScannedFile]) -> dict[str, Any]:
+    return {"path": path, "files": [_file_document(each) for each in found]}
+
+
+def _file_document(file: ScannedFile) -> dict[str, Any]:
     return {
-        "path": found.path,
+        "path": file.path,
         "pickles": [
             {
                 "member": pickle.member or None,
@@ -159,12 +236,12 @@ def _document(found: _Found) -> dict[str, Any]:
                     {
                         "name": each.path,
                         "offset": each.offset,
-                        "known": pickle.is_known(each.path),
-                        "severity": pickle.severity(each.path).value,
+                        "known": file.severity(pickle, each.path) is Severity.KNOWN,
+                        "severity": file.severity(pickle, each.path).value,
                     }
                     for each in pickle.names.named
                 ],
             }
-            for pickle in found.pickles
+            for pickle in file.pickles
         ],
     }

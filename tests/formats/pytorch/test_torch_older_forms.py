@@ -209,7 +209,7 @@ def test_a_tar_without_tensors_is_read(tmp_path: Path, which: str, views: bytes)
 def test_the_pickles_of_a_tar_without_tensors_are_scanned(tmp_path: Path) -> None:
     path = tmp_path / "old.tar"
     path.write_bytes(tar_without_tensors(SEVERAL["dtypes"]))
-    done = CliRunner().invoke(app, ["ls", str(path), "--scan"])
+    done = CliRunner().invoke(app, ["ls", str(path), "--scan", "-v"])
     assert done.exit_code == 0
     assert "torch.DoubleStorage" in done.output
 

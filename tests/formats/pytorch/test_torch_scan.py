@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
@@ -19,7 +20,7 @@ import torch
 
 from assembly import call, stream, whole
 from build import Gguf, safetensors_of
-from weightctl.cli.scanned import show_scan
+from weightctl.cli.scanned import ScanChoices, scan_paths
 from zips import Entry, zip_of
 
 # What it calls is there, and says that it was called.
@@ -204,9 +205,9 @@ def test_what_runs_does_not_pass(
         load(path)
     assert RAN
     RAN.clear()
-    assert not show_scan(str(path), as_json=False, quiet=False)
-    message = capsys.readouterr().out
-    assert "outside the list" in message or "not all of it can be read" in message
+    assert scan_paths([str(path)], ScanChoices()) == 1
+    said = capsys.readouterr().out
+    assert re.search("  (?:dangerous|unknown|unread)  ", said)
     assert not RAN
 
 
@@ -214,8 +215,8 @@ def test_a_class_of_torchscript_is_known_in_its_archive_alone(tmp_path: Path) ->
     named = whole(call("__torch__.model.Model"))
     (tmp_path / "script.pt").write_bytes(zipped(**{"data.pkl": named, "constants.pkl": NOTHING}))
     (tmp_path / "a.pt").write_bytes(zipped(**{"data.pkl": named}))
-    assert show_scan(str(tmp_path / "script.pt"), as_json=False, quiet=True)
-    assert not show_scan(str(tmp_path / "a.pt"), as_json=False, quiet=True)
+    assert scan_paths([str(tmp_path / "script.pt")], ScanChoices(quiet=True)) == 0
+    assert scan_paths([str(tmp_path / "a.pt")], ScanChoices(quiet=True)) == 1
 
 
 def test_what_is_below_a_directory_or_missing_is_reported(
@@ -224,10 +225,10 @@ def test_what_is_below_a_directory_or_missing_is_reported(
     below = tmp_path / "model" / "below"
     below.mkdir(parents=True)
     (below / "a.bin").write_bytes(ATTACK)
-    assert not show_scan(str(tmp_path / "model"), as_json=False, quiet=True)
+    assert scan_paths([str(tmp_path / "model")], ScanChoices(quiet=True)) == 1
     (tmp_path / "m-00001-of-00002.bin").write_bytes(zipped(**{"data.pkl": NOTHING}))
     capsys.readouterr()
-    assert not show_scan(str(tmp_path / "m-00001-of-00002.bin"), as_json=False, quiet=True)
+    assert scan_paths([str(tmp_path / "m-00001-of-00002.bin")], ScanChoices(quiet=True)) == 1
     assert "No such file or directory: it is not read" in capsys.readouterr().out
 
 
@@ -251,7 +252,7 @@ HARMLESS: dict[str, bytes] = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_not_a_pickle_passes(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(HARMLESS[name])
-    assert show_scan(str(tmp_path / name), as_json=False, quiet=True)
+    assert scan_paths([str(tmp_path / name)], ScanChoices(quiet=True)) == 0
 
 
 def test_tensors_of_any_bytes_are_not_pickles(tmp_path: Path) -> None:
@@ -259,4 +260,4 @@ def test_tensors_of_any_bytes_are_not_pickles(tmp_path: Path) -> None:
     state = {str(n): torch.randn(64, generator=generator) for n in range(300)}
     state["ci"] = torch.tensor([*b"cc\n\nii\n\n"] * 9, dtype=torch.uint8)
     torch.save(state, tmp_path / "a.pt")
-    assert show_scan(str(tmp_path / "a.pt"), as_json=False, quiet=True)
+    assert scan_paths([str(tmp_path / "a.pt")], ScanChoices(quiet=True)) == 0

@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import pickle
+import re
 import struct
 import tarfile
 import warnings
@@ -24,7 +25,7 @@ import torch
 import payloads
 from assembly import blob, many, mapping, named, stacked, stream, text
 from payloads import CONTAINERS, NOTHING, PAYLOAD, TAIL, TRICKS, ran
-from weightctl.cli.scanned import show_scan
+from weightctl.cli.scanned import ScanChoices, scan_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     Load = Callable[[Path], object]
 
-NAMED, UNREAD = {"outside the list"}, {"cannot be judged"}
+NAMED, UNREAD = {"named"}, {"unread"}
+VERDICTS = {"named": re.compile("  (?:dangerous|unknown)  "), "unread": re.compile("  unread  ")}
 # Of these the scan says as well that it cannot know what all programs do with them.
 UNSURE = {
     "a frame in a frame", "frames that cross", "a frame that a line crosses",
@@ -307,9 +309,9 @@ def test_a_file_that_runs_something_does_not_pass(
     assert ran(lambda: load(path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not show_scan(str(path), as_json=False, quiet=False)
-    message = capsys.readouterr().out
-    assert {each for each in NAMED | UNREAD if each in message} == verdict
+        assert scan_paths([str(path)], ScanChoices()) == 1
+    said = capsys.readouterr().out
+    assert {each for each, pattern in VERDICTS.items() if pattern.search(said)} == verdict
     assert not payloads.RAN
 
 
@@ -335,7 +337,7 @@ def test_what_cannot_be_judged_does_not_pass(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_bytes(PACKED[name])
-    assert not show_scan(str(tmp_path / name), as_json=False, quiet=False)
+    assert scan_paths([str(tmp_path / name)], ScanChoices()) == 1
     assert "cannot be judged" in capsys.readouterr().out
 
 
@@ -347,11 +349,11 @@ def test_an_encrypted_member_does_not_pass(
         at = raw.rindex(magic) + place
         raw[at] |= 1
     (tmp_path / "a.zip").write_bytes(raw)
-    assert not show_scan(str(tmp_path / "a.zip"), as_json=False, quiet=False)
+    assert scan_paths([str(tmp_path / "a.zip")], ScanChoices()) == 1
     assert "it is encrypted: decrypt it first" in capsys.readouterr().out
 
 
 def test_the_output_of_a_scan_can_be_dropped(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(PAYLOAD)
     with contextlib.redirect_stdout(io.StringIO()):
-        assert not show_scan(str(tmp_path / "a.pkl"), as_json=True, quiet=True)
+        assert scan_paths([str(tmp_path / "a.pkl")], ScanChoices(as_json=True, quiet=True)) == 1

@@ -11,6 +11,8 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from payloads import CONTAINERS, PAYLOAD
 from weightctl.formats.pickles import memo, state
 from weightctl.formats.scanning import scan, scan_file, sources
@@ -33,6 +35,16 @@ def test_what_unpacks_to_more_than_the_limit_is_not_judged(
     monkeypatch.setattr(sources, "_UNPACKED", 1 << 20)
     (message,) = problems(tmp_path / "a.gz", gzip.compress(bytes(1 << 22)))
     assert message == "unpacked, it has more than 1 MiB; what follows is not read"
+
+
+def test_a_large_compressed_file_of_tensors_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_UNPACKED", 1 << 20)
+    random = np.random.default_rng(0)
+    tensors = {str(n): random.standard_normal(1 << 18, np.float32) for n in range(4)}
+    np.savez_compressed(tmp_path / "a.npz", **tensors)
+    assert not scan_file(open_reader(str(tmp_path / "a.npz")))
 
 
 def test_memory_stays_bounded_while_much_is_unpacked(tmp_path: Path) -> None:

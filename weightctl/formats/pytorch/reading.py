@@ -147,8 +147,8 @@ def _warnings(file: Reader, stream: Stream) -> Iterator[str]:
     dangerous = [name for name in stream.seen if not is_allowed(name) and is_dangerous(name)]
     if dangerous:
         yield (
-            f"{file.path}: its pickle names {_few(dangerous)}: loading it elsewhere may run code; "
-            "`weightctl ls --scan` lists all that it names"
+            f"{file.path}: loading it elsewhere can run code: its pickle names "
+            f"{_few(dangerous)}; weightctl runs none of it, `weightctl ls --scan` lists it"
         )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "EnclosedFile", "ScanPlace", "ScanSource", "Slice", "WholeFile", "as_stream"]
 
 _UNPACKED = 1 << 30
+# Tensors shrink little, and a member may be unpacked several times: a large file may take more.
+_UNPACKED_PER_BYTE = 16
 _MEMBERS = 1 << 20
 _READ = 1 << 25
 _LARGEST_HEADER = 1 << 25
@@ -27,7 +29,9 @@ class Budget:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._unpacked, self._members = _UNPACKED, _MEMBERS
+        self._members = _MEMBERS
+        self._most_unpacked = max(_UNPACKED, _UNPACKED_PER_BYTE * nbytes)
+        self._unpacked = self._most_unpacked
         # Each byte of the file may be read in several ways.
         self.reading = Reading(4 * nbytes + _READ)
 
@@ -35,7 +39,7 @@ class Budget:
         """Count bytes that were unpacked."""
         self._unpacked -= nbytes
         if self._unpacked < 0:
-            raise LimitError(f"unpacked, it has more than {_UNPACKED >> 20} MiB")
+            raise LimitError(f"unpacked, it has more than {self._most_unpacked >> 20} MiB")
 
     def enter(self, count: int = 1) -> None:
         """Count members of a container, or pickles that follow one another."""

@@ -1,0 +1,76 @@
+"""Findings of a scan: for each file the globals that its pickles name, and how severe each is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.scanning import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.formats.scanning import AllowList, Scanned
+
+__all__ = ["ScanFinding", "ScannedFile"]
+
+_ORDER = [*Severity]
+
+
+class ScanFinding(NamedTuple):
+    """A global that a file names, or a reason why a part of the file cannot be judged.
+
+    `severity` is None where the part cannot be judged; `text` is the reason then. `offset` counts
+    as those of `Scanned` do.
+    """
+
+    path: str
+    text: str
+    severity: Severity | None
+    offset: int
+    member: str
+
+
+class ScannedFile:
+    """A file, and the pickles in it; globals that `allowed` selects count as known."""
+
+    def __init__(self, path: str, pickles: Sequence[Scanned], allowed: AllowList) -> None:
+        self.path = path
+        self.pickles = pickles
+        self._allowed = allowed.select(
+            [each.path for pickle in pickles for each in pickle.names.named]
+        )
+        # Of the pickles that name a global the one to which it is most dangerous counts.
+        named: dict[str, ScanFinding] = {}
+        for each in sorted(self._named(), key=_rank):
+            named.setdefault(each.text, each)
+        self.findings = [*self._unread(), *named.values()]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all of the file can be judged, and all that it names is known."""
+        return all(each.severity is Severity.KNOWN for each in self.findings)
+
+    @property
+    def pickle_count(self) -> int:
+        """How many pickles were read, at least in part."""
+        return sum(bool(each.names.named) or not each.names.problem for each in self.pickles)
+
+    def severity(self, pickle: Scanned, name: str) -> Severity:
+        """Return what a global can do that a pickle of this file names."""
+        return Severity.KNOWN if name in self._allowed else pickle.severity(name)
+
+    def _named(self) -> Iterator[ScanFinding]:
+        for pickle in self.pickles:
+            for each in pickle.names.named:
+                severity = self.severity(pickle, each.path)
+                yield ScanFinding(self.path, each.path, severity, each.offset, pickle.member)
+
+    def _unread(self) -> Iterator[ScanFinding]:
+        for pickle in self.pickles:
+            if problem := pickle.names.problem:
+                yield ScanFinding(self.path, problem, None, pickle.start, pickle.member)
+
+
+def _rank(finding: ScanFinding) -> int:
+    """Return where a finding stands: what is dangerous first, what is known last."""
+    return -1 if finding.severity is None else _ORDER.index(finding.severity)

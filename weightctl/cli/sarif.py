@@ -1,0 +1,149 @@
+"""SARIF 2.1.0, the report format of code scanners: `ls --scan --sarif FILE`.
+
+Source: the OASIS standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import weightctl
+from weightctl.cli.report import write_report
+from weightctl.errors import OutputError
+from weightctl.formats.scanning import Severity
+from weightctl.text.wording import printable
+from weightctl.write.targets import (
+    check_place,
+    is_stream,
+    refuse_inputs,
+    refuse_what_is_there,
+    stream_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.cli.findings import ScanFinding
+
+__all__ = ["check_sarif", "make_sarif", "write_sarif"]
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+# The rule of each severity that is reported; its level; what it means.
+_RULES: dict[Severity | None, tuple[str, str, str]] = {
+    Severity.DANGEROUS: (
+        "dangerous-global",
+        "error",
+        "A pickle names a global that can run code, change files or reach a network.",
+    ),
+    Severity.UNKNOWN: (
+        "unknown-global",
+        "warning",
+        "A pickle names a global that weightctl does not know.",
+    ),
+    None: (
+        "unread-pickle",
+        "error",
+        "A part of a file cannot be judged, so a dangerous global may be in it.",
+    ),
+}
+_ORDER = [*_RULES]
+
+
+def check_sarif(
+    path: str, scanned: Iterable[str], consulted: Mapping[str, str], *, force: bool
+) -> None:
+    """Refuse, before anything is scanned, a report where none can or must be.
+
+    `scanned` are the files that will be scanned; `consulted` says of further files what they are.
+    Raises `OutputError`.
+    """
+    if is_stream(path):
+        if stream_name(path) == "stdout":
+            raise OutputError("stdout takes the findings", hint="name a file for --sarif")
+        return
+    real = os.path.realpath(path)
+    if os.path.isdir(real):
+        raise OutputError(f"{path} is a directory", hint="name a file for the report")
+    refuse_inputs(real, scanned, consulted)
+    refuse_what_is_there([real], force=force)
+    check_place(os.path.dirname(real), path, 0)
+
+
+def write_sarif(
+    path: str,
+    findings: Sequence[ScanFinding],
+    errors: Sequence[str],
+    *,
+    exit_code: int,
+    force: bool,
+) -> None:
+    """Write the report of a scan: a file that appears whole, or a pipe; raises `OutputError`."""
+    write_report(path, make_sarif(findings, errors, exit_code=exit_code), force=force)
+
+
+def make_sarif(
+    findings: Sequence[ScanFinding], errors: Sequence[str], *, exit_code: int
+) -> dict[str, Any]:
+    """Return a SARIF log with a result for each finding that is not known.
+
+    `errors` are the reasons why paths were not read.
+    """
+    invocation: dict[str, Any] = {
+        "executionSuccessful": not errors,
+        "exitCode": exit_code,
+        "toolExecutionNotifications": [
+            {"level": "error", "message": {"text": printable(each)}} for each in errors
+        ],
+    }
+    driver = {
+        "name": "weightctl",
+        "version": weightctl.__version__,
+        "rules": [
+            {
+                "id": rule,
+                "shortDescription": {"text": text},
+                "defaultConfiguration": {"level": level},
+            }
+            for rule, level, text in _RULES.values()
+        ],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [invocation],
+        "results": [_result(each) for each in findings if each.severity is not Severity.KNOWN],
+    }
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _result(finding: ScanFinding) -> dict[str, Any]:
+    rule, level, _ = _RULES[finding.severity]
+    member = printable(finding.member)
+    where = f"byte {finding.offset}" + (f" of {member}" if member else "")
+    said = printable(finding.text)
+    text = f"cannot be judged: {said}" if finding.severity is None else f"{said} is named"
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.path)}}
+    location: dict[str, Any] = {"physicalLocation": physical}
+    if member:
+        # The offset may be one of unpacked bytes, which are no region of the file.
+        location["logicalLocations"] = [{"fullyQualifiedName": member}]
+    else:
+        physical["region"] = {"byteOffset": finding.offset}
+    return {
+        "ruleId": rule,
+        "ruleIndex": _ORDER.index(finding.severity),
+        "level": level,
+        "message": {"text": f"{text} ({where})"},
+        "locations": [location],
+        "properties": {"global": None if finding.severity is None else said},
+    }
+
+
+def _uri(path: str) -> str:
+    """Return a path as a URI: a relative one stays relative."""
+    quoted = quote(os.fsencode(path))
+    if os.path.isabs(path):
+        return f"file://{quoted}"
+    # A colon in the first segment would end a scheme.
+    return f"./{quoted}" if ":" in path.partition("/")[0] else quoted
