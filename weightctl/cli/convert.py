@@ -153,11 +153,13 @@ def convert(
         ),
     ] = Names.AUTO,
     renamings: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--rename",
-            metavar="FILE",
-            help="Rename the input's tensors first, by a TOML file of REGEX = NAME.",
+            metavar="REGEX=NEW|FILE",
+            help="Rename the input's tensors first: replace what REGEX finds, or follow the rules "
+            "of a TOML file. The first that fits wins; --include and --tensor-type apply to the "
+            "new names.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
@@ -224,7 +226,7 @@ def convert(
         allow_requantize=allow_requantize,
         fallback=not no_fallback,
         names=names,
-        rename=renamings,
+        rename=renamings or None,
         include=include or (),
         exclude=exclude or (),
         metadata=[Setting.parse(each) for each in settings or ()],
