@@ -327,3 +327,31 @@ def test_a_rule_that_is_none_is_refused(
     )
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
+
+
+# Metadata
+
+
+def test_metadata_comes_from_a_file_and_goes_by_patterns(
+    weightctl: Run, gguf: Path, tmp_path: Path
+) -> None:
+    template, out = tmp_path / "template.jinja", tmp_path / "out.gguf"
+    template.write_text("{{ messages }}\n")
+    asked = "--set", f"tokenizer.chat_template=@{template}", "--unset", "tokenizer.*"
+    done = weightctl("convert", gguf, out, *asked)
+    assert done.returncode == 0, done.stderr
+    found = {key: value.content for key, value in open_weights(out).metadata.items()}
+    assert found["tokenizer.chat_template"] == "{{ messages }}\n"
+    assert [key for key in found if key.startswith("tokenizer.")] == ["tokenizer.chat_template"]
+    done = weightctl("convert", gguf, out, "--unset", "nothing.*")
+    assert done.returncode == 2
+    assert "there is no metadata `nothing.*` to unset" in done.stderr
+
+
+def test_an_output_is_never_the_file_of_a_value(weightctl: Run, gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "name.gguf"
+    out.write_text("mine")
+    done = weightctl("convert", gguf, out, "--set", f"general.name=@{out}", "--force")
+    assert done.returncode == 2
+    assert "is the value of `general.name`" in done.stderr
+    assert out.read_text() == "mine"

@@ -170,13 +170,16 @@ def convert(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set metadata; KEY:u32=5 states a type, else it keeps its own.",
+            help="Set metadata; KEY:u32=5 states a type, else it keeps its own. KEY=@FILE takes "
+            "the text of a file.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Remove metadata.", rich_help_panel=_CONTENT),
+        typer.Option(
+            metavar="GLOB", help="Remove metadata: a key, or '*' in one.", rich_help_panel=_CONTENT
+        ),
     ] = None,
     max_shard_size: Annotated[
         str | None,

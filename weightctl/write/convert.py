@@ -157,8 +157,8 @@ def convert(
     of such rules, or a list of these; `include` and `exclude` apply to the names in the output.
     `dtype` stores plain numbers, `quant` quantizes matrices by a recipe or to a type, and
     `tensor_types` gives types by pattern of names, `"keep"` or None to keep what is stored.
-    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys.
-    Sizes are bytes, or text such as "5GB".
+    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes
+    keys, by patterns too. Sizes are bytes, or text such as "5GB".
 
     Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
     returned say what would be, `notes` what to know of it, and its `save` carries it out. Raises
