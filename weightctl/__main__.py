@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+import weightctl.system.elapsed  # noqa: F401  # the time of a command counts from this import
+
 __all__ = ["main"]
 
 
