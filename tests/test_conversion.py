@@ -168,6 +168,8 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"source_format": "gguf"}, "is for a path"),
         ({"rename": {"zzz": "a"}}, "no tensor's name matches"),
         ({"rename": "no-such.toml"}, "no-such.toml"),
+        ({"rename": ["a=b", "no-such.toml"]}, "no-such.toml"),
+        ({"rename": {"a": "\\1"}}, "invalid group reference"),
         ({"to": "onnx"}, "is not a format"),
     ],
 )
@@ -225,6 +227,15 @@ def test_a_conversion_says_what_a_person_should_know(tiny_llama: Path, tmp_path:
     assert any(note.startswith("no tensor is quantized: only matrices") for note in planned.notes)
     assert any("llama.cpp does not load the output" in note for note in planned.notes)
     assert not convert(tiny_llama, tmp_path / "out.gguf", quant="Q4_K", dry_run=True).notes
+
+
+@pytest.mark.parametrize("rule", [{"^a": "x"}, "^a=x", ["^a=x", "^b=y"]])
+def test_names_are_changed_by_a_mapping_a_rule_or_rules(
+    rule: dict[str, str] | str | list[str], tmp_path: Path
+) -> None:
+    arrays = {"a.w": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)}
+    done = convert(arrays, tmp_path / "out.safetensors", rename=rule, dry_run=True)
+    assert "x.w" in [item.info.name for item in done.plan.items]
 
 
 def test_one_pattern_may_be_given_as_text(tiny_llama: Path, tmp_path: Path) -> None:

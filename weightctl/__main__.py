@@ -7,11 +7,14 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from weightctl.system.elapsed import start_clock
+
 __all__ = ["main"]
 
 
 def main() -> NoReturn:
     """Run the command line as this process; Ctrl-C is answered from the first import on."""
+    start_clock()
     # NumPy's BLAS starts a thread for each core as it is loaded, and has no work for them here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,3 +70,23 @@ def test_the_shell_completes_what_is_typed(weightctl: Run, typed: str, offered: 
         _WEIGHTCTL_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(typed.count(" "))
     )
     assert done.stdout.split() == offered
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["convert tiny-llama out.gguf", "shard tiny-llama out --tp 2", "shard --gather set out"],
+)
+def test_the_time_of_a_summary_is_that_of_the_whole_command(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, asked: str
+) -> None:
+    (tmp_path / "tiny-llama").symlink_to(tiny_llama)
+    if "--gather" in asked:
+        assert weightctl("shard", "tiny-llama", "set", "--tp", "2", cwd=tmp_path).returncode == 0
+    started = time.monotonic()
+    done = weightctl(*asked.split(), "--json", cwd=tmp_path)
+    whole = time.monotonic() - started
+    document = json.loads(done.stdout)
+    # Imports alone take longer than a tenth of the whole; the writing of so little does not.
+    assert whole / 4 < document["seconds"] < whole
+    written = document["bytes_per_second"] * document["seconds"]
+    assert written == pytest.approx(document["bytes"], rel=0.02)

@@ -253,8 +253,105 @@ def test_what_is_included_and_excluded_is_called_as_in_the_output(
     done = weightctl("convert", tiny_llama, out, "--include", "model.layers.*", "--force")
     assert done.returncode == 2
     assert "no tensor matches `model.layers.*`" in done.stderr
-    assert "hint: patterns are for the names in the output, which --dry-run shows" in done.stderr
+    assert (
+        "hint: patterns apply to the names in the output, after --rename and --names" in done.stderr
+    )
     done = weightctl("convert", tiny_llama, out, "--tensor-type", "q_proj=Q8_0", "--force")
     assert done.returncode == 2
     assert "no tensor's name matches `q_proj`" in done.stderr
-    assert "hint: patterns are for the names in the output" in done.stderr
+    assert "hint: patterns apply to the names in the output" in done.stderr
+
+
+# Renaming
+
+
+def renamed_in_safetensors(weightctl: Run, model: Path, out: Path, *asked: str) -> Completed:
+    return weightctl("convert", model, out, "--names", "keep", *asked)
+
+
+def test_rules_without_a_file_are_followed_in_their_order(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out, rules = tmp_path / "out.safetensors", tmp_path / "a=b.toml"
+    rules.write_text("[rename]\n'^lm_head' = 'file'\n'^lm' = 'late'\n'^model\\.norm' = 'norm'")
+    asked = (
+        *("--rename", r"^model\.layers\.(\d+)\.=blk.\1."),
+        *("--rename", str(rules)),
+        *("--rename", "^model\\.="),
+    )
+    done = renamed_in_safetensors(weightctl, tiny_llama, out, *asked)
+    assert done.returncode == 2
+    assert "no tensor's name matches `^lm`, or an earlier rule" in done.stderr
+    rules.write_text("[rename]\n'^lm_head' = 'file'\n'^model\\.norm' = 'norm'")
+    done = renamed_in_safetensors(weightctl, tiny_llama, out, *asked)
+    assert done.returncode == 0, done.stderr
+    found = names(out)
+    assert {"file.weight", "norm.weight", "embed_tokens.weight"} <= found
+    assert "blk.2.self_attn.q_proj.weight" in found
+
+
+def test_an_output_is_never_the_file_of_rules(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "rules.safetensors"
+    out.write_text("[rename]\n'^model' = 'm'")
+    done = renamed_in_safetensors(weightctl, tiny_llama, out, "--rename", str(out), "--force")
+    assert done.returncode == 2
+    assert "is the rules of names" in done.stderr
+
+
+def test_patterns_that_match_the_names_before_renaming_are_explained(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    asked = "--rename", "^model=m", "--include", "model.*"
+    done = renamed_in_safetensors(weightctl, tiny_llama, tmp_path / "a.safetensors", *asked)
+    assert done.returncode == 2
+    assert "no tensor matches `model.*`" in done.stderr
+    assert "patterns apply to the names in the output, after --rename" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("=x", "`--rename =x` has no pattern before `=`"),
+        ("(=x", "`(` is no regular expression"),
+        (r"head=\1", "invalid group reference 1"),
+        ("none.toml", "a rule without a file is --rename '"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, rule: str, says: str
+) -> None:
+    done = renamed_in_safetensors(
+        weightctl, tiny_llama, tmp_path / "a.safetensors", "--rename", rule
+    )
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+
+
+# Metadata
+
+
+def test_metadata_comes_from_a_file_and_goes_by_patterns(
+    weightctl: Run, gguf: Path, tmp_path: Path
+) -> None:
+    template, out = tmp_path / "template.jinja", tmp_path / "out.gguf"
+    template.write_text("{{ messages }}\n")
+    asked = "--set", f"tokenizer.chat_template=@{template}", "--unset", "tokenizer.*"
+    done = weightctl("convert", gguf, out, *asked)
+    assert done.returncode == 0, done.stderr
+    found = {key: value.content for key, value in open_weights(out).metadata.items()}
+    assert found["tokenizer.chat_template"] == "{{ messages }}\n"
+    assert [key for key in found if key.startswith("tokenizer.")] == ["tokenizer.chat_template"]
+    done = weightctl("convert", gguf, out, "--unset", "nothing.*")
+    assert done.returncode == 2
+    assert "there is no metadata `nothing.*` to unset" in done.stderr
+
+
+def test_an_output_is_never_the_file_of_a_value(weightctl: Run, gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "name.gguf"
+    out.write_text("mine")
+    done = weightctl("convert", gguf, out, "--set", f"general.name=@{out}", "--force")
+    assert done.returncode == 2
+    assert "is the value of `general.name`" in done.stderr
+    assert out.read_text() == "mine"

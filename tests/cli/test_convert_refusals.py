@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
+import made
 import pytest
+
+from weightctl import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,3 +98,58 @@ def test_gguf_is_not_a_directory(weightctl: Run, tiny_llama: Path, tmp_path: Pat
     done = weightctl("convert", tiny_llama, f"{tmp_path}/out/", "--to", "gguf")
     assert done.returncode == 2
     assert "model.gguf" in done.stderr
+
+
+# LoRA adapters
+
+
+@pytest.mark.parametrize("asked", [[], ["--names", "keep"], ["--quant", "Q8_0"]])
+def test_an_adapter_is_not_written_as_gguf(
+    weightctl: Run, tmp_path: Path, asked: list[str]
+) -> None:
+    source = made.adapter(tmp_path)
+    done = weightctl("convert", source, tmp_path / "out.gguf", *asked)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "is a LoRA adapter, which is not written as GGUF: its alpha (16) and its base" in said
+    assert "model (example/base)" in said
+    assert "convert_lora_to_gguf.py" in said
+    assert os.listdir(tmp_path) == ["adapter"]
+
+
+def test_an_adapter_is_refused_without_its_config_too(weightctl: Run, tmp_path: Path) -> None:
+    source = made.adapter(tmp_path)
+    (source / "adapter_config.json").unlink()
+    done = weightctl("convert", source / "adapter_model.safetensors", tmp_path / "out.gguf", "-n")
+    assert done.returncode == 2
+    assert "its alpha and its base model would not be" in " ".join(done.stderr.split())
+
+
+def test_an_adapter_goes_to_a_directory_and_a_file_of_safetensors(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    source = made.adapter(tmp_path)
+    done = weightctl("convert", source, tmp_path / "out", "--dtype", "f16")
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(os.listdir(source))
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == 16
+    assert weightctl("convert", source, tmp_path / "out.safetensors").returncode == 0
+
+
+def test_an_adapter_of_llama_cpp_stays_one(weightctl: Run, tmp_path: Path) -> None:
+    source, there, back = (tmp_path / name for name in ("in.gguf", "a.safetensors", "back.gguf"))
+    given = made.adapter(tmp_path) / "adapter_model.safetensors"
+    settings = {
+        "general.architecture": "llama",
+        "general.type": "adapter",
+        "adapter.lora.alpha:f32": "16",
+    }
+    said = [each for key, text in settings.items() for each in ("--set", f"{key}={text}")]
+    rules = r"^base_model\.model\.model\.layers\.(\d+)\.self_attn=blk.\1"
+    done = weightctl("convert", given, there, *said, "--rename", rules)
+    assert done.returncode == 0, done.stderr
+    for before, after in ((there, source), (source, back)):
+        done = weightctl("convert", before, after, "--names", "keep")
+        assert done.returncode == 0, done.stderr
+    assert open_weights(back).metadata["adapter.lora.alpha"].content in (16, "16")

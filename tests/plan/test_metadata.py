@@ -108,6 +108,80 @@ def test_a_key_to_unset_that_is_not_there_is_reported() -> None:
     assert "name" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        (("n*",), {"x", "yes", "words", "plain"}),
+        (("*",), set[str]()),
+        (("n*", "name"), {"x", "yes", "words", "plain"}),
+        (("?",), {"yes", "words", "name", "plain"}),
+    ],
+)
+def test_a_pattern_unsets_every_key_that_it_matches(
+    patterns: tuple[str, ...], left: set[str]
+) -> None:
+    assert changed(unset=patterns).keys() == left
+
+
+def test_a_pattern_that_matches_no_key_is_refused() -> None:
+    with pytest.raises(ConversionError, match=r"there is no metadata `z\*` to unset"):
+        changed(unset=("z*",))
+
+
+def test_a_key_with_brackets_is_unset_by_its_name() -> None:
+    plan = Plan.copy(held({}, {"a[1]": text("x"), "a1": text("y")}), "gguf")
+    assert change_metadata(plan, [], ["a[1]"]).metadata.keys() == {"a1"}
+
+
+def test_a_pattern_leaves_what_weightctl_writes_itself() -> None:
+    weights = held({})
+    kept = {"head": text("embed"), "other": text("x")}
+    plan = Plan(weights.source, "gguf", (), kept, {"head": "embed"})
+    assert change_metadata(plan, [], ["*"]).metadata.keys() == {"head"}
+    with pytest.raises(ConversionError, match="is the name of a tied tensor"):
+        change_metadata(plan, [], ["he*"])
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "value"),
+    [
+        ("name", "{{ a }}\n", MetadataValue("string", "{{ a }}\n")),
+        ("plain", "\ufeffä@", text("ä@")),
+        ("n", "5\n", MetadataValue("u32", 5)),
+        ("yes", "false\n", MetadataValue("bool", False)),
+        ("words", '["a",\n "b"]\n', MetadataValue("array[string]", ["a", "b"])),
+        ("new:array[u8]", "[1]", MetadataValue("array[u8]", [1])),
+    ],
+)
+def test_a_value_is_read_from_a_file(
+    tmp_path: Path, key: str, content: str, value: MetadataValue
+) -> None:
+    (tmp_path / "a=b.txt").write_text(content, "utf-8")
+    assert changed(f"{key}=@{tmp_path}/a=b.txt")[key.partition(":")[0]] == value
+
+
+def test_two_at_signs_are_one_of_the_value() -> None:
+    assert changed("name=@@me")["name"].content == "@me"
+    assert Setting.of("name", "@me").text == "@me"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("none.txt", r"cannot read the file .*none\.txt of `--set n=@.*: No such file"),
+        ("", "Is a directory"),
+        ("latin", r"latin is not UTF-8 text, at byte 1"),
+        ("words", r"the text of .*words is not a valid u32, which the metadata `n` is"),
+    ],
+)
+def test_a_file_that_is_not_a_value_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "latin").write_bytes(b"a\xe4")
+    (tmp_path / "words").write_text("many words")
+    with pytest.raises(ConversionError, match=says) as caught:
+        changed(f"n=@{tmp_path}/{name}")
+    assert caught.value.hint
+
+
 def test_tied_names_are_not_metadata_to_change() -> None:
     weights = held({})
     plan = Plan(weights.source, "gguf", (), {"head": text("embed")}, {"head": "embed"})

@@ -115,6 +115,18 @@ def test_what_is_not_a_file_of_rules_says_why_and_how_one_is_written(
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "rules",
+    ['[rename]\n"^encoder\\.(\\d+)" = "x"', '[rename]\n"\\bhead" = "x"', "[rename]\n'(' = ''"],
+)
+def test_a_regular_expression_in_double_quotes_is_pointed_at_single_ones(
+    tmp_path: Path, rules: str
+) -> None:
+    with pytest.raises(ConversionError) as caught:
+        renamed(tmp_path, rules)
+    assert "in 'single quotes'" in caught.value.hint
+
+
 def test_rules_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"cannot read .*rules\.toml: No such file"):
         read_renamings(str(tmp_path / "rules.toml"))

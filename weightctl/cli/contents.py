@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.splits import grid_text
-from weightctl.formats.huggingface import config
+from weightctl.formats.huggingface import ADAPTER_CONFIG, config
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.adapters import adapter
 from weightctl.schemes.buffers import is_buffer, is_optimizer_state
@@ -154,7 +154,7 @@ class Contents:
     def adapter(self) -> Adapter | None:
         """What the checkpoint says of itself as a LoRA adapter, None where it is none."""
         header = header_of(self.weights)
-        return adapter(header, config(header.files, "adapter_config.json"))
+        return adapter(header, config(header.files, ADAPTER_CONFIG))
 
     @cached_property
     def totals(self) -> Totals:

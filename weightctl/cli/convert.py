@@ -153,11 +153,13 @@ def convert(
         ),
     ] = Names.AUTO,
     renamings: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--rename",
-            metavar="FILE",
-            help="Rename the input's tensors first, by a TOML file of REGEX = NAME.",
+            metavar="REGEX=NEW|FILE",
+            help="Rename the input's tensors first: replace what REGEX finds, or follow the rules "
+            "of a TOML file. The first that fits wins; --include and --tensor-type apply to the "
+            "new names.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
@@ -168,13 +170,16 @@ def convert(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set metadata; KEY:u32=5 states a type, else it keeps its own.",
+            help="Set metadata; KEY:u32=5 states a type, else it keeps its own. KEY=@FILE takes "
+            "the text of a file.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Remove metadata.", rich_help_panel=_CONTENT),
+        typer.Option(
+            metavar="GLOB", help="Remove metadata: a key, or '*' in one.", rich_help_panel=_CONTENT
+        ),
     ] = None,
     max_shard_size: Annotated[
         str | None,
@@ -224,7 +229,7 @@ def convert(
         allow_requantize=allow_requantize,
         fallback=not no_fallback,
         names=names,
-        rename=renamings,
+        rename=renamings or None,
         include=include or (),
         exclude=exclude or (),
         metadata=[Setting.parse(each) for each in settings or ()],

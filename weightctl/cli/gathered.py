@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
-from weightctl.cli.report import beside, pace
+from weightctl.cli.report import beside, document_times, pace
 from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -74,7 +74,7 @@ def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> 
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
     lines.append([Cell("every part has the SHA-256 that it was written with")])
-    return [*lines, [Cell(pace(saved.seconds, saved.nbytes))]]
+    return [*lines, [Cell(pace(saved.nbytes))]]
 
 
 def _document(path: str, out: str, described: Gathering, saved: Saved | None) -> dict[str, Any]:
@@ -89,7 +89,6 @@ def _document(path: str, out: str, described: Gathering, saved: Saved | None) ->
         "files": [{"name": name, "bytes": layout.nbytes} for name, layout in outcome.parts.items()],
         "bytes": outcome.nbytes,
         "written": saved is not None,
-        "seconds": saved.seconds if saved else None,
-        "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-3) if saved else None,
+        **document_times(saved, saved.nbytes if saved else 0),
         "notes": _notes(described),
     }

@@ -13,6 +13,7 @@ from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
 from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
+from weightctl.system.elapsed import seconds_elapsed
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, printable, say_more
 from weightctl.write.advice import notes_on
@@ -40,6 +41,7 @@ __all__ = [
     "beside",
     "check_report",
     "document",
+    "document_times",
     "nonfinite_notes",
     "note_when_stopped",
     "overflow_notes",
@@ -116,7 +118,7 @@ def summary(
         return [*lines, [Cell("nothing was written")]]
     nbytes = max(saved.nbytes - saved.kept_bytes, 0)
     lines += _losses(plan, saved)
-    return [*lines, *resumption(saved), [Cell(pace(saved.seconds, nbytes))]]
+    return [*lines, *resumption(saved), [Cell(pace(nbytes))]]
 
 
 def resumption(saved: Saved) -> Iterator[list[Cell]]:
@@ -128,9 +130,18 @@ def resumption(saved: Saved) -> Iterator[list[Cell]]:
         yield [Cell(f"an unfinished run was started over: {saved.started_over}", "yellow")]
 
 
-def pace(seconds: float, nbytes: int) -> str:
-    """Return how long it took to write so many bytes, and how many they are in a second."""
+def pace(nbytes: int) -> str:
+    """Return how long the command took to write so many bytes, and how many a second that is."""
+    seconds = seconds_elapsed()
     return f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
+
+
+def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
+    """Return what a document says of the time in which so many bytes were written."""
+    if saved is None:
+        return {"seconds": None, "bytes_per_second": None}
+    seconds = seconds_elapsed()
+    return {"seconds": seconds, "bytes_per_second": nbytes / max(seconds, 1e-3)}
 
 
 def _count_stored_bytes(plan: Plan) -> int:
@@ -293,10 +304,7 @@ def document(
             "after": sum(item.info.nbytes for item in plan.items),
         },
         "written": saved is not None,
-        "seconds": saved.seconds if saved else None,
-        "bytes_per_second": max(saved.nbytes - saved.kept_bytes, 0) / max(saved.seconds, 1e-3)
-        if saved
-        else None,
+        **document_times(saved, max(saved.nbytes - saved.kept_bytes, 0) if saved else 0),
         "kept_bytes": saved.kept_bytes if saved else None,
         "started_over": saved.started_over or None if saved else None,
         "notes": notes_on(plan, where),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells
-from weightctl.cli.report import beside, pace, resumption
+from weightctl.cli.report import beside, document_times, pace, resumption
 from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -106,7 +106,7 @@ def summary(
 
 def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
     yield from resumption(saved)
-    yield [Cell(pace(saved.seconds, saved.written_bytes))]
+    yield [Cell(pace(saved.written_bytes))]
 
 
 def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
@@ -186,8 +186,7 @@ def document(
         "bytes": outcome.nbytes,
         "tensor_bytes": _amounts(plan, outcome)._asdict(),
         "written": saved is not None,
-        "seconds": saved.seconds if saved else None,
-        "bytes_per_second": saved.written_bytes / max(saved.seconds, 1e-3) if saved else None,
+        **document_times(saved, saved.written_bytes if saved else 0),
         "kept_bytes": saved.kept_bytes if saved else None,
         "started_over": saved.started_over or None if saved else None,
         "notes": [*plan.source.header.notes, *plan.notes],

@@ -34,7 +34,7 @@ _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_SIZE = 100_000_000
 _COPIED = 1 << 20
-_ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def companions(files: Sequence[str]) -> Mapping[str, str]:
@@ -44,7 +44,7 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
     carried from it.
     """
     directory = os.path.dirname(files[0]) if files else ""
-    configs = (os.path.join(directory, name) for name in (CONFIG, _ADAPTER_CONFIG))
+    configs = (os.path.join(directory, name) for name in (CONFIG, ADAPTER_CONFIG))
     if not files or not any(map(os.path.isfile, configs)):
         return {}
     return {
@@ -73,7 +73,7 @@ def is_licence(name: str) -> bool:
 def file_name(files: Sequence[str], usual: str) -> str:
     """Return what the file in a model's directory is called, `adapter_model` where it is PEFT's."""
     directory = os.path.dirname(files[0]) if files else ""
-    is_adapter = files and os.path.isfile(os.path.join(directory, _ADAPTER_CONFIG))
+    is_adapter = files and os.path.isfile(os.path.join(directory, ADAPTER_CONFIG))
     if not is_adapter or os.path.isfile(os.path.join(directory, CONFIG)):
         return usual
     return "adapter_model" + os.path.splitext(usual)[1]

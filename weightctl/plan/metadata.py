@@ -15,17 +15,20 @@ from weightctl.formats.base import (
     is_alignment,
     is_text,
 )
+from weightctl.text.patterns import select_names
 from weightctl.text.untyped import is_list
 from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, as_json, is_type, parse_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from weightctl.plan.plan import Plan
 
 __all__ = ["Setting", "change_metadata"]
 
 
+# Of a file that a value is read from.
+_MOST_BYTES = 100_000_000
 # As gguf-py and others call them.
 _SPELLINGS = {
     **{f"{'u' if sign == 'u' else ''}int{bits}": f"{sign}{bits}"
@@ -37,13 +40,15 @@ _SPELLINGS = {
 class Setting(NamedTuple):
     """A metadata value as a person writes it; without a `type` it keeps the one that it has.
 
-    `otherwise` is the type of a new value in GGUF where no `type` is stated.
+    `otherwise` is the type of a new value in GGUF where no `type` is stated. `path` is the file
+    that the text was read from, empty where it was written out.
     """
 
     key: str
     type: str | None
     text: str
     otherwise: str = "string"
+    path: str = ""
 
     @classmethod
     def of(cls, key: str, value: object) -> Setting:
@@ -65,7 +70,10 @@ class Setting(NamedTuple):
 
     @classmethod
     def parse(cls, written: str) -> Setting:
-        """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else."""
+        """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else.
+
+        `KEY=@FILE` takes the whole text of a file, and `KEY=@@VALUE` is a text that begins with @.
+        """
         name, equals, content = written.partition("=")
         key, colon, kind = name.rpartition(":")
         if not equals or not (key if colon else name):
@@ -74,15 +82,40 @@ class Setting(NamedTuple):
             )
         if not is_text(name + content):
             raise ConversionError(f"{written!r} is not UTF-8", hint="check the terminal's encoding")
+        path = ""
+        if content.startswith("@@"):
+            content = content[1:]
+        elif content.startswith("@"):
+            path = content[1:]
+            content = _read_text(written, path)
         if not colon:
-            return cls(name, None, content)
+            return cls(name, None, content, path=path)
         kind = _SPELLINGS.get(kind, kind)
         if not is_type(kind):
             raise ConversionError(
                 f"`{kind}` in `{written}` is not a type of metadata",
                 hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
             )
-        return cls(key, kind, content)
+        return cls(key, kind, content, path=path)
+
+
+def _read_text(written: str, path: str) -> str:
+    """Return the text of a file that a value is to be taken from; a byte order mark is left out."""
+    hint = "KEY=@FILE takes the text of a file; a text that begins with @ is written KEY=@@TEXT"
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read the file {path} of `--set {written}`: {reason}"
+        raise ConversionError(message, hint=hint) from error
+    if len(raw) > _MOST_BYTES:
+        raise ConversionError(f"{path} is too large for a metadata value", hint=hint)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8 text, at byte {error.start}"
+        raise ConversionError(message, hint=hint) from error
 
 
 def _format_content(content: Any) -> str:
@@ -110,28 +143,22 @@ def _type_for(value: object) -> str | None:
 def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:
     """Set metadata values and remove others; a value keeps its type unless another is stated.
 
-    A new one without a type is a string. Raises `ConversionError` for a value that is not of its
-    type, a key to remove that is not there, and the keys that weightctl itself keeps.
+    A new one without a type is a string. `removed` are keys, or patterns of keys. Raises
+    `ConversionError` for a value that is not of its type, a key or pattern to remove that nothing
+    is called by, and the keys that weightctl itself keeps.
     """
-    metadata = dict(plan.metadata)
-    for key in removed:
-        if key not in metadata:
-            near = difflib.get_close_matches(key, metadata, n=3)
-            raise ConversionError(
-                f"there is no metadata `{key}` to unset",
-                hint=f"did you mean {' or '.join(near)}?" if near
-                else "`weightctl ls --meta` lists what there is",
-            )  # fmt: skip
-        _refuse_kept(plan, key)
-        del metadata[key]
+    settings = tuple(settings)
+    gone = {key for pattern in removed for key in _keys_to_remove(plan, pattern)}
+    metadata = {key: value for key, value in plan.metadata.items() if key not in gone}
     for setting in settings:
         _refuse_kept(plan, setting.key)
         kind = setting.type or _type_of(plan, setting)
         try:
             content = parse_value(kind, setting.text)
         except (ValueError, OverflowError, RecursionError) as error:
+            what = f"the text of {setting.path}" if setting.path else f"`{setting.text}`"
             raise ConversionError(
-                f"`{setting.text}` is not a valid {kind}, which the metadata `{setting.key}` is",
+                f"{what} is not a valid {kind}, which the metadata `{setting.key}` is",
                 hint=f"--set {setting.key}:TYPE=VALUE states another type",
             ) from error
         value = metadata[setting.key] = MetadataValue(kind, content)
@@ -140,7 +167,30 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
                 f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",
                 hint="it is a u32 power of two from 8 on; --align sets it",
             )
-    return replace(plan, metadata=metadata)
+    files = {each.path: f"the value of `{each.key}`" for each in settings if each.path}
+    return replace(plan, metadata=metadata, consulted={**plan.consulted, **files})
+
+
+def _keys_to_remove(plan: Plan, pattern: str) -> Sequence[str]:
+    """Return the keys that a pattern matches, but for those that weightctl writes itself.
+
+    A key is always a pattern of itself, even with `[` in it.
+    """
+    if pattern in plan.metadata:
+        _refuse_kept(plan, pattern)
+        return [pattern]
+    found = select_names(plan.metadata, [pattern])
+    if not found:
+        near = difflib.get_close_matches(pattern, plan.metadata, n=3)
+        raise ConversionError(
+            f"there is no metadata `{pattern}` to unset",
+            hint=f"did you mean {' or '.join(near)}?" if near
+            else "`weightctl ls --meta` lists what there is",
+        )  # fmt: skip
+    free = [key for key in found if key not in SPLIT_KEYS and key not in plan.tied]
+    if not free:
+        _refuse_kept(plan, found[0])
+    return free
 
 
 def _type_of(plan: Plan, setting: Setting) -> str:

@@ -133,8 +133,11 @@ class Plan:
     @property
     def names_hint(self) -> str:
         """Where a person finds the names that patterns are for."""
-        if self.translation:
-            return "patterns are for the names in the output, which --dry-run shows"
+        if self.translation or any(map(_is_renamed, self.items)):
+            return (
+                "patterns apply to the names in the output, after --rename and --names; "
+                "`--dry-run` without patterns shows them"
+            )
         return "`weightctl ls --flat` lists the names"
 
     @classmethod
@@ -287,3 +290,8 @@ def _unkept(header: Header) -> dict[str, Leaf]:
 def _colliding(tensors: list[TensorInfo]) -> list[str]:
     counts = Counter(info.name for info in tensors)
     return [f"{n} tensors would be called `{name}`" for name, n in counts.items() if n > 1]
+
+
+def _is_renamed(item: Item) -> bool:
+    """Whether no stored tensor that the item is made of has its name."""
+    return bool(item.sources) and item.info.name not in {each.name for each in item.sources}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
-from weightctl.plan.toml_file import read_toml
+from weightctl.plan.toml_file import SINGLE_QUOTES, read_toml
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
 from weightctl.weights.derived import Derived, StoredTensor
@@ -15,9 +16,17 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Renaming", "read_renamings", "rename"]
+__all__ = [
+    "Renaming",
+    "is_inline_rule",
+    "make_renaming",
+    "parse_renamings",
+    "read_renamings",
+    "rename",
+]
 
 _FORM = r"[rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"
+_INLINE = r"--rename '^encoder\.=bert.encoder.'"
 
 
 class Renaming(NamedTuple):
@@ -31,12 +40,48 @@ class Renaming(NamedTuple):
         return self.pattern.sub(self.replacement, name) if self.pattern.search(name) else None
 
 
+def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
+    """Return the rule that is written as `REGEX=NEW`, or those of a TOML file.
+
+    Text with `=` is a rule unless a file of that name exists. NEW has no `=`, and may be empty.
+    Raises `ConversionError` for what is neither.
+    """
+    written = os.fspath(given)
+    if not is_inline_rule(given):
+        return read_renamings(written)
+    expression, _, replacement = written.rpartition("=")
+    if not expression:
+        raise ConversionError(f"`--rename {written}` has no pattern before `=`", hint=_INLINE)
+    return (make_renaming(expression, replacement),)
+
+
+def is_inline_rule(given: str | os.PathLike[str]) -> bool:
+    """Whether what a person gives for rules is a rule itself, and not the path of a file."""
+    return isinstance(given, str) and "=" in given and not os.path.lexists(given)
+
+
+def make_renaming(text: str, replacement: str) -> Renaming:
+    """Return a rule of a regular expression and what replaces it.
+
+    Raises `ConversionError` where either is not valid.
+    """
+    pattern = regular_expression(text)
+    try:
+        # Whether its captures are there is known only when it is used: on a text that it or
+        # nothing is found in, on a line of its own for a comment that ends it.
+        regular_expression(f"{text}\n|").sub(replacement, "")
+    except (re.error, IndexError) as error:
+        raise ConversionError(f"`{text}` = `{replacement}`: {error}", hint=_INLINE) from error
+    return Renaming(pattern, replacement)
+
+
 def read_renamings(path: str) -> tuple[Renaming, ...]:
     """Read a TOML file with a table `[rename]` of patterns and replacements.
 
     Raises `ConversionError` for a file that is none.
     """
-    content = read_toml(path, "file of rules", form=_FORM)
+    hint = f"{_FORM}; a rule without a file is {_INLINE}"
+    content = read_toml(path, "file of rules", form=_FORM, otherwise=hint)
     rules = content.get("rename")
     if not is_object(rules) or not rules or len(content) > 1:
         raise ConversionError(f"{path}: there is one table, `rename`, with rules", hint=_FORM)
@@ -47,18 +92,14 @@ def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
     for text, replacement in rules.items():
         if not isinstance(replacement, str):
             raise ConversionError(f"{path}: what `{text}` becomes is not text", hint=_FORM)
+        if "\b" in text + replacement:
+            # TOML's double quotes make a backspace of `\b`, which no name contains.
+            raise ConversionError(f"{path}: {text!r} contains a backspace", hint=SINGLE_QUOTES)
         try:
-            pattern = regular_expression(text)
-            # Whether its captures are there is known only when it is used: on a text that it or
-            # nothing is found in, on a line of its own for a comment that ends it.
-            regular_expression(f"{text}\n|").sub(replacement, "")
+            yield make_renaming(text, replacement)
         except ConversionError as error:
-            raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
-        except (re.error, IndexError) as error:
-            raise ConversionError(
-                f"{path}: `{text}` = `{replacement}`: {error}", hint=_FORM
-            ) from error
-        yield Renaming(pattern, replacement)
+            hint = f"{SINGLE_QUOTES}: {_FORM}"
+            raise ConversionError(f"{path}: {error.message}", hint=hint) from error
 
 
 def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:

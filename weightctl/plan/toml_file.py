@@ -7,7 +7,9 @@ from typing import Any
 
 from weightctl.errors import ConversionError
 
-__all__ = ["read_toml"]
+__all__ = ["SINGLE_QUOTES", "read_toml"]
+
+SINGLE_QUOTES = "in 'single quotes' TOML keeps a backslash, as regular expressions need"
 
 _MOST_BYTES = 1 << 20
 
@@ -29,4 +31,6 @@ def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[s
     try:
         return tomllib.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{path} is not TOML: {error}", hint=form) from error
+        # The usual cause is a regular expression in double quotes, where `\.` is an error.
+        hint = f"{SINGLE_QUOTES}: {form}" if b"\\" in raw else form
+        raise ConversionError(f"{path} is not TOML: {error}", hint=hint) from error

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header
 
-__all__ = ["Adapter", "adapter"]
+__all__ = ["Adapter", "adapter", "is_adapter_checkpoint"]
 
 # In the name of the second matrix of a pair, in that of the first, and the axis of the second
 # that is the rank: of PEFT [out, r], of kohya's sd-scripts and diffusers too, of MLX [r, out].
@@ -59,6 +59,16 @@ def adapter(header: Header, config: Mapping[str, Any]) -> Adapter | None:
         base=next((base for base in bases if isinstance(base, str) and base), ""),
         alpha=next((alpha for alpha in alphas if alpha is not None), None),
     )
+
+
+def is_adapter_checkpoint(header: Header, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is an adapter, and not a model that has low-rank matrices among others.
+
+    `config` is adapter_config.json's content, or empty.
+    """
+    if adapter(header, config) is None:
+        return False
+    return bool(config) or all("lora" in name.lower() for name in header.tensors)
 
 
 def _rank(header: Header, name: str) -> int:

@@ -93,7 +93,7 @@ def parse_value(kind: str, written: str) -> Any:
     if kind in {"string", TEXT}:
         content: Any = written
     elif kind == "bool":
-        content = {"true": True, "false": False}.get(written.lower(), written)
+        content = {"true": True, "false": False}.get(written.strip().lower(), written)
     elif kind in INTEGERS:
         content = int(written, 0)
     elif kind in _FLOATS:

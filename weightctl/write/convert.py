@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,11 +17,10 @@ from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
-from weightctl.plan.rename import Renaming, read_renamings
+from weightctl.plan.rename import Renaming, is_inline_rule, make_renaming, parse_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.types import type_of
 from weightctl.system.threads import thread_count
-from weightctl.text.patterns import regular_expression
 from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
@@ -34,7 +33,7 @@ from weightctl.write.save import save
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from weightctl.codecs.loss import Loss
     from weightctl.dtype import DTypeLike, Encoding
@@ -51,6 +50,8 @@ __all__ = ["Conversion", "NonFinite", "convert"]
 _LEAST_MEMORY = 4_000_000
 
 _Choice = TypeVar("_Choice", bound=Enum)
+
+RenamingsLike = str | os.PathLike[str] | Mapping[str, str] | Sequence[str | os.PathLike[str]]
 
 
 class NonFinite(Enum):
@@ -130,7 +131,7 @@ def convert(
     allow_requantize: bool = False,
     fallback: bool = True,
     names: Names | str = Names.AUTO,
-    rename: str | os.PathLike[str] | Mapping[str, str] | None = None,
+    rename: RenamingsLike | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     metadata: Mapping[str, object] | Sequence[Setting] = (),
@@ -152,10 +153,12 @@ def convert(
     node below the root of a tree is stored with its full names, which are kept. `out` is a path
     whose suffix is the format unless `to` says it; without a suffix it is a model's directory.
 
+    `rename` is regular expressions with what replaces them, `"REGEX=NEW"`, the path of a TOML file
+    of such rules, or a list of these; `include` and `exclude` apply to the names in the output.
     `dtype` stores plain numbers, `quant` quantizes matrices by a recipe or to a type, and
     `tensor_types` gives types by pattern of names, `"keep"` or None to keep what is stored.
-    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys.
-    Sizes are bytes, or text such as "5GB".
+    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes
+    keys, by patterns too. Sizes are bytes, or text such as "5GB".
 
     Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
     returned say what would be, `notes` what to know of it, and its `save` carries it out. Raises
@@ -188,9 +191,8 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     chosen = type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    if isinstance(rename, str | os.PathLike):
-        consulted = {**plan.consulted, os.fspath(rename): "the rules of names"}
-        plan = replace(plan, consulted=consulted)
+    files = dict.fromkeys(_rule_files(rename), "the rules of names")
+    plan = replace(plan, consulted={**plan.consulted, **files})
     plan = cast(
         plan,
         chosen,
@@ -260,7 +262,7 @@ def _make_plan(
     where: Target,
     *,
     names: Names,
-    rename: str | os.PathLike[str] | Mapping[str, str] | None,
+    rename: RenamingsLike | None,
     is_cast: bool,
     include: Sequence[str],
     exclude: Sequence[str],
@@ -308,10 +310,19 @@ def _refuse_for_plan(
         )
 
 
-def _renamings(given: str | os.PathLike[str] | Mapping[str, str]) -> Sequence[Renaming]:
+def _renamings(given: RenamingsLike) -> Sequence[Renaming]:
     if isinstance(given, Mapping):
-        return [Renaming(regular_expression(pattern), made) for pattern, made in given.items()]
-    return read_renamings(os.fspath(given))
+        return [make_renaming(pattern, made) for pattern, made in given.items()]
+    each = [given] if isinstance(given, str | os.PathLike) else given
+    return [rule for one in each for rule in parse_renamings(one)]
+
+
+def _rule_files(given: RenamingsLike | None) -> list[str]:
+    """Return the paths among what rules of names are given by."""
+    if given is None or isinstance(given, Mapping):
+        return []
+    each = [given] if isinstance(given, str | os.PathLike) else given
+    return [os.fspath(one) for one in each if not is_inline_rule(one)]
 
 
 def _split(plan: Plan, most: int | str) -> Plan:
