@@ -126,7 +126,7 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.path)}}
     location: dict[str, Any] = {"physicalLocation": physical}
     if member:
-        # The offset may be one of unpacked bytes, which are no region of the file.
+        # The offset may be one of unpacked bytes, which are not a region of the file.
         location["logicalLocations"] = [{"fullyQualifiedName": member}]
     else:
         physical["region"] = {"byteOffset": finding.offset}

@@ -331,7 +331,7 @@ def _list_absent_tokens(metadata: Mapping[str, MetadataValue]) -> tuple[str, ...
         return ()
     count = len(tokens.content)
     return tuple(
-        f"`{key}` is {value.content}, which is no token: the vocabulary has {count}; "
+        f"`{key}` is {value.content}, which is not a token: the vocabulary has {count}; "
         f"`--unset {key}` leaves it out"
         for key, value in metadata.items()
         if key.startswith(_VOCABULARY)

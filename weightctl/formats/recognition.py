@@ -21,7 +21,7 @@ def sniff(file: Reader) -> str | None:
 def recognise(file: Reader, format_name: str | None = None) -> str:
     """Return the name of the format of a file, by its content.
 
-    Raises `FormatError` that says what the file is, where it is no checkpoint of `format_name` or
+    Raises `FormatError` that says what the file is, where it is not a checkpoint of `format_name` or
     of any format.
     """
     found = sniff(file)

@@ -88,7 +88,7 @@ def align(plan: Plan, boundary: int) -> Plan:
 
     In GGUF each tensor does; safetensors forbids gaps, so there the first does, and the others
     start on a multiple of their element's size. The boundary is kept in the metadata, so that a
-    copy has it too. Raises `ConversionError` for what is no power of two from 8 on.
+    copy has it too. Raises `ConversionError` for what is not a power of two from 8 on.
     """
     value = MetadataValue("u32", boundary)
     if boundary < LEAST_ALIGNMENT or not is_alignment(value):

@@ -67,8 +67,8 @@ def plan_of(
     together. `include` and `exclude` are patterns as in `select`, for the names in the output, and
     `exclude` also for the input's tensors that are of no part of the model.
 
-    Raises as `select` does, as `recognize` and `translate` do where the naming convention is to change, and
-    `ConversionError` for a LoRA adapter that is to become GGUF.
+    Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
+    change, and `ConversionError` for a LoRA adapter that is to become GGUF.
     """
     if format_name == "gguf":
         _refuse_adapter(weights)
