@@ -21,8 +21,8 @@ def sniff(file: Reader) -> str | None:
 def recognise(file: Reader, format_name: str | None = None) -> str:
     """Return the name of the format of a file, by its content.
 
-    Raises `FormatError` that says what the file is, where it is not a checkpoint of `format_name` or
-    of any format.
+    Raises `FormatError` that says what the file is, where it is not a checkpoint of `format_name`
+    or of any format.
     """
     found = sniff(file)
     if found is not None and format_name in {None, found}:
