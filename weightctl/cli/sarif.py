@@ -121,8 +121,8 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
     rule, level, _ = _RULES[finding.severity]
     member = printable(finding.member)
     where = f"byte {finding.offset}" + (f" of {member}" if member else "")
-    said = printable(finding.text)
-    text = f"cannot be judged: {said}" if finding.severity is None else f"{said} is named"
+    shown = printable(finding.text)
+    text = f"cannot be judged: {shown}" if finding.severity is None else f"{shown} is named"
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.path)}}
     location: dict[str, Any] = {"physicalLocation": physical}
     if member:
@@ -136,7 +136,7 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
         "level": level,
         "message": {"text": f"{text} ({where})"},
         "locations": [location],
-        "properties": {"global": None if finding.severity is None else said},
+        "properties": {"global": None if finding.severity is None else shown},
     }
 
 

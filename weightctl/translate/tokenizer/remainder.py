@@ -30,7 +30,13 @@ _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processo
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 _FLAGS = (*_NO_FLAGS, "special")
 # What the other keys of GGUF say in full, or what names code that is not the tokenizer's.
-_TOLD = {"chat_template", "added_tokens_decoder", "auto_map", "name_or_path", "tokenizer_file"}
+_KEPT_ELSEWHERE = {
+    "chat_template",
+    "added_tokens_decoder",
+    "auto_map",
+    "name_or_path",
+    "tokenizer_file",
+}
 _VOCABULARY = {"vocab", "merges"}
 _CHARSMAP = "precompiled_charsmap"  # which GGUF has a key for
 # Longer than any.
@@ -67,7 +73,9 @@ def remember_document(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
                 for entry in entries
                 if is_object(vocabulary) and entry["content"] not in vocabulary
             ),
-            "config": {key: value for key, value in files.config.items() if key not in _TOLD},
+            "config": {
+                key: value for key, value in files.config.items() if key not in _KEPT_ELSEWHERE
+            },
         },
     )
 
@@ -127,7 +135,7 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
     config = _read_remainder(tokenizer).get("config")
     if not is_object(config):
         return None
-    return {key: value for key, value in config.items() if key not in _TOLD}
+    return {key: value for key, value in config.items() if key not in _KEPT_ELSEWHERE}
 
 
 def _read_remainder(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["Pair", "Pairing", "convert_convention", "explain_different_models", "pair_tensors"]
 
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
-_SAID: dict[NamingConvention, str] = {"gguf": "GGUF's", "hugging_face": "Hugging Face's"}
+_CONVENTION_NAMES: dict[NamingConvention, str] = {
+    "gguf": "GGUF's",
+    "hugging_face": "Hugging Face's",
+}
 
 
 class Pair(NamedTuple):
@@ -235,7 +238,9 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     unexpected += [left[each] for each in left if each not in rest]
     how = f"by the names of {other.family.name}"
     if own.convention != other.convention:
-        how += f", {_SAID[own.convention]} against {_SAID[other.convention]}"
+        how += (
+            f", {_CONVENTION_NAMES[own.convention]} against {_CONVENTION_NAMES[other.convention]}"
+        )
     return Pairing(
         pairs=pairs,
         missing=list(dict.fromkeys(missing)),
