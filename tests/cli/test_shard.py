@@ -326,12 +326,21 @@ def large_llama(path: Path) -> Path:
     return path
 
 
+# The command, keeping a journal from its first moment, as runs that last long do.
+JOURNALED = """
+from weightctl.__main__ import main
+from weightctl.write import journal
+journal.BEGIN_AFTER = 0.0
+main()
+"""
+
+
 def stopped(source: Path, out: Path) -> str:
     """Stop a run by Ctrl-C where some tensors are complete and others are not; return its words."""
     seconds = 0.05
     for _ in range(12):
         process = subprocess.Popen(
-            [sys.executable, "-m", "weightctl", "shard", source, out, "--tp", "2", "-j", "1"],
+            [sys.executable, "-c", JOURNALED, "shard", source, out, "--tp", "2", "-j", "1"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
