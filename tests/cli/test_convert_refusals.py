@@ -6,9 +6,9 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-import made
 import pytest
 
+import small_checkpoints
 from weightctl import open_weights
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_gguf_is_not_a_directory(weightctl: Run, tiny_llama: Path, tmp_path: Pat
 def test_an_adapter_is_not_written_as_gguf(
     weightctl: Run, tmp_path: Path, asked: list[str]
 ) -> None:
-    source = made.adapter(tmp_path)
+    source = small_checkpoints.adapter(tmp_path)
     done = weightctl("convert", source, tmp_path / "out.gguf", *asked)
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
@@ -118,7 +118,7 @@ def test_an_adapter_is_not_written_as_gguf(
 
 
 def test_an_adapter_is_refused_without_its_config_too(weightctl: Run, tmp_path: Path) -> None:
-    source = made.adapter(tmp_path)
+    source = small_checkpoints.adapter(tmp_path)
     (source / "adapter_config.json").unlink()
     done = weightctl("convert", source / "adapter_model.safetensors", tmp_path / "out.gguf", "-n")
     assert done.returncode == 2
@@ -128,7 +128,7 @@ def test_an_adapter_is_refused_without_its_config_too(weightctl: Run, tmp_path: 
 def test_an_adapter_goes_to_a_directory_and_a_file_of_safetensors(
     weightctl: Run, tmp_path: Path
 ) -> None:
-    source = made.adapter(tmp_path)
+    source = small_checkpoints.adapter(tmp_path)
     done = weightctl("convert", source, tmp_path / "out", "--dtype", "f16")
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(tmp_path / "out")) == sorted(os.listdir(source))
@@ -139,7 +139,7 @@ def test_an_adapter_goes_to_a_directory_and_a_file_of_safetensors(
 
 def test_an_adapter_of_llama_cpp_stays_one(weightctl: Run, tmp_path: Path) -> None:
     source, there, back = (tmp_path / name for name in ("in.gguf", "a.safetensors", "back.gguf"))
-    given = made.adapter(tmp_path) / "adapter_model.safetensors"
+    given = small_checkpoints.adapter(tmp_path) / "adapter_model.safetensors"
     settings = {
         "general.architecture": "llama",
         "general.type": "adapter",

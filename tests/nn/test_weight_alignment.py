@@ -74,7 +74,7 @@ def test_a_weight_has_an_alignment_of_its_own() -> None:
 @pytest.mark.parametrize("alignment", [0, -4, 3])
 def test_an_alignment_is_a_power_of_two(alignment: int) -> None:
     said = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
-    assert f"weight_alignment is {alignment}, which is no power of two" in said
+    assert f"weight_alignment is {alignment}, which is not a power of two" in said
 
 
 def test_an_empty_value_starts_anywhere() -> None:
