@@ -51,8 +51,14 @@ def run(python: str, arguments: list[str], out: Path) -> tuple[float, float]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.sync()
     start = time.perf_counter()
+    # In a checkout `python -m` would run that one, whatever the interpreter has installed.
+    # Both keep the bytecode of the turn that is not counted.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(
-        [python, "-m", "weightctl", *arguments, "-q"], stdout=subprocess.DEVNULL
+        [python, "-m", "weightctl", *arguments, "-q"],
+        stdout=subprocess.DEVNULL,
+        cwd=out.parent,
+        env=environment,
     )
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
@@ -78,6 +84,9 @@ def main() -> None:
             places[format_name] = str(folder / f"in.{format_name}")
         write_directory(folder / "directory", arguments.size)
         places["directory"] = str(folder / "directory")
+        for python in (sys.executable, arguments.other):
+            where = "import weightctl; print(weightctl.__file__)"
+            subprocess.run([python, "-c", where], check=True, cwd=folder)
         for work in arguments.only or WORKS:
             command = [word.format(**places) for word in WORKS[work]]
             pythons = (sys.executable, arguments.other)

@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import stat
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
@@ -198,6 +199,8 @@ class FileWriter:
     def __init__(self, path: str, nbytes: int) -> None:
         self.path = path
         self._not_begun = 0
+        # The kernel lets one thread at a time copy into a file, and the others spin.
+        self._copying = Lock()
         try:
             self.descriptor = os.open(
                 path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
@@ -227,7 +230,8 @@ class FileWriter:
         """Write a range of another file, inside the kernel where that works."""
         start, end = source.offset, source.offset + source.nbytes
         while start < end:
-            count = source.file.copy_into(start, end - start, self.descriptor, offset)
+            with self._copying:
+                count = source.file.copy_into(start, end - start, self.descriptor, offset)
             if not count:
                 break
             start, offset = start + count, offset + count

@@ -57,7 +57,7 @@ __all__ = ["Saved", "Work", "Written", "open_stream", "save", "write_output"]
 _FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _CONTINUES = "the same command continues where this one stopped"
 # A pipe takes chunks in their order, so each is a task by itself.
-_STREAMED = 1 << 20
+_STREAMED = 2 << 20
 
 
 class Saved(NamedTuple):
