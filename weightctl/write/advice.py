@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.formats.huggingface import companions
 from weightctl.plan.cast import is_unfit_for_llama_cpp
+from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +31,8 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     known = {*plan.metadata, *plan.unread}
     lost = [(name, leaf.kind) for name, leaf in plan.unkept.items() if name not in known]
     if lost:
-        named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost[:_WORST]]
-        rest = f" and {len(lost) - _WORST} more" if len(lost) > _WORST else ""
-        yield f"not kept: {', '.join(named)}{rest}"
+        named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost]
+        yield f"not kept: {join_names(named, _WORST)}"
     if plan.zero_nonfinite and not any(_holds_no_nan(item) for item in plan.items):
         yield "--nonfinite zero is for block types, and no tensor becomes one: NaN stays NaN"
     count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))

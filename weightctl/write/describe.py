@@ -17,6 +17,7 @@ from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST, SourceFingerprint
 from weightctl.plan.plan import Plan
 from weightctl.system.temporary import without_temporary
+from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded
 from weightctl.write.journal import Purpose
 from weightctl.write.outcome import Outcome
@@ -115,9 +116,9 @@ def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> No
         )
     infos = {info.name: info for rank in ranks for info in rank}
     if problems := format_module(format_name).unfit(list(infos.values())):
-        more = [f"... and {len(problems) - _FEW} more"] if len(problems) > _FEW else []
+        first = list_first(problems, _FEW)
         raise ConversionError(
-            "\n  ".join([f"{format_name} cannot hold all of this:", *problems[:_FEW], *more]),
+            "\n  ".join([f"{format_name} cannot hold all of this:", *first]),
             hint="convert it first, or choose the format of the input",
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.gathered import GatheredSource, shard_key
 from weightctl.system.threads import Memory, map_in_threads
+from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 
 if TYPE_CHECKING:
@@ -119,8 +120,7 @@ def refuse_altered(
     if not found:
         return
     listed = [f"rank {each.rank}: `{each.tensor}` in {each.file}" for each in found]
-    more = [f"... and {len(listed) - _MOST_NAMED} more"] if len(listed) > _MOST_NAMED else []
-    lines = ["altered since they were written:", *listed[:_MOST_NAMED], *more]
+    lines = ["altered since they were written:", *list_first(listed, _MOST_NAMED)]
     raise FormatError(
         source.header.listing or "", None,
         "\n  ".join(lines) if len(listed) > 1 else f"altered since it was written: {listed[0]}",
