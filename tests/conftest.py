@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from real_files import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 # Side by side, tests have all processors: threads of torch's own would wait for each other. The
 # processes that tests start inherit it.
@@ -86,3 +87,11 @@ def vocabularies() -> list[Path]:
 def journal_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have runs keep a journal from their first moment, as those that last long do."""
     monkeypatch.setattr("weightctl.write.journal.BEGIN_AFTER", 0.0)
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Generator[Path, None, None]:
+    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
+        yield Path(directory)

@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import signal
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -26,6 +24,7 @@ from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from pathlib import Path
 
     from conftest import Completed
     from killed_saves import KilledSaves
@@ -88,14 +87,6 @@ class Place(NamedTuple):
 
 def parts_of(files: Files) -> list[bytes]:
     return [raw for name, raw in sorted(files.items()) if "-of-" in name]
-
-
-@pytest.fixture(scope="module")
-def scratch() -> Generator[Path, None, None]:
-    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(scope="module")

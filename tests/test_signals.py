@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import shutil
 import signal
@@ -33,14 +32,6 @@ if TYPE_CHECKING:
 
 TENSORS = 3
 MOMENTS = 50
-
-
-@pytest.fixture(scope="module")
-def scratch() -> Generator[Path, None, None]:
-    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(scope="module")

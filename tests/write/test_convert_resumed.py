@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import statistics
-import tempfile
 import threading
 import zipfile
 from pathlib import Path
@@ -157,6 +156,24 @@ def flip(path: Path, ranges: list[tuple[int, int]]) -> None:
     for start, stop in ranges:
         raw[start:stop] ^= 0xFF
     path.write_bytes(raw.tobytes())
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_a_run_that_cannot_begin_keeps_what_an_earlier_one_has_left(
+    kind: Kind, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    stop_halfway(plan, where)
+
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("weightctl.storage.local.reserve", refuse)
+        with pytest.raises(OutputError, match="Too many open files"):
+            save(plan, where)
+    assert save(plan, where).kept_bytes
 
 
 @pytest.mark.usefixtures("journal_from_the_start")
@@ -313,14 +330,6 @@ def refuse_target(replace: Callable[..., None], target: str, error: OSError) -> 
         replace(old, new)
 
     return replace_others
-
-
-@pytest.fixture(scope="module")
-def scratch() -> Generator[Path, None, None]:
-    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(scope="module")

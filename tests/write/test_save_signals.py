@@ -6,8 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,16 +15,9 @@ from strikes import strikes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from strikes import Ended, Strikes
-
-
-@pytest.fixture(scope="module")
-def scratch() -> Generator[Path, None, None]:
-    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(scope="module")

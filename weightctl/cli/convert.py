@@ -252,7 +252,7 @@ def convert(
         _require_stdout(where, as_json=as_json)
         total = sum(item.info.nbytes for item in plan.items)
         with (
-            note_when_stopped(conversion.outcome),
+            note_when_stopped(where),
             progress_bar(total, quiet=quiet) as advance,
         ):
             conversion = conversion.save(

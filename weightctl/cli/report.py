@@ -357,12 +357,13 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
 
 
 @contextmanager
-def note_when_stopped(outcome: Outcome) -> Generator[None, None, None]:
+def note_when_stopped(where: Target) -> Generator[None, None, None]:
     """Say, where a signal ends the block, what stays and what to do with it."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        if not outcome.where.is_stream and (journal := find_journal(outcome.path)):
+        journal = None if where.is_stream else find_journal(os.path.realpath(where.path))
+        if journal is not None:
             note(f"{journal} lists what is complete; the same command continues from there")
         raise
 

@@ -202,7 +202,7 @@ def shard(
         note(text)
     if not dry_run:
         with (
-            note_when_stopped(sharded.outcome),
+            note_when_stopped(sharded.outcome.where),
             progress_bar(sharded.outcome.tensor_bytes, quiet=quiet) as advance,
         ):
             sharded = sharded.save(force=force, threads=threads, progress=advance)

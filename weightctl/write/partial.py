@@ -68,7 +68,8 @@ class Partial:
         self._token = left.token
         self._lock = -1
         self._is_named = False
-        self.is_resumable = False
+        # What an earlier run has left stays where this one fails before it has begun.
+        self.is_resumable = bool(left.records)
         self._intact: set[int] = set()
         self.kept: tuple[Record, ...] = left.records
         self.lost = left.lost
@@ -110,7 +111,8 @@ class Partial:
             try:
                 self._lock = lock_path(self.path)
             except OSError:
-                os.rmdir(self.path)
+                with suppress(OSError):  # what another run has left in it stays
+                    os.rmdir(self.path)
                 raise
             if os.path.isdir(self._outcome.path):
                 os.chmod(self.path, stat.S_IMODE(os.stat(self._outcome.path).st_mode))

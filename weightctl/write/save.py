@@ -205,7 +205,7 @@ def write_output(
             partial.publish(force=force)
         except BaseException as error:
             is_final = _is_final(error) or _has_changed(plan.source)
-            partial.is_resumable = recorder.has_journal and not is_final
+            partial.is_resumable = (partial.is_resumable or recorder.has_journal) and not is_final
             if partial.is_resumable and isinstance(error, WeightctlError):
                 error.hint = f"{error.hint}; {_CONTINUES}" if error.hint else _CONTINUES
             raise

@@ -48,7 +48,8 @@ def run_all(do: Callable[[_Item, Event], object], items: Sequence[_Item], *, thr
     does, and `ConversionError` where no thread can be started or there is no memory.
     """
     ended = Event()
-    if len(items) == 1 or threads == 1:
+    threads = min(threads, len(items))
+    if threads <= 1:
         with _name_missing_memory(1):
             for item in items:
                 do(item, ended)
