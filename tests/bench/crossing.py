@@ -2,7 +2,7 @@
 
 Run with `python tests/bench/crossing.py` (2.2 GB; `--size 100MB` for less). The model is a llama in
 bf16 of random numbers. The peak of memory is the resident set of the command's own process, and of
-the disk what the folder of the output holds at any time: there is no copy on the way.
+the disk what the folder of the output holds at any time: the output, and a journal.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_PEAK = 400_000_000
+JOURNAL = 1_000_000  # what a run longer than half a second keeps beside its output
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "blk.": "model.layers.",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -128,10 +129,11 @@ def main() -> None:
     print(
         f"{arguments.recipe} of {before / 1e6:.0f} MB in one step: {seconds:.1f} s, "
         f"{before / 1e6 / seconds:.0f} MB/s, peak {peak / 1e6:.0f} MB (target "
-        f"{MOST_PEAK / 1e6:.0f}), most on the disk {held / 1e6:.0f} MB (target {size / 1e6:.0f})"
+        f"{MOST_PEAK / 1e6:.0f}), most on the disk {held / 1e6:.1f} MB (target "
+        f"{(size + JOURNAL) / 1e6:.1f})"
     )
     assert "token_embd.weight" in made, "the output has not GGUF's names"
-    sys.exit(peak > MOST_PEAK or held > size)
+    sys.exit(peak > MOST_PEAK or held > size + JOURNAL)
 
 
 if __name__ == "__main__":
