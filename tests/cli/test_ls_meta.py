@@ -32,7 +32,7 @@ def gguf(tmp_path: Path) -> Path:
 
 def test_metadata_is_a_table_of_keys_types_and_values(weightctl: Run, gguf: Path) -> None:
     shown = weightctl("ls", gguf, "--meta").stdout
-    title, amounts, _, _, *lines = shown.splitlines()
+    title, amounts, _, _, _, *lines = shown.splitlines()
     assert title.endswith(": Small Model 1M, llama, gguf")
     assert amounts.startswith("3 tensors, ")
     table = {line.split()[0]: line.split(maxsplit=2)[1:] for line in lines}
@@ -154,7 +154,7 @@ def test_a_checkpoint_without_metadata_says_so(weightctl: Run, tmp_path: Path) -
 def test_metadata_and_lists_of_tensors_are_asked_for_apart(weightctl: Run, gguf: Path) -> None:
     done = weightctl("ls", gguf, "--meta", "--flat")
     assert done.returncode == 2
-    assert "--meta shows no tensors" in done.stderr
+    assert "--meta shows metadata" in done.stderr
 
 
 def test_a_value_cannot_write_to_the_terminal(weightctl: Run, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents, Entry
+    from weightctl.cli.contents import Contents
+    from weightctl.schemes.entries import Entry
 
     Hashed = Callable[[Contents, Sequence[str]], Mapping[str, str]]
 
