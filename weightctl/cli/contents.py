@@ -65,6 +65,7 @@ class Contents:
         self.entries: Mapping[str, Entry] = found.entries
         self.aliases: Mapping[str, str] = header.aliases
         self.leaves: Mapping[str, Leaf] = header.leaves
+        self._all_entries = found.entries
         self.count = len(self.entries)
         if include or exclude:
             self._choose(include, exclude)
@@ -92,6 +93,11 @@ class Contents:
         self.aliases = {name: target for name, target in self.aliases.items() if is_shown(name)}
         self.leaves = {name: leaf for name, leaf in self.leaves.items() if is_shown(name)}
         self.quantized = {n: weight for n, weight in self.quantized.items() if n in self.entries}
+
+    def find_entry(self, name: str) -> Entry | None:
+        """Return the entry of a stored tensor or a tied name, of all that there are."""
+        stored = header_of(self.weights).aliases.get(name, name)
+        return self._all_entries.get(self.part_of.get(stored, stored))
 
     @property
     def tree(self) -> TreeNode:

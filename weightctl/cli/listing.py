@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from weightctl.cli.contents import Contents
     from weightctl.weights.info import Header
 
-__all__ = ["alignment", "equals", "hash_tensors", "rows", "sort_names"]
+__all__ = ["LONG", "alignment", "equals", "hash_tensors", "rows", "sort_names"]
 
-_LONG = 100_000_000
+# Work on fewer bytes is done before a bar could be read.
+LONG = 100_000_000
 
 
 def sort_names(contents: Contents, by: Sort | None) -> list[str]:
@@ -55,8 +56,7 @@ def hash_tensors(
     wanted = list(dict.fromkeys(listed))
     extents = header_of(contents.weights).extents
     total = sum(extents[name].nbytes for name in wanted)
-    # What is done before anybody has looked needs no bar.
-    with progress_bar(total, quiet=quiet or total < _LONG) as advance:
+    with progress_bar(total, quiet=quiet or total < LONG) as advance:
         return compute_digests(source_of(contents.weights), wanted, progress=advance)
 
 
