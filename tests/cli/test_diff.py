@@ -92,7 +92,7 @@ def test_bytes_are_compared_with_hash(weightctl: Run, tmp_path: Path) -> None:
     done = weightctl("diff", one, other, "--hash")
     assert done.returncode == 1
     assert done.stdout.splitlines()[2:] == [
-        "~ b  8  F32  other bytes",
+        "~ b  8  F32  bytes differ",
         "",
         "1 of 2 tensors differs: 1 in bytes",
     ]

@@ -39,7 +39,7 @@ class Totals(NamedTuple):
 
     @property
     def bits(self) -> float | None:
-        """The bits that a parameter takes with its share of scales; None without parameters."""
+        """The bits of a parameter, with its share of the scales; None without parameters."""
         return 8 * self.weights_nbytes / self.parameters if self.parameters else None
 
 
@@ -95,7 +95,7 @@ class Contents:
         self.quantized = {n: weight for n, weight in self.quantized.items() if n in self.entries}
 
     def find_entry(self, name: str) -> Entry | None:
-        """Return the entry of a stored tensor or a tied name, of all that there are."""
+        """Return the entry of a stored tensor or a tied name, whether or not it is listed."""
         stored = header_of(self.weights).aliases.get(name, name)
         return self._all_entries.get(self.part_of.get(stored, stored))
 
@@ -170,7 +170,7 @@ class Contents:
 
 
 def kind(entry: Entry) -> tuple[str, float | None]:
-    """Return how an entry is stored: an encoding, or a scheme and the bits of each weight."""
+    """Return how an entry is stored: its encoding, or its scheme and bits per weight."""
     if isinstance(entry, TensorInfo):
         return entry.encoding.name, None
     return entry.label, entry.bits

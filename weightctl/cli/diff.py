@@ -75,7 +75,7 @@ def diff(
     if hashes and values:
         raise WeightctlError(
             "--hash compares bytes and --values compares values, so they cannot be used together",
-            hint="use --values where the encodings differ, else --hash",
+            hint="use --values if the encodings differ, and --hash otherwise",
         )
     ours, theirs = (_open(path, include or (), exclude or ()) for path in (first, second))
     if (include or exclude) and not ours.entries and not theirs.entries:
@@ -96,8 +96,8 @@ def diff(
         show_lines([[Cell(line)] for line in _summarize(found, hashes=hashes)])
     if not quiet and ours.entries and theirs.entries and not found.shared:
         note(
-            "A and B have no tensor name in common; names of different conventions are paired "
-            "for supported model families only, and config.json must be beside the tensors"
+            "A and B have no tensor name in common; different naming conventions are paired only "
+            "if the model family is supported and config.json is present"
         )
     if found.differences:
         raise typer.Exit(1)
@@ -130,7 +130,7 @@ def _compare(
         try:
             paired = PairedTensors(ours, theirs, paths)
         except WeightctlError:
-            # Shapes and encodings can be compared of what cannot be decoded.
+            # Shapes and encodings can be compared even if weights cannot be decoded.
             if values:
                 raise
             paired = None
@@ -204,7 +204,7 @@ def _row(line: OutlineLine[Difference]) -> Sequence[Cell]:
             "cyan",
             short=_arrow(side.encoding for side in sides),
         ),
-        Cell(next((f"other {each}" for each in found.of if each in _CONTENT), ""), "yellow"),
+        Cell(next((f"{each} differ" for each in found.of if each in _CONTENT), ""), "yellow"),
     )
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint at a glance: a few lines that sum it up, and its tree."""
+"""The summary and the tree of a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FoldedValues", "list_shown", "summary", "tree_rows"]
 
-# A tensor or value that is the whole of its file has no name.
+# A tensor or value that is the only content of its file has no name.
 _UNNAMED = "(unnamed)"
 _LOOK = 28
 # Values of a branch are folded where they fill more lines than this.
@@ -37,7 +37,7 @@ _OMEGACONF = "omegaconf."
 
 
 def summary(path: str, contents: Contents) -> list[list[Cell]]:
-    """Return the lines that say what there is at a path, and how much."""
+    """Return the lines of the summary: title, amounts, encodings and details."""
     title = [Cell(printable(path), "bold"), Cell(f": {printable(contents.title(path))}")]
     lines = [title, [Cell(_amounts(contents))]]
     by_kind = contents.totals.by_kind
@@ -55,10 +55,10 @@ def summary(path: str, contents: Contents) -> list[list[Cell]]:
     if adapter is not None:
         noun = "rank" if len(adapter.ranks) == 1 else "ranks"
         ranks = ", ".join(map(str, adapter.ranks))
-        alpha = "" if adapter.alpha is None else f", alpha {adapter.alpha:g},"
+        alpha = "" if adapter.alpha is None else f", alpha {adapter.alpha:g}"
         matrices = f"{adapter.matrices} {'matrix' if adapter.matrices == 1 else 'matrices'}"
-        base = f", for {adapter.base}" if adapter.base else ""
-        text = f"LoRA adapter of {noun} {ranks}{alpha} on {matrices}{base}"
+        base = f", base model {adapter.base}" if adapter.base else ""
+        text = f"LoRA adapter: {noun} {ranks}{alpha}, {matrices}{base}"
         lines.append([Cell(printable(text))])
     return lines
 
@@ -67,7 +67,7 @@ def _amounts(contents: Contents) -> str:
     totals, count = contents.totals, len(contents.entries)
     of = f" of {contents.count}" if count < contents.count else ""
     noun = "tensor" if contents.count == 1 else "tensors"
-    stored = f" ({len(contents.tensors)} as stored)" if contents.quantized else ""
+    stored = f" (stored as {len(contents.tensors)})" if contents.quantized else ""
     values = f", {pluralize(len(contents.leaves), 'value')}" if contents.leaves else ""
     bits = f", {totals.bits:.2f} bits per weight" if totals.bits is not None else ""
     return (
@@ -164,7 +164,7 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
         text_below = f"{line.times} x {count}" if line.times > 1 else count
         return Cell(text), Cell(text_below, "dim", right=True)
     if isinstance(entry, Leaf):
-        # Beside what something holds stands how much that is; the class of an object is its look.
+        # An object shows its class, and the number of tensors that it has.
         below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
         looks = entry.look or (entry.kind if "." in entry.kind else "")
         stated = "object" if "." in entry.kind and not entry.look else entry.kind
@@ -174,7 +174,7 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
         cells = make_shape_cells(entry.shape, label(stored), stored[0], line.times)
-        # What scales packed numbers is cut as they are.
+        # Scales are cut as the packed numbers are.
         packed = entry.name if isinstance(entry, TensorInfo) else entry.tensors[0]
         return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)
     if line.name is not None:
