@@ -205,7 +205,8 @@ def test_values_that_float32_cannot_hold_are_compared_exactly(
 ) -> None:
     one = write(tmp_path / "one.safetensors", a=np.array([1 << 40, 3], dtype))
     other = write(tmp_path / "other.safetensors", a=np.array([(1 << 40) + 1, 3], dtype))
-    assert run("diff", one, one, "--values").code == 0
+    same = run("diff", one, one, "--values")
+    assert (same.code, same.lines[-1]) == (0, "1 tensor has the same values")
     assert run("diff", one, other, "--values").code == 1
 
 
@@ -285,3 +286,30 @@ def test_changes_that_a_convention_makes_are_not_differences(
         done = run("diff", *paths, "--values")
         assert (done.code, done.notes) == (0, "")
         assert "tensors are paired by the names of" in done.lines[1]
+
+
+def test_ranks_are_compared_with_the_whole(
+    run: Callable[..., Shown], tiny_llama: Path, gguf: Path, tmp_path: Path
+) -> None:
+    run("shard", tiny_llama, tmp_path / "halves", "--tp", "2", "-q")
+    assert run("diff", tmp_path / "halves", gguf, "--values").code == 0
+
+
+def test_a_damaged_file_is_an_error_without_figures(
+    tiny_llama: Path, gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(gguf.read_bytes()[:-1000])
+    with pytest.raises(WeightctlError, match="past the file"):
+        app(["diff", str(tiny_llama), str(damaged), "--values"], standalone_mode=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_models_of_different_families_have_no_pairs(
+    run: Callable[..., Shown], tiny_llama: Path, tmp_path: Path
+) -> None:
+    tensors = {"encoder.weight": small_checkpoints.numbers("F32", 4, 4)}
+    other = small_checkpoints.write(tmp_path, "other", tensors)
+    done = run("diff", tiny_llama, other, "--values")
+    assert (done.code, done.lines[-1]) == (1, "31 of 31 tensors differ: 30 only in A, 1 only in B")
+    assert "have no tensor name in common" in done.notes

@@ -206,20 +206,22 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
     with closing(measure_pairs(turned, lambda _: None, tell)) as results:
         for name, pair in paired.pairs.items():
             difference = _compare_sides(paired, pair)
-            is_recoded = "encoding" in difference.of
+            changes, total = layers.setdefault(pair.layer, ([], Measured()))
             if name not in measured_pairs:
-                if not difference.of and not is_same(pair.tensor, pair.reference):
-                    difference = difference._replace(of=("values",))
+                # Their shapes differ, or they hold integers.
+                if not difference.of:
+                    is_changed = not is_same(pair.tensor, pair.reference)
+                    changes.append(is_changed)
+                    difference = difference._replace(of=("values",) * is_changed)
                 if difference.of:
                     found[name] = difference
                 continue
-            recoded += is_recoded
+            recoded += "encoding" in difference.of
             measured = next(results)
             is_changed = _is_changed(pair, measured)
             if is_changed and (views := paired.list_views(pair)):
                 measured = min(map(_measure, views), key=lambda each: each.relative_rmse)
                 is_changed = _is_changed(pair, measured)
-            changes, total = layers.setdefault(pair.layer, ([], Measured()))
             changes.append(is_changed)
             total.add(measured)
             if is_changed:
@@ -229,6 +231,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
     summaries = [
         LayerChange(layer, len(changes), sum(changes), ValueChange.of(total))
         for layer, (changes, total) in layers.items()
+        if changes
     ]
     summaries.sort(key=lambda each: (each.layer is None, each.layer or 0))
     comparison = _make_comparison(paired, ordered)
