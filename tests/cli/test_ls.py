@@ -106,6 +106,7 @@ def test_ls_shows_the_model_at_a_glance(weightctl: Run, tiny_llama: Path) -> Non
     lines = weightctl("ls", tiny_llama).stdout.splitlines()
     assert lines[0] == f"{tiny_llama}: llama, safetensors"
     assert lines[1] == "30 tensors, 1.94 M parameters, 3.87 MB, 16.00 bits per weight"
+    assert lines[2] == "file 3.87 MB, BF16, context length 512"
     assert any(
         re.fullmatch(r"  layers\.\[0-2\]  x3 +3 x 9 tensors +3\.35 MB", line) for line in lines
     )
@@ -201,7 +202,7 @@ def test_lines_fit_a_terminal(columns: int, tmp_path: Path) -> None:
     save(Plan.copy(tree_of(names), "safetensors"), target(str(path)))
     shown = without_colour(on_a_terminal(columns, "ls", path))
     lines = shown.splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert all(len(line) <= columns for line in lines[1:])
     assert ("…" in shown) == (columns == 80)
     assert "weight_of_something" in shown
@@ -288,5 +289,5 @@ def test_several_checkpoints_follow_one_another(weightctl: Run, tmp_path: Path) 
 def test_a_checkpoint_without_tensors_is_listed(weightctl: Run, tmp_path: Path) -> None:
     small_checkpoints.write(tmp_path, "bare", {})
     done = weightctl("ls", "bare", cwd=tmp_path)
-    assert done.stdout == "bare: safetensors\n0 tensors, 0 parameters, 0 B\n"
+    assert done.stdout == "bare: safetensors\n0 tensors, 0 parameters, 0 B\nfile 42 B\n"
     assert (done.returncode, done.stderr) == (0, "")

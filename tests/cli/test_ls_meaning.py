@@ -30,7 +30,7 @@ def test_a_weight_in_three_tensors_is_one_line_with_its_bits(
     shown = weightctl("ls", small_checkpoints.awq(tmp_path)).stdout
     assert re.search(r"mlp\.up_proj\.weight +512x256 +AWQ 4-bit, 4\.16 bits +68\.1 kB", shown)
     assert "qweight" not in shown
-    assert "7 tensors (15 as stored)" in shown
+    assert "7 tensors (stored as 15)" in shown
     assert "AWQ 4-bit 204 kB (85.8 %), F16 33.8 kB (14.2 %)" in shown
 
 
@@ -96,7 +96,7 @@ def test_a_tied_name_is_marked_and_takes_nothing(weightctl: Run, tmp_path: Path)
 def test_an_adapter_is_recognised(weightctl: Run, tmp_path: Path) -> None:
     path = small_checkpoints.adapter(tmp_path)
     shown = weightctl("ls", path).stdout
-    assert "LoRA adapter of rank 8, alpha 16, on 4 matrices, for example/base\n" in shown
+    assert "LoRA adapter: rank 8, alpha 16, 4 matrices, base model example/base\n" in shown
     assert listed(weightctl, path)["adapter"] == {
         "ranks": [8],
         "matrices": 4,

@@ -99,7 +99,7 @@ def test_a_flat_list_has_the_same_columns(weightctl: Run, stages: Path) -> None:
 
 def test_a_long_list_tells_the_files_of_ranks_apart(weightctl: Run, stages: Path) -> None:
     shown = weightctl("ls", stages, "-l").stdout.splitlines()
-    assert shown[0].split()[-5:] == ["file", "split", "of", "a", "rank"]
+    assert shown[0].split()[-4:] == ["file", "split", "per", "rank"]
     head = next(line for line in shown if line.startswith("lm_head"))
     assert "  rank-2/model.safetensors  " in head
 

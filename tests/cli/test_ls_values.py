@@ -40,6 +40,7 @@ def test_values_stand_in_the_tree(weightctl: Run, saved: Callable[[Any], Path]) 
     assert done.stderr == ""
     assert done.stdout.splitlines()[1:] == [
         "1 tensor, 4 values, 2 parameters, 8 B, 32.00 bits per weight",
+        "file 1.53 kB, F32",
         "",
         "w        2  F32    8 B",
         "epoch       int         3",
@@ -56,7 +57,7 @@ def test_an_object_of_an_unknown_class_is_named(
     done = weightctl("ls", saved({"a": Unknown()}))
     name = f"{Unknown.__module__}.Unknown"
     assert f"note: an object of classes that are named and never imported: {name}" in done.stderr
-    assert done.stdout.splitlines()[3:] == [
+    assert done.stdout.splitlines()[4:] == [
         f"a         1 tensor  object  24 B  {name}",
         "  kernel       2x3  F32     24 B",
         "  rate              float         0.5",
@@ -67,7 +68,7 @@ def test_groups_that_differ_in_a_value_are_shown_apart(
     weightctl: Run, saved: Callable[[Any], Path]
 ) -> None:
     done = weightctl("ls", saved({"groups": [{"lr": 0.1}, {"lr": 0.1}, {"lr": 0.2}]}))
-    assert [line.split() for line in done.stdout.splitlines()[3:]] == [
+    assert [line.split() for line in done.stdout.splitlines()[4:]] == [
         ["groups"], ["[0-1].lr", "x2", "float", "0.1"], ["2.lr", "float", "0.2"],
     ]  # fmt: skip
 
@@ -87,7 +88,7 @@ def test_json_has_the_values(weightctl: Run, saved: Callable[[Any], Path]) -> No
 def test_patterns_choose_values_too(weightctl: Run, saved: Callable[[Any], Path]) -> None:
     root = {"model": {"w": torch.ones(2)}, "args": {"lr": 0.1, "model": "x"}}
     done = weightctl("ls", saved(root), "--include", "args.*")
-    assert [line.split()[0] for line in done.stdout.splitlines()[3:]] == ["args", "lr", "model"]
+    assert [line.split()[0] for line in done.stdout.splitlines()[4:]] == ["args", "lr", "model"]
 
 
 def test_a_bare_tensor_has_no_name(weightctl: Run, saved: Callable[[Any], Path]) -> None:
@@ -98,3 +99,44 @@ def test_a_value_cannot_move_the_cursor(weightctl: Run, saved: Callable[[Any], P
     done = weightctl("ls", saved({"a": "\x1b[2Jboo\n"}))
     assert "\x1b" not in done.stdout
     assert r"\x1b[2Jboo\n" in done.stdout
+
+
+@pytest.fixture
+def lightning(saved: Callable[[Any], Path]) -> Path:
+    epochs = {f"metric{number}": {"best": number, "last": 0.5} for number in range(30)}
+    return saved({
+        "state_dict": {"w": torch.ones(2)},
+        "pytorch-lightning_version": "2.1.0",
+        "loops": {"fit_loop": {"total": 3, "current": 2}},
+        "hyper_parameters": epochs,
+        "args": {"lr": 0.1, "seed": None},
+    })  # fmt: skip
+
+
+def test_long_branches_of_values_fold_into_one_line(weightctl: Run, lightning: Path) -> None:
+    done = weightctl("ls", lightning)
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()[4:]] == [
+        "state_dict.w 2 F32 8 B",
+        "pytorch-lightning_version str 2.1.0",
+        "loops 2 values",
+        "hyper_parameters 60 values",
+        "args",
+        "lr float 0.1",
+        "seed None",
+    ]
+    assert done.stderr == "note: 62 values folded; --values lists them\n"
+
+
+def test_all_values_are_shown_where_they_are_asked_for(weightctl: Run, lightning: Path) -> None:
+    done = weightctl("ls", lightning, "--values")
+    assert done.stderr == ""
+    assert sum("best" in line for line in done.stdout.splitlines()) == 30
+    assert "folded" not in weightctl("ls", lightning, "--quiet").stderr
+    assert len(json.loads(weightctl("ls", lightning, "--json").stdout)["values"]) == 65
+
+
+@pytest.mark.parametrize("option", ["--flat", "--meta", "--scan"])
+def test_values_go_with_the_tree_only(weightctl: Run, lightning: Path, option: str) -> None:
+    done = weightctl("ls", lightning, "--values", option)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hint: " in done.stderr

@@ -70,7 +70,7 @@ def test_each_finding_is_a_result(weightctl: Run, folder: Path) -> None:
     for each in run["results"]:
         assert driver["rules"][each["ruleIndex"]]["id"] == each["ruleId"]
     evil = run["results"][2]
-    assert evil["message"]["text"] == "os.system is named (byte 2)"
+    assert evil["message"]["text"] == "a pickle names os.system (byte 2)"
     assert evil["locations"][0]["physicalLocation"]["region"] == {"byteOffset": 2}
     assert run["invocations"][0]["exitCode"] == 1
 
@@ -134,7 +134,7 @@ def test_a_report_that_exists_is_replaced_with_force_only(weightctl: Run, folder
         ((".", "--sarif", "evil.pkl"), "evil.pkl is the input itself"),
         (("evil.pkl", "--sarif", "."), ". is a directory"),
         (("evil.pkl", "--sarif", "no/out.sarif"), "does not exist"),
-        (("evil.pkl", "--sarif", "-"), "stdout takes the findings"),
+        (("evil.pkl", "--sarif", "-"), "--sarif cannot write to stdout"),
         (
             ("evil.pkl", "--sarif", "allow.txt", "--allow-file", "allow.txt"),
             "allow.txt is the allow-list",

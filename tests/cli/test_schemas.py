@@ -42,6 +42,9 @@ ASKED = {
         "small.gguf big.gguf --hash",
         "small awq",
         "awq mixture --include *layers*",
+        "small small --values",
+        "small.gguf small --values",
+        "tiny-llama tiny-llama/model.safetensors --values",
     ),
     "convert": (
         "tiny-llama planned.gguf --dry-run",

@@ -6,12 +6,14 @@ import sys
 import tempfile
 from pathlib import Path
 from shutil import copyfile, copytree
+from typing import Any
 
 if __name__ == "__main__":  # pytest knows these folders
     HERE = Path(__file__).parent
     sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
 
 import pytest
+import torch
 
 import small_checkpoints
 from assembly import call, whole
@@ -19,6 +21,7 @@ from conftest import ROOT
 from terminal import on_a_terminal
 from weightctl import open_weights
 from weightctl.families import recognize
+from weightctl.plan.cast import cast
 from weightctl.translate import translate
 from weightctl.write.save import save
 
@@ -38,6 +41,9 @@ COMMANDS = {
     "training": "ls training.pt",
     "scan": "ls --scan attack.pt",
     "diff": "diff small awq",
+    "diff-crossing": "diff tiny-llama tiny.gguf",
+    "diff-values": "diff tiny-llama tiny-q4_k.gguf --values --include *layers.[0-1].*",
+    "folded": "ls lightning.ckpt",
     "crossing": "convert tiny-llama out.gguf --quant Q4_K_M --dry-run",
     "back": "convert tiny.gguf out --dry-run",
     "degrees": "shard tiny.gguf --tp auto",
@@ -59,7 +65,21 @@ def checkpoints(folder: Path) -> None:
     copytree(ROOT / "fixtures" / "tiny-llama", folder / "tiny-llama")
     tiny = translate(recognize(open_weights(folder / "tiny-llama")), "gguf")
     save(tiny.plan("gguf"), folder / "tiny.gguf")
+    quantized = cast(tiny.plan("gguf"), "Q4_K")
+    save(quantized, folder / "tiny-q4_k.gguf")
+    torch.save(lightning(), folder / "lightning.ckpt")
     (folder / "attack.pt").write_bytes(whole(call("os.system", "exit 0"), call("a" * 90 + ".b")))
+
+
+def lightning() -> dict[str, Any]:
+    """Return what Lightning saves, with more values than anybody reads."""
+    return {
+        "state_dict": {"net.weight": torch.ones(4, 4), "net.bias": torch.ones(4)},
+        "epoch": 3,
+        "pytorch-lightning_version": "2.1.0",
+        "loops": {"fit_loop": {"total": 3, "current": 2}},
+        "hyper_parameters": {f"option{number}": {"a": number, "b": 0.5} for number in range(30)},
+    }
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_a_healthy_model_has_a_verdict_for_each_check_and_exit_code_0(
     ran = Ran(capsys, tiny_llama, "--skip", "forward")
     lines = ran.out.splitlines()
     assert ran.code == 0
-    assert lines[0] == f"{tiny_llama}: safetensors, llama, 1,935,104 weights, BF16"
+    assert lines[0] == f"{tiny_llama}: safetensors, llama, 1,935,104 parameters, BF16"
     assert [line.split()[:2] for line in lines[2:6]] == [
         ["structure", "ok"],
         ["finite", "ok"],

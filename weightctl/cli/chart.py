@@ -1,4 +1,4 @@
-"""A chart of bars, of the characters that terminals have for eighths of one."""
+"""A bar chart for terminals, drawn with block characters that are eighths of a cell."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 class Bar(NamedTuple):
-    """A number and what it is of; `is_bad` where it should catch the eye.
+    """A value with its label; `is_bad` marks a value that is too high.
 
-    What is not finite has a bar of exclamation marks, and what is 0 has none.
+    A value that is not finite has a bar of exclamation marks, and 0 has no bar.
     """
 
     label: str
@@ -31,10 +31,10 @@ class Bar(NamedTuple):
 
 
 def chart(bars: Sequence[Bar], room: int, *, plain: bool = False) -> list[list[Cell]]:
-    """Return the lines of a chart of bars side by side, logarithmic, with labels below.
+    """Return the lines of a logarithmic chart: bars side by side, with labels below.
 
-    Where there are more than columns in `room`, neighbours share one, as high as the highest of
-    them. `plain` is for terminals that have only ASCII.
+    Where `room` has fewer columns than there are bars, neighbours share a bar of the highest of
+    their values. With `plain` the chart is ASCII.
     """
     high, low = _bounds([bar.value for bar in bars])
     has_axis = any(math.isfinite(bar.value) and bar.value > 0 for bar in bars)
@@ -64,14 +64,14 @@ def chart(bars: Sequence[Bar], room: int, *, plain: bool = False) -> list[list[C
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the logarithms of the greatest and the least to show, a factor of 10 apart or more."""
+    """Return the logarithms of the highest and the lowest value, at least a factor of 10 apart."""
     known = [math.log(value) for value in values if math.isfinite(value) and value > 0]
     high = max(known, default=0.0)
     return high, min([*known, high - math.log(10)])
 
 
 def _eighths(value: float, low: float, high: float) -> int:
-    """Return how high a bar is; the least number has one eighth, the greatest all of them."""
+    """Return the height of a bar in eighths; the lowest value has one, the highest all of them."""
     if not math.isfinite(value):
         return -1
     if value <= 0:
@@ -98,7 +98,7 @@ def _repeat_sign(sign: str, wide: int) -> str:
 
 
 def _labels(groups: Sequence[Sequence[Bar]], wide: int) -> str:
-    """Return what stands below the bars: numbers at even steps, and words where there is room."""
+    """Return the line of labels: numbers at even steps, and words where they fit."""
     numbers = [len(bar.label) for group in groups for bar in group if bar.label.isdecimal()]
     room = (max(numbers, default=1) + 2) * len(groups[0]) if groups else 1
     step = next((step for step in _STEPS if step * wide >= room), _STEPS[-1])

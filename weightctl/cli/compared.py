@@ -1,4 +1,4 @@
-"""The differences of two checkpoints, tensor by tensor, as their tensors are meant."""
+"""The differences of two checkpoints, tensor by tensor, by their names."""
 
 from __future__ import annotations
 
@@ -6,50 +6,97 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.contents import kind
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents, Entry
+    from weightctl.cli.contents import Contents
+    from weightctl.schemes.entries import Entry
+    from weightctl.verify.compare.distance import Measured
 
     Hashed = Callable[[Contents, Sequence[str]], Mapping[str, str]]
 
-__all__ = ["Comparison", "Difference", "Side", "compare"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "LayerChange",
+    "Side",
+    "ValueChange",
+    "compare",
+    "list_differences",
+]
 
 
 class Side(NamedTuple):
-    """What a tensor is in one of two checkpoints; `bits` are those of a weight in parts."""
+    """How a checkpoint stores a tensor; `bits` is None unless the weight is in several tensors."""
 
     shape: tuple[int, ...]
     encoding: str
     bits: float | None
 
 
+class ValueChange(NamedTuple):
+    """A change of values: the RMSE in relation to the first checkpoint, the largest difference.
+
+    `nonfinite` counts the values that are NaN or infinite in one checkpoint alone, or differently
+    in both. They have no difference, and the relative RMSE is infinite where there are some.
+    """
+
+    relative_rmse: float
+    max_difference: float
+    nonfinite: int
+
+    @classmethod
+    def of(cls, measured: Measured) -> ValueChange:
+        """Return the change that was measured of a tensor, or of several together."""
+        return cls(measured.relative_rmse, measured.max_error, measured.nonfinite)
+
+
 class Difference(NamedTuple):
     """A tensor that is not the same in two checkpoints; a side is None where it is missing.
 
-    `of` says in what it differs, where both have it: `shape`, `encoding` or `bytes`.
+    `of` lists what differs where both have it: `shape`, `encoding`, `bytes` or `values`.
+    `second_name` is the name in the second checkpoint, None where it does not have the tensor.
     """
 
     first: Side | None
     second: Side | None
     of: tuple[str, ...] = ()
+    second_name: str | None = None
+    change: ValueChange | None = None
+
+
+class LayerChange(NamedTuple):
+    """The change of all tensors of a layer together; `layer` is None for those of no layer."""
+
+    layer: int | None
+    tensors: int
+    changed: int
+    change: ValueChange
 
 
 class Comparison(NamedTuple):
-    """How many names there are in two checkpoints together, how many in both, what differs."""
+    """The differences of two checkpoints, and how many tensors were compared.
+
+    `names` counts the tensors of both together and `shared` those that both have. `how` describes
+    the names that tensors are paired by, empty for equal names. `layers` are those whose values
+    were compared, and `recoded` counts the tensors that have another encoding in the second
+    checkpoint.
+    """
 
     names: int
     shared: int
     differences: dict[str, Difference]
+    how: str = ""
+    layers: Sequence[LayerChange] | None = None
+    recoded: int = 0
 
 
 def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> Comparison:
     """Compare two checkpoints by name: shapes, encodings, and with `hashed` bytes.
 
-    A tied name counts with what it is tied to. Differences are in the order of the first
-    checkpoint, then of the second. `hashed` gives the digests of stored tensors.
+    A tied name is compared as the tensor that it is tied to. Differences are in the order of the
+    first checkpoint, then of the second. `hashed` gives the digests of stored tensors.
     """
     ours, theirs = _entries(first), _entries(second)
     names = {**ours, **theirs}
@@ -57,7 +104,8 @@ def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> 
     for name in names:
         one, other = _side(ours.get(name)), _side(theirs.get(name))
         if one != other:
-            found[name] = Difference(one, other, _differs(one, other))
+            second_name = None if other is None else name
+            found[name] = Difference(one, other, list_differences(one, other), second_name)
     if hashed is not None:
         alike = [name for name in names if name not in found]
         before = hashed(first, [part for name in alike for part in _list_stored_names(ours[name])])
@@ -69,16 +117,17 @@ def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> 
                 after[part] for part in _list_stored_names(theirs[name])
             ]:
                 side = _side(ours[name])
-                found[name] = Difference(side, side, ("bytes",))
+                found[name] = Difference(side, side, ("bytes",), name)
         found = {name: found[name] for name in names if name in found}
     return Comparison(len(names), len(ours.keys() & theirs.keys()), found)
 
 
 def _entries(contents: Contents) -> dict[str, Entry]:
-    tensors = header_of(contents.weights).tensors
     entries = dict(contents.entries)
-    for name, target in contents.aliases.items():
-        entries[name] = contents.entries.get(target) or tensors[target]
+    for name in contents.aliases:
+        entry = contents.find_entry(name)
+        if entry is not None:
+            entries[name] = entry
     return entries
 
 
@@ -86,7 +135,8 @@ def _side(entry: Entry | None) -> Side | None:
     return None if entry is None else Side(entry.shape, *kind(entry))
 
 
-def _differs(one: Side | None, other: Side | None) -> tuple[str, ...]:
+def list_differences(one: Side | None, other: Side | None) -> tuple[str, ...]:
+    """Return what differs in how a tensor is stored; nothing where one checkpoint lacks it."""
     if one is None or other is None:
         return ()
     return tuple(

@@ -1,18 +1,16 @@
-"""The listed tensors of a checkpoint, and their meaning: quantized weights, buffers, ties."""
+"""The listed tensors of a checkpoint, and what they are: quantized weights, buffers, ties."""
 
 from __future__ import annotations
 
 import os
 from functools import cached_property
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.splits import grid_text
-from weightctl.formats.huggingface import ADAPTER_CONFIG, config
+from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.adapters import adapter
-from weightctl.schemes.buffers import is_buffer, is_optimizer_state
-from weightctl.schemes.matching import find_quantized
+from weightctl.schemes.entries import count_parameters, read_entries
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of, root_of, source_of
@@ -21,15 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.schemes.adapters import Adapter
+    from weightctl.schemes.entries import Entry
     from weightctl.schemes.matching import Quantized
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
-    Entry = TensorInfo | Quantized
-
-__all__ = ["Contents", "Entry", "Totals", "kind", "label"]
+__all__ = ["Contents", "Totals", "kind", "label"]
 
 
 class Totals(NamedTuple):
@@ -42,17 +39,17 @@ class Totals(NamedTuple):
 
     @property
     def bits(self) -> float | None:
-        """The bits that a parameter takes with its share of scales; None without parameters."""
+        """The bits of a parameter, with its share of the scales; None without parameters."""
         return 8 * self.weights_nbytes / self.parameters if self.parameters else None
 
 
 class Contents:
-    """What is listed of a checkpoint: what matches a pattern of `include` and none of `exclude`.
+    """The listed tensors: those that match a pattern of `include` and none of `exclude`.
 
-    `tensors` are as they are stored, `entries` as they are meant: a quantized weight is one of
-    them, whatever it is stored in, and `part_of` says which. `aliases` are further names of
-    tensors, `buffers` those that are not weights, with what they are called; `leaves` are not
-    tensors. `count` is the number of entries in the whole checkpoint.
+    `tensors` are as they are stored. In `entries` a weight that is stored in several tensors is
+    one entry, and `part_of` names the weight of each of these tensors. `aliases` are further names
+    of tensors. `buffers` are tensors that are not weights: `buffer` or `optimizer`. `leaves` are
+    values that are not tensors. `count` is the number of entries in the whole checkpoint.
     """
 
     def __init__(
@@ -60,33 +57,18 @@ class Contents:
     ) -> None:
         header = header_of(weights)
         self.weights = weights
-        self.config = config(header.files)
-        self.quantized: Mapping[str, Quantized] = find_quantized(header, self.config, self._read)
-        self.part_of = {
-            tensor: name for name, weight in self.quantized.items() for tensor in weight.tensors
-        }
+        found = read_entries(weights)
+        self.quantized: Mapping[str, Quantized] = found.quantized
+        self.part_of = found.part_of
+        self.buffers = found.buffers
         self.tensors: Mapping[str, TensorInfo] = header.tensors
-        self.entries: Mapping[str, Entry] = header.tensors
+        self.entries: Mapping[str, Entry] = found.entries
         self.aliases: Mapping[str, str] = header.aliases
         self.leaves: Mapping[str, Leaf] = header.leaves
-        if self.quantized:
-            meant = dict.fromkeys(self.part_of.get(name, name) for name in header.tensors)
-            self.entries = {
-                name: self.quantized.get(name) or header.tensors[name] for name in meant
-            }
+        self._all_entries = found.entries
         self.count = len(self.entries)
         if include or exclude:
             self._choose(include, exclude)
-        self.buffers = {
-            name: "optimizer" if is_optimizer_state(info) else "buffer"
-            for name, info in self.tensors.items()
-            if is_buffer(info)
-        }
-
-    def _read(self, name: str) -> bytes:
-        raw = bytearray(header_of(self.weights).extents[name].nbytes)
-        source_of(self.weights).read_into(name, 0, memoryview(raw))
-        return bytes(raw)
 
     def _choose(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         from weightctl.text.patterns import select_names
@@ -112,6 +94,11 @@ class Contents:
         self.leaves = {name: leaf for name, leaf in self.leaves.items() if is_shown(name)}
         self.quantized = {n: weight for n, weight in self.quantized.items() if n in self.entries}
 
+    def find_entry(self, name: str) -> Entry | None:
+        """Return the entry of a stored tensor or a tied name, whether or not it is listed."""
+        stored = header_of(self.weights).aliases.get(name, name)
+        return self._all_entries.get(self.part_of.get(stored, stored))
+
     @property
     def tree(self) -> TreeNode:
         """The entries, aliases and leaves as a tree of names."""
@@ -119,27 +106,34 @@ class Contents:
             return root_of(self.weights)
         return build_tree((*self.entries, *self.aliases, *self.leaves))
 
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json beside the checkpoint; empty where it describes another file."""
+        header = header_of(self.weights)
+        document = config(header.files)
+        return document if document and is_config_of(document, header) else {}
+
     @property
     def identity(self) -> tuple[str, str]:
-        """What the model calls itself, and its architecture; empty where nothing says so."""
+        """The name and architecture that the checkpoint states; empty where it states none."""
         metadata = header_of(self.weights).metadata
         found: list[str] = []
         for key, beside in (
             ("general.name", "_name_or_path"),
             ("general.architecture", "model_type"),
         ):
-            says = metadata[key].content if key in metadata else self.config.get(beside)
-            found.append(says if isinstance(says, str) else "")
+            stated = metadata[key].content if key in metadata else self.config.get(beside)
+            found.append(stated if isinstance(stated, str) else "")
         return found[0], found[1]
 
     @property
     def grid(self) -> Grid | None:
-        """The ranks that the checkpoint is cut for, None where it is not."""
+        """The ranks that the checkpoint is cut for, None where it is not cut."""
         source = source_of(self.weights)
         return source.manifest.grid if isinstance(source, GatheredSource) else None
 
     def title(self, path: str) -> str:
-        """Say what there is at a path: its own name, where it has another, and its format."""
+        """Return the name of a model, where its path does not have it, and its format."""
         header = header_of(self.weights)
         name, architecture = self.identity
         base = os.path.basename(os.path.abspath(path))
@@ -152,7 +146,7 @@ class Contents:
 
     @cached_property
     def adapter(self) -> Adapter | None:
-        """What the checkpoint says of itself as a LoRA adapter, None where it is none."""
+        """The description of the checkpoint as a LoRA adapter, None where it is not one."""
         header = header_of(self.weights)
         return adapter(header, config(header.files, ADAPTER_CONFIG))
 
@@ -160,9 +154,8 @@ class Contents:
     def totals(self) -> Totals:
         """The sums over the entries; buffers are not parameters."""
         extents, buffers = header_of(self.weights).extents, self.buffers
-        sizes: dict[tuple[int, ...], int] = {}
         by_kind: dict[str, int] = {}
-        parameters = weights_nbytes = 0
+        weights_nbytes = 0
         for name, entry in self.entries.items():
             if isinstance(entry, TensorInfo):
                 label, nbytes = entry.encoding.name, extents[name].nbytes
@@ -170,18 +163,14 @@ class Contents:
                 label, nbytes = entry.label, entry.nbytes
             by_kind[label] = by_kind.get(label, 0) + nbytes
             if name not in buffers:
-                # Few shapes are many tensors'.
-                size = sizes.get(entry.shape)
-                if size is None:
-                    size = sizes[entry.shape] = prod(entry.shape)
-                parameters += size
                 weights_nbytes += nbytes
+        parameters = count_parameters(self.entries.values(), buffers)
         largest_first = dict(sorted(by_kind.items(), key=lambda each: -each[1]))
         return Totals(parameters, sum(by_kind.values()), weights_nbytes, largest_first)
 
 
 def kind(entry: Entry) -> tuple[str, float | None]:
-    """Return how an entry is stored: an encoding, or a scheme and the bits of each weight."""
+    """Return how an entry is stored: its encoding, or its scheme and bits per weight."""
     if isinstance(entry, TensorInfo):
         return entry.encoding.name, None
     return entry.label, entry.bits

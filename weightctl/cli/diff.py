@@ -1,4 +1,4 @@
-"""`weightctl diff`: in what two checkpoints differ."""
+"""`weightctl diff`: the differences of two checkpoints."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli.changes import (
+    change_document,
+    change_rows,
+    layer_document,
+    layer_rows,
+    summarize_changes,
+)
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, label
-from weightctl.cli.listing import hash_tensors
+from weightctl.cli.listing import LONG, hash_tensors
 from weightctl.cli.options import Exclude, Include, Json, Quiet, examples
 from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
 from weightctl.formats.open.opening import open_weights
-from weightctl.text.wording import printable
+from weightctl.text.wording import pluralize, printable
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
 
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+_CONTENT = {"bytes", "values"}
+
 app = typer.Typer(add_completion=False)
 
 
@@ -34,6 +44,7 @@ app = typer.Typer(add_completion=False)
         [
             "weightctl diff fixtures/tiny-llama fixtures/tiny-llama/model.safetensors",
             "weightctl diff fixtures/tiny-llama fixtures/tiny-llama --hash",
+            "weightctl diff fixtures/tiny-llama fixtures/tiny-llama --values",
             "weightctl diff -q --hash fixtures/tiny-llama fixtures/tiny-llama && echo same",
         ]
     )
@@ -47,52 +58,130 @@ def diff(
     hashes: Annotated[
         bool, typer.Option("--hash", help="Compare the bytes of tensors as well.")
     ] = False,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values", help="Compare values instead of encodings; show the largest changes first."
+        ),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show how the tensors of two checkpoints differ; exit with 1 if they do.
 
-    Shapes and encodings are compared, name by name, whatever the formats; metadata is not.
+    Shapes and encodings are compared, name by name, whatever the formats; metadata is not. Where
+    the naming conventions differ, tensors are paired as `verify --against` pairs them.
     """
-    ours = Contents(open_weights(first), include or (), exclude or ())
-    theirs = Contents(open_weights(second), include or (), exclude or ())
+    if hashes and values:
+        raise WeightctlError(
+            "--hash compares bytes and --values compares values, so they cannot be used together",
+            hint="use --values if the encodings differ, and --hash otherwise",
+        )
+    ours, theirs = (_open(path, include or (), exclude or ()) for path in (first, second))
     if (include or exclude) and not ours.entries and not theirs.entries:
         raise WeightctlError(
-            "no tensor of either has such a name",
-            hint="`weightctl ls --flat` lists the names; `*` stands for anything",
+            "no tensor of A or B matches --include and --exclude",
+            hint="`weightctl ls --flat` lists the names; `*` matches any text",
         )
     if not quiet:
-        for contents in (ours, theirs):
-            for text in header_of(contents.weights).notes:
-                note(text)
-    found = compare(
-        ours,
-        theirs,
-        (lambda contents, names: hash_tensors(contents, names, quiet=quiet)) if hashes else None,
-    )
+        _show_notes(ours, theirs)
+    found = _compare(ours, theirs, (first, second), hashes=hashes, values=values, quiet=quiet)
     if as_json:
-        show_text(json.dumps(_document((first, ours), (second, theirs), found, hashes)) + "\n")
+        compared = "values" if values else "bytes" if hashes else ""
+        show_text(json.dumps(_document((first, ours), (second, theirs), found, compared)) + "\n")
     elif not quiet:
-        titles = [
-            f"{path} ({side.title(path)})" for path, side in ((first, ours), (second, theirs))
-        ]
-        show_lines([[Cell(printable(" -> ".join(titles)), "bold")]])
-        if found.differences:
-            show_lines([[]])
-            show_table(_rows(found.differences))
-            show_lines([[]])
-        show_lines([[Cell(_summary(found, hashes=hashes))]])
+        titles = f"{first} ({ours.title(first)}) -> {second} ({theirs.title(second)})"
+        show_lines([[Cell(printable(titles), "bold")]])
+        _show_differences(found)
+        show_lines([[Cell(line)] for line in _summarize(found, hashes=hashes)])
     if not quiet and ours.entries and theirs.entries and not found.shared:
         note(
-            "not one name is in both, and tensors are compared by name; Hugging Face, GGUF and "
-            "other libraries each have names of their own"
+            "A and B have no tensor name in common; different naming conventions are paired only "
+            "if the model family is supported and config.json is present"
         )
     if found.differences:
         raise typer.Exit(1)
 
 
+def _open(path: str, include: Sequence[str], exclude: Sequence[str]) -> Contents:
+    return Contents(open_weights(path), include, exclude)
+
+
+def _show_notes(*sides: Contents) -> None:
+    for contents in sides:
+        for text in header_of(contents.weights).notes:
+            note(text)
+
+
+def _compare(
+    ours: Contents,
+    theirs: Contents,
+    paths: tuple[str, str],
+    *,
+    hashes: bool,
+    values: bool,
+    quiet: bool,
+) -> Comparison:
+    """Compare two checkpoints: by equal names, or paired where names or encodings differ."""
+    if values or _has_other_names(ours, theirs):
+        # It loads NumPy.
+        from weightctl.cli.paired import PairedTensors, compare_bytes, compare_values
+
+        try:
+            paired = PairedTensors(ours, theirs, paths)
+        except WeightctlError:
+            # Shapes and encodings can be compared even if weights cannot be decoded.
+            if values:
+                raise
+            paired = None
+        if paired is not None and (values or paired.is_by_family):
+            total = max(ours.totals.nbytes, theirs.totals.nbytes)
+            is_short = total < LONG or not (hashes or values)
+            with stages_bar(quiet=quiet or is_short) as progress:
+                if values:
+                    return compare_values(paired, progress)
+                return compare_bytes(paired, progress, with_bytes=hashes)
+    return compare(
+        ours,
+        theirs,
+        (lambda contents, names: hash_tensors(contents, names, quiet=quiet)) if hashes else None,
+    )
+
+
+def _has_other_names(ours: Contents, theirs: Contents) -> bool:
+    """Whether less than half of the names of the smaller checkpoint are in the other."""
+    first, second = (
+        {*header_of(contents.weights).tensors, *header_of(contents.weights).aliases}
+        for contents in (ours, theirs)
+    )
+    return 2 * len(first & second) < min(len(first), len(second))
+
+
+def _show_differences(found: Comparison) -> None:
+    if found.how:
+        show_lines([[Cell(f"tensors are paired {found.how}", "dim")]])
+    stored = {name: each for name, each in found.differences.items() if each.change is None}
+    changed = {name: each for name, each in found.differences.items() if each.change is not None}
+    layers = found.layers or ()
+    has_layers = changed and any(each.layer is not None for each in layers)
+    tables = (
+        _rows(stored) if stored else (),
+        change_rows(changed) if changed else (),
+        layer_rows([each for each in layers if each.changed]) if has_layers else (),
+    )
+    for table in filter(None, tables):
+        show_lines([[]])
+        show_table(table)
+    if found.differences:
+        show_lines([[]])
+
+
 def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
-    for line in outline(build_tree(differences), differences, lambda found: (found, 1, 0)):
+    # Layers fold though their names in the second checkpoint differ.
+    def look(found: Difference) -> tuple[object, int, int]:
+        return found[:3], 1, 0
+
+    for line in outline(build_tree(differences), differences, look):
         yield _row(line)
 
 
@@ -115,7 +204,7 @@ def _row(line: OutlineLine[Difference]) -> Sequence[Cell]:
             "cyan",
             short=_arrow(side.encoding for side in sides),
         ),
-        Cell("other bytes" if "bytes" in found.of else "", "yellow"),
+        Cell(next((f"{each} differ" for each in found.of if each in _CONTENT), ""), "yellow"),
     )
 
 
@@ -123,40 +212,50 @@ def _arrow(texts: Iterable[str]) -> str:
     return " -> ".join(dict.fromkeys(texts))
 
 
-def _summary(found: Comparison, *, hashes: bool) -> str:
-    total = f"{found.names} tensor{'' if found.names == 1 else 's'}"
+def _summarize(found: Comparison, *, hashes: bool) -> list[str]:
+    total = pluralize(found.names, "tensor")
     differences = found.differences.values()
-    if not differences:
-        return f"{total}, no difference{'' if hashes else '; --hash compares bytes too'}"
+    alike = summarize_changes(found.layers or (), found.recoded)
+    if not differences and not alike:
+        is_whole = hashes or found.layers is not None
+        hint = "" if is_whole else "; --hash and --values compare bytes and values"
+        return [f"{total}, no difference{hint}"]
     counts = {
         "only in A": sum(each.second is None for each in differences),
         "only in B": sum(each.first is None for each in differences),
         **{f"in {what}": sum(what in each.of for each in differences)
-           for what in ("shape", "encoding", "bytes")},
+           for what in ("shape", "encoding", "bytes", "values")},
     }  # fmt: skip
-    parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     verb = "differs" if len(differences) == 1 else "differ"
-    return f"{len(differences)} of {total} {verb}: {parts}"
+    summary = f"{len(differences):,} of {total} {verb}: {parts}" if differences else ""
+    return [*filter(None, (summary, alike))]
 
 
 def _document(
-    first: tuple[str, Contents], second: tuple[str, Contents], found: Comparison, hashes: bool
+    first: tuple[str, Contents], second: tuple[str, Contents], found: Comparison, compared: str
 ) -> dict[str, Any]:
+    layers = found.layers
     return {
         "first": _checkpoint(*first),
         "second": _checkpoint(*second),
-        "compared": ["shape", "encoding", *(["bytes"] if hashes else [])],
+        "compared": ["shape", *(["values"] if compared == "values" else ["encoding"]),
+                     *(["bytes"] if compared == "bytes" else [])],
+        "paired": found.how or "by equal names",
         "tensors": found.names,
         "differences": [
             {
                 "name": name,
+                "second_name": each.second_name,
                 "of": list(each.of),
                 "first": _side_document(each.first),
                 "second": _side_document(each.second),
+                "change": change_document(each.change),
             }
             for name, each in found.differences.items()
         ],
-    }
+        "layers": None if layers is None else [layer_document(each) for each in layers],
+    }  # fmt: skip
 
 
 def _checkpoint(path: str, contents: Contents) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.details import read_details
 from weightctl.cli.listing import alignment
 from weightctl.cli.splits import strategy_name
 from weightctl.text.untyped import is_sequence
@@ -38,14 +39,18 @@ def document(
     """
     header = header_of(contents.weights)
     name, architecture = contents.identity
-    adapter = contents.adapter
+    adapter, details = contents.adapter, read_details(contents)
     described = value_document if whole_metadata else _abbreviate_value
     return {
         "path": path,
         "format": header.format,
         "name": name or None,
         "architecture": architecture or None,
+        "quantization": details.quantization,
+        "context_length": details.context_length,
+        "licence": details.licence,
         "files": list(header.files),
+        "file_bytes": details.file_bytes,
         "alignment": header.alignment,
         "big_endian": header.big_endian,
         "notes": list(header.notes),

@@ -1,4 +1,4 @@
-"""Findings of a scan: for each file the globals that its pickles name, and how severe each is."""
+"""Findings of a scan: the globals that the pickles of each file name, with their severity."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ORDER = [*Severity]
 class ScanFinding(NamedTuple):
     """A global that a file names, or a reason why a part of the file cannot be judged.
 
-    `severity` is None where the part cannot be judged; `text` is the reason then. `offset` counts
-    as those of `Scanned` do.
+    `severity` is None where the part cannot be judged, and `text` is then the reason. `offset` is
+    counted as in `Scanned`.
     """
 
     path: str
@@ -39,7 +39,7 @@ class ScannedFile:
         self._allowed = allowed.select(
             [each.path for pickle in pickles for each in pickle.names.named]
         )
-        # Of the pickles that name a global the one to which it is most dangerous counts.
+        # A global counts once, with its highest severity.
         named: dict[str, ScanFinding] = {}
         for each in sorted(self._named(), key=_rank):
             named.setdefault(each.text, each)
@@ -47,16 +47,16 @@ class ScannedFile:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all of the file can be judged, and all that it names is known."""
+        """Whether the whole file can be judged and all globals that it names are known."""
         return all(each.severity is Severity.KNOWN for each in self.findings)
 
     @property
     def pickle_count(self) -> int:
-        """How many pickles were read, at least in part."""
+        """The number of pickles that were read, at least in part."""
         return sum(bool(each.names.named) or not each.names.problem for each in self.pickles)
 
     def severity(self, pickle: Scanned, name: str) -> Severity:
-        """Return what a global can do that a pickle of this file names."""
+        """Return the severity of a global that a pickle of this file names."""
         return Severity.KNOWN if name in self._allowed else pickle.severity(name)
 
     def _named(self) -> Iterator[ScanFinding]:
@@ -72,5 +72,5 @@ class ScannedFile:
 
 
 def _rank(finding: ScanFinding) -> int:
-    """Return where a finding stands: what is dangerous first, what is known last."""
+    """Return the rank of a finding: dangerous globals come first, known ones last."""
     return -1 if finding.severity is None else _ORDER.index(finding.severity)

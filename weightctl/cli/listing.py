@@ -1,4 +1,4 @@
-"""Each stored tensor on a line of its own: `ls --flat`, `-l`, `--sort`, `--hash`."""
+"""The list of stored tensors, one on each line: `ls --flat`, `-l`, `--sort`, `--hash`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from weightctl.cli.contents import Contents
     from weightctl.weights.info import Header
 
-__all__ = ["alignment", "equals", "hash_tensors", "rows", "sort_names"]
+__all__ = ["LONG", "alignment", "equals", "hash_tensors", "rows", "sort_names"]
 
-_LONG = 100_000_000
+# Work on fewer bytes is done before a bar could be read.
+LONG = 100_000_000
 
 
 def sort_names(contents: Contents, by: Sort | None) -> list[str]:
-    """Return the names of tensors and aliases in order; without one, in that of the tree."""
+    """Return the sorted names of tensors and aliases; without a key, in the order of the tree."""
     tensors, aliases = contents.tensors, contents.aliases
     extents = header_of(contents.weights).extents
     if by is None:
-        # The tree has the whole checkpoint's names.
+        # The tree has all names of the checkpoint.
         return [name for name, _ in contents.weights.items() if name in tensors or name in aliases]
     names = [*tensors, *aliases]
     if by is Sort.NAME:
@@ -47,21 +48,20 @@ def alignment(offset: int) -> int:
 def hash_tensors(
     contents: Contents, names: Sequence[str] | None = None, *, quiet: bool
 ) -> dict[str, str]:
-    """Return the SHA-256 of the stored tensors listed; on a terminal a bar shows how far it is."""
+    """Return the SHA-256 of the listed stored tensors; on a terminal a bar shows the progress."""
     from weightctl.write.digests import compute_digests
 
-    # A tied name may be listed without what it is tied to.
+    # A tied name may be listed without the tensor that it is tied to.
     listed = (*contents.tensors, *contents.aliases.values()) if names is None else names
     wanted = list(dict.fromkeys(listed))
     extents = header_of(contents.weights).extents
     total = sum(extents[name].nbytes for name in wanted)
-    # What is done before anybody has looked needs no bar.
-    with progress_bar(total, quiet=quiet or total < _LONG) as advance:
+    with progress_bar(total, quiet=quiet or total < LONG) as advance:
         return compute_digests(source_of(contents.weights), wanted, progress=advance)
 
 
 def equals(contents: Contents, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
-    """Return which tensors are like one before them: in bytes, shape and encoding."""
+    """Return the tensors that equal an earlier one in bytes, shape and encoding, with its name."""
     header = header_of(contents.weights)
     first: dict[object, str] = {}
     equal: dict[str, str] = {}
@@ -83,10 +83,10 @@ def rows(
     digests: Mapping[str, str] | None = None,
     equal: Mapping[str, str],
 ) -> Iterator[Sequence[Cell]]:
-    """Yield a row for each name: shape, encoding, size, what is asked for, and what it means.
+    """Yield a row for each name: shape, encoding, size, optional columns, and a remark.
 
-    `details` are offset, alignment and file; `digests` those of the tensors' bytes, and `equal`
-    what `equals` has found.
+    `details` adds offset, alignment and file. `digests` are the SHA-256 of the tensors, and `equal`
+    is the result of `equals`.
     """
     header = header_of(contents.weights)
     files = [
@@ -119,7 +119,7 @@ def rows(
 
 
 def _file_name(header: Header, path: str) -> str:
-    """Return what a file is called; those of ranks have one name, in directories of their own."""
+    """Return the name of a file, with its directory for the files of ranks."""
     if header.listing is None or not header.shardings:
         return os.path.basename(path)
     return os.path.relpath(path, os.path.dirname(header.listing))
@@ -138,7 +138,7 @@ def _heading(header: Header, *, details: bool, with_digests: bool) -> list[Cell]
     if with_digests:
         titles.append(Cell("sha256"))
     if header.shardings:
-        titles += [Cell(""), Cell("split"), Cell("of a rank", short="")]
+        titles += [Cell(""), Cell("split"), Cell("per rank", short="")]
     return [cell._replace(style="bold") for cell in titles]
 
 
@@ -146,7 +146,7 @@ def _mark(contents: Contents, name: str, equal: Mapping[str, str]) -> Cell:
     if name in contents.aliases:
         return Cell(f"tied to {contents.aliases[name]}", "cyan", short="tied")
     if name in equal:
-        # Where that does not fit, the digests beside it say which.
+        # Where the name does not fit, the digests show which tensors are equal.
         return Cell(f"= {equal[name]}", "green", short="=")
     if name in contents.part_of:
         return Cell(f"part of {contents.part_of[name]}", "dim", short="part")

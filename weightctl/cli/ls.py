@@ -1,4 +1,4 @@
-"""`weightctl ls`: what is in a checkpoint."""
+"""`weightctl ls`: list the tensors of checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weightctl.cli.options import (
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats.open.opening import open_weights
-from weightctl.text.wording import printable
+from weightctl.text.wording import pluralize, printable
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ app = typer.Typer(add_completion=False)
 
 
 class _Asked(NamedTuple):
-    """The options, as they were given; `meta` is empty where no key was."""
+    """The options of a run; `meta` is empty where --meta has no key."""
 
     depth: int | None
     flat: bool
@@ -50,6 +50,7 @@ class _Asked(NamedTuple):
     quiet: bool
     several: bool
     scan: bool
+    values: bool
 
     @property
     def is_flat(self) -> bool:
@@ -67,6 +68,7 @@ class _Asked(NamedTuple):
             "weightctl ls fixtures/tiny-llama --hash",
             "weightctl ls fixtures/tiny-llama --meta",
             "weightctl ls fixtures/tiny-llama --meta format",
+            "weightctl ls fixtures/training.pt --values",
             "weightctl ls fixtures/training.pt --scan",
             "weightctl ls fixtures/training.pt --scan -v --allow 'mylib.*'",
             "weightctl ls fixtures/tiny-llama --json",
@@ -97,6 +99,10 @@ def ls(
         str | None,
         typer.Option(metavar="[KEY]", help="Show the metadata, or the value of one key whole."),
     ] = None,
+    values: Annotated[
+        bool,
+        typer.Option("--values", help="Show all values that a checkpoint has beside tensors."),
+    ] = False,
     scan: Annotated[
         bool,
         typer.Option(
@@ -137,12 +143,12 @@ def ls(
     """
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(
-            "-v, --allow, --allow-file, --sarif and --force are options of --scan",
-            hint="add --scan, or leave them out",
+            "-v, --allow, --allow-file, --sarif and --force can only be used with --scan",
+            hint="add --scan, or leave out these options",
         )
     asked = _Asked(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
-        len(paths) > 1, scan,
+        len(paths) > 1, scan, values,
     )  # fmt: skip
     _refuse_contradictions(asked)
     if scan:
@@ -169,20 +175,29 @@ def ls(
 
 
 def _refuse_contradictions(asked: _Asked) -> None:
-    others = (asked.is_flat, asked.depth, asked.meta is not None, asked.include, asked.exclude)
+    others = (
+        asked.is_flat, asked.depth, asked.meta is not None, asked.include, asked.exclude,
+        asked.values,
+    )  # fmt: skip
     if asked.scan and any(others):
         raise WeightctlError(
-            "--scan reads pickles, and no tensors",
-            hint="with it go only --json, -q, -v, --allow, --allow-file and --sarif",
+            "--scan reads pickles only, so options about tensors do not apply",
+            hint="use it with --json, -q, -v, --allow, --allow-file and --sarif only",
         )
     if asked.depth is not None and asked.is_flat:
         raise WeightctlError(
-            "--depth is of the tree, and --flat, -l, --sort and --hash list each tensor",
-            hint="leave one of them out",
+            "--depth applies to the tree, but --flat, -l, --sort and --hash show a list",
+            hint="leave out --depth, or use it without these options",
+        )
+    if asked.values and (asked.is_flat or asked.meta is not None):
+        raise WeightctlError(
+            "--values applies to the tree, but --flat, -l, --sort, --hash and --meta show a list",
+            hint="leave out --values, or use it without these options",
         )
     if asked.meta is not None and asked.is_flat and (asked.meta or not asked.as_json):
         raise WeightctlError(
-            "--meta shows no tensors", hint="leave out --flat, -l, --sort and --hash"
+            "--meta shows metadata, but --flat, -l, --sort and --hash list tensors",
+            hint="leave out --flat, -l, --sort and --hash",
         )
 
 
@@ -199,7 +214,7 @@ def _show(path: str, weights: Checkpoint, asked: _Asked) -> None:
         for text in header_of(weights).notes:
             note(text)
         if contents.count and not (contents.entries or contents.tensors or contents.leaves):
-            note(f"{path}: none of the {contents.count} tensors has such a name")
+            note(f"{path}: none of the {contents.count} tensors matches --include and --exclude")
     if asked.as_json:
         _show_json(path, contents, asked)
     elif asked.meta is not None:
@@ -261,15 +276,17 @@ def _show_flat(path: str, contents: Contents, asked: _Asked) -> None:
         rows(contents, names, details=asked.details, heading=heading, digests=digests, equal=equal)
     )
     if equal and not asked.quiet:
-        count = f"{len(equal)} tensor{' holds' if len(equal) == 1 else 's hold'}"
-        note(f"{count} the bytes of another (=)")
+        verb = "has" if len(equal) == 1 else "have"
+        note(f"{pluralize(len(equal), 'tensor')} {verb} the same bytes as another (=)")
 
 
 def _show_tree(path: str, contents: Contents, asked: _Asked) -> None:
-    from weightctl.cli.overview import summary, tree_rows
+    from weightctl.cli.overview import FoldedValues, list_shown, summary, tree_rows
 
+    shown = list_shown(contents, with_values=asked.values)
     if not asked.quiet:
-        show_lines(
-            [*summary(path, contents), *([[]] if contents.entries or contents.leaves else [])]
-        )
-    show_table(tree_rows(contents, asked.depth))
+        show_lines([*summary(path, contents), *([[]] if shown else [])])
+    show_table(tree_rows(contents, shown, asked.depth))
+    folded = sum(each.values for each in shown.values() if isinstance(each, FoldedValues))
+    if folded and not asked.quiet:
+        note(f"{pluralize(folded, 'value')} folded; --values lists them")

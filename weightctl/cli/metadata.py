@@ -1,4 +1,4 @@
-"""A checkpoint's metadata on the screen: `ls --meta`."""
+"""The metadata of a checkpoint on the screen: `ls --meta`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["find", "show_metadata", "show_value"]
 
-# How much of a value is shown where no terminal says how much fits.
+# The columns of a value where there is no terminal.
 _ROOM = 120
 _LEAST = 24
 
 
 def show_metadata(metadata: Mapping[str, MetadataValue]) -> None:
-    """Print each key, its type, and as much of its value as fits."""
+    """Print each key, its type, and the part of its value that fits on a line."""
     room = _ROOM
     if metadata and is_terminal():
         keys = max(width(printable(key)) for key in metadata)
@@ -50,7 +50,7 @@ def _brief(kind: str, content: Any, room: int) -> str:
     element = element_type(kind)
     if element is None or not is_sequence(content):
         return shorten_text(_format_value(kind, content, room), room)
-    # An element takes a column and its comma two at least.
+    # An element takes at least one column, and its separator two.
     count = room // 3 + 1
     elements = [_brief(element, each, room) for each in content[:count]]
     if len(content) > count:
@@ -60,7 +60,7 @@ def _brief(kind: str, content: Any, room: int) -> str:
 
 def _format_value(kind: str, content: Any, room: int) -> str:
     if isinstance(content, str):
-        # Of a text of megabytes, only what can be seen is looked at.
+        # A text may have megabytes, so only the visible part is checked.
         return printable(content[: room + 1])
     if kind == "f32" and isinstance(content, float) and isfinite(content):
         return _single(content)
@@ -68,7 +68,7 @@ def _format_value(kind: str, content: Any, room: int) -> str:
 
 
 def _single(number: float) -> str:
-    """Return the fewest digits that are this number among those of 32 bits: 1e-05."""
+    """Return the shortest decimal that reads back as this 32-bit number: 1e-05."""
     texts = (f"{number:.{digits}g}" for digits in range(6, 9))
     return next((text for text in texts if _in_32_bits(float(text)) == number), f"{number:.9g}")
 
@@ -82,7 +82,7 @@ def _in_32_bits(number: float) -> float:
 
 
 def find(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:
-    """Return the value of a key; `WeightctlError` with the nearest keys where there is none."""
+    """Return the value of a key; raises `WeightctlError` with the nearest keys if it is missing."""
     if key in metadata:
         return metadata[key]
     import difflib  # only on an error
@@ -91,17 +91,17 @@ def find(metadata: Mapping[str, MetadataValue], key: str, path: str) -> Metadata
     if near:
         hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?"
     else:
-        hint = "`--meta` alone lists all" if metadata else "its header has no metadata"
-    raise WeightctlError(f"{path}: no metadata is called `{key}`", hint=hint)
+        hint = "`--meta` without a key lists all keys" if metadata else "the header has no metadata"
+    raise WeightctlError(f"{path}: there is no metadata key `{key}`", hint=hint)
 
 
 def show_value(value: MetadataValue) -> None:
-    """Print a value alone: a text as it stands, anything else as a line of JSON."""
+    """Print a value: a text unchanged, any other value as a line of JSON."""
     content = value.content
     if not isinstance(content, str):
         show_text(json.dumps(as_json(content)) + "\n")
     elif is_terminal():
-        # A terminal gets line breaks and tabs, and nothing else that it could obey.
+        # Line breaks and tabs are kept; other control characters are escaped.
         show_text("".join(c if c in "\n\t" else printable(c) for c in content) + "\n")
     else:
         show_text(content + "\n")

@@ -1,4 +1,4 @@
-"""A checkpoint at a glance: its tree, with layers that are alike folded into one."""
+"""The tree of a checkpoint, with equal layers folded into one line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Entry = TypeVar("Entry")
 
 
 class OutlineLine(NamedTuple, Generic[Entry]):
-    """A line of the outline: a tensor, or a branch with what is below it.
+    """A line of the outline: a tensor, or a branch with the tensors below it.
 
-    `times` is how many like it are folded into this line; `tensors` and `nbytes` are of all of
-    them. `entry` is what is known of the tensor, None for a branch or a tied name; `name` is the
-    tensor's full name, or that of the first that is folded here.
+    `times` is the number of equal entries that are folded into this line; `tensors` and `nbytes`
+    count all of them. `entry` describes the tensor, None for a branch or a tied name; `name` is the
+    full name of the tensor, or of the first that is folded here.
     """
 
     depth: int
@@ -33,12 +33,12 @@ class OutlineLine(NamedTuple, Generic[Entry]):
     nbytes: int
 
 
-# What is below a node: a number that nodes which are alike share, how many tensors, their bytes.
+# What is below a node: a number that equal nodes share, the number of tensors, their bytes.
 _Measured = tuple[int, int, int]
 
 
 class _Outline(Generic[Entry]):
-    """Makes the lines; remembers what it has measured."""
+    """Makes the lines, and keeps the measure of each node."""
 
     def __init__(
         self, entries: Mapping[str, Entry], look: Callable[[Entry], tuple[object, int, int]]
@@ -49,7 +49,7 @@ class _Outline(Generic[Entry]):
         self._shapes: dict[object, int] = {}
 
     def measure(self, node: TreeNode) -> _Measured:
-        """Return what is below a node; each node is looked at once."""
+        """Return the measure of a node; each is computed once."""
         known = self._measured.get(node)
         if known is None:
             known = self._measured[node] = self._look_at(node)
@@ -58,7 +58,7 @@ class _Outline(Generic[Entry]):
     def _look_at(self, node: TreeNode) -> _Measured:
         parts: list[object] = []
         below = node.below
-        # Most nodes have one below them; going down here saves looking at each by itself.
+        # Most nodes have one child; a loop is faster than recursion there.
         while len(below) == 1 and node.tensor is None:
             for segment, node in below.items():  # noqa: B007, PLR1704  # the only one
                 parts.append(segment)
@@ -68,7 +68,7 @@ class _Outline(Generic[Entry]):
         entry = self._entry(node)
         if entry is not None:
             kind, tensors, nbytes = self._look(entry)
-        # No text, so that what leads here cannot be taken for what is below.
+        # A tuple, so that it differs from the segments of names above.
         parts.append((kind,))
         if below:
             measured = self._measured
@@ -87,10 +87,10 @@ class _Outline(Generic[Entry]):
         return self._entries.get(node.tensor) if node.tensor is not None else None
 
     def lines(self, node: TreeNode, depth: int, limit: int | None) -> Iterator[OutlineLine[Entry]]:
-        """Yield what is below a node, down to `limit` levels."""
+        """Yield the lines below a node, down to `limit` levels."""
         for label, below, times in self._fold_children(node):
             joined = label
-            # A branch with one thing below it shares its line.
+            # A branch with a single child shares its line.
             while below.tensor is None and len(inside := self._fold_children(below)) == 1:
                 ((segment, inner, more),) = inside
                 if times > 1 < more:
@@ -106,7 +106,7 @@ class _Outline(Generic[Entry]):
         return OutlineLine(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
 
     def _fold_children(self, node: TreeNode) -> list[tuple[str, TreeNode, int]]:
-        """Return the children, numbered ones that are alike as one: `[0-2,4]`."""
+        """Return the children, with equal numbered ones folded into one: `[0-2,4]`."""
         groups: dict[int, list[str]] = {}
         order: list[tuple[str, TreeNode] | int] = []
         children = node.children()
@@ -147,13 +147,13 @@ def outline(
 ) -> Iterator[OutlineLine[Entry]]:
     """Yield the lines that show a tree, `limit` levels deep or whole.
 
-    `look` tells of an entry what makes two of them alike, how many tensors it is, and its bytes.
+    `look` returns a key that equal entries share, the number of tensors of an entry, and its bytes.
     """
     return _Outline(entries, look).lines(root, 0, limit)
 
 
 def format_tensor_count(tensors: int, times: int) -> str:
-    """Return `27 tensors`, or `3 x 9 tensors` where that many are folded; nothing for none."""
+    """Return `27 tensors`, or `3 x 9 tensors` for folded branches; empty for no tensors."""
     if not tensors:
         return ""
     each = tensors // times

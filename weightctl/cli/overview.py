@@ -1,33 +1,43 @@
-"""A checkpoint at a glance: a few lines that sum it up, and its tree."""
+"""The summary and the tree of a checkpoint."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.contents import kind, label
+from weightctl.cli.details import read_details
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells, shorten_text
 from weightctl.cli.splits import split_cells
 from weightctl.text.sizes import format_count, format_size
-from weightctl.text.wording import printable
+from weightctl.text.wording import pluralize, printable
 from weightctl.weights.info import Leaf, TensorInfo
+from weightctl.weights.nodes import build_tree, walk
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents, Entry
+    from weightctl.cli.contents import Contents
     from weightctl.cli.outline import OutlineLine
+    from weightctl.schemes.entries import Entry
+    from weightctl.weights.nodes import TreeNode
 
-__all__ = ["summary", "tree_rows"]
+__all__ = ["FoldedValues", "list_shown", "summary", "tree_rows"]
 
-# A tensor or value that is the whole of its file has no name.
+# A tensor or value that is the only content of its file has no name.
 _UNNAMED = "(unnamed)"
 _LOOK = 28
+# Values of a branch are folded where they fill more lines than this.
+_MOST_LINES = 40
+# The key that Lightning writes its version under, and its state that is not the user's.
+_LIGHTNING = "pytorch-lightning_version"
+_LIGHTNING_STATE = {"loops", "callbacks"}
+_OMEGACONF = "omegaconf."
 
 
 def summary(path: str, contents: Contents) -> list[list[Cell]]:
-    """Return the lines that say what there is at a path, and how much."""
+    """Return the lines of the summary: title, amounts, encodings and details."""
     title = [Cell(printable(path), "bold"), Cell(f": {printable(contents.title(path))}")]
     lines = [title, [Cell(_amounts(contents))]]
     by_kind = contents.totals.by_kind
@@ -38,14 +48,17 @@ def summary(path: str, contents: Contents) -> list[list[Cell]]:
             for stored, nbytes in by_kind.items()
         )
         lines.append([Cell(", ".join(shares))])
+    details = read_details(contents).describe(len(header_of(contents.weights).files))
+    if details:
+        lines.append([Cell(printable(details))])
     adapter = contents.adapter
     if adapter is not None:
         noun = "rank" if len(adapter.ranks) == 1 else "ranks"
         ranks = ", ".join(map(str, adapter.ranks))
-        alpha = "" if adapter.alpha is None else f", alpha {adapter.alpha:g},"
+        alpha = "" if adapter.alpha is None else f", alpha {adapter.alpha:g}"
         matrices = f"{adapter.matrices} {'matrix' if adapter.matrices == 1 else 'matrices'}"
-        base = f", for {adapter.base}" if adapter.base else ""
-        text = f"LoRA adapter of {noun} {ranks}{alpha} on {matrices}{base}"
+        base = f", base model {adapter.base}" if adapter.base else ""
+        text = f"LoRA adapter: {noun} {ranks}{alpha}, {matrices}{base}"
         lines.append([Cell(printable(text))])
     return lines
 
@@ -54,8 +67,8 @@ def _amounts(contents: Contents) -> str:
     totals, count = contents.totals, len(contents.entries)
     of = f" of {contents.count}" if count < contents.count else ""
     noun = "tensor" if contents.count == 1 else "tensors"
-    stored = f" ({len(contents.tensors)} as stored)" if contents.quantized else ""
-    values = f", {_format_value_count(len(contents.leaves))}" if contents.leaves else ""
+    stored = f" (stored as {len(contents.tensors)})" if contents.quantized else ""
+    values = f", {pluralize(len(contents.leaves), 'value')}" if contents.leaves else ""
     bits = f", {totals.bits:.2f} bits per weight" if totals.bits is not None else ""
     return (
         f"{count}{of} {noun}{stored}{values}, {format_count(totals.parameters)} parameters, "
@@ -63,26 +76,77 @@ def _amounts(contents: Contents) -> str:
     )
 
 
-def _format_value_count(count: int) -> str:
-    return "1 value" if count == 1 else f"{count} values"
+class FoldedValues(NamedTuple):
+    """A branch of values that is shown on one line, with the number of its values."""
+
+    values: int
 
 
-def tree_rows(contents: Contents, depth: int | None) -> Iterator[Sequence[Cell]]:
+if TYPE_CHECKING:
+    Shown = Entry | Leaf | FoldedValues
+
+
+def list_shown(contents: Contents, *, with_values: bool) -> dict[str, Shown]:
+    """Return what the tree shows by name; without `with_values`, long branches of values folded.
+
+    A branch without tensors is folded where its values fill many lines, where it is an object of
+    OmegaConf, and where Lightning keeps the state of a training loop in it.
+    """
+    if with_values or not contents.leaves:
+        return {**contents.entries, **contents.leaves}
+    folded: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    is_lightning = _LIGHTNING in contents.leaves
+
+    def fold(node: TreeNode, path: str) -> None:
+        for segment, below in node.children().items():
+            name = f"{path}.{segment}" if path else segment
+            names = list(walk(below))
+            if not contents.leaves.keys() >= set(names):
+                fold(below, name)
+                continue
+            leaf = contents.leaves.get(name)
+            is_internal = is_lightning and name in _LIGHTNING_STATE
+            is_internal |= leaf is not None and leaf.kind.startswith(_OMEGACONF)
+            if len(names) > 1 and (is_internal or _count_lines(below, contents) > _MOST_LINES):
+                folded.update(dict.fromkeys(names, name))
+                counts[name] = len(names)
+            elif len(names) > 1:
+                fold(below, name)
+
+    fold(contents.tree, "")
+    shown: dict[str, Shown] = {**contents.entries}
+    for name, leaf in contents.leaves.items():
+        branch = folded.get(name)
+        shown[branch or name] = FoldedValues(counts[branch]) if branch else leaf
+    return shown
+
+
+def _count_lines(node: TreeNode, contents: Contents) -> int:
+    return sum(1 for _ in outline(node, contents.leaves, lambda leaf: (leaf, 0, 0)))
+
+
+def tree_rows(
+    contents: Contents, shown: Mapping[str, Shown], depth: int | None
+) -> Iterator[Sequence[Cell]]:
     """Yield the rows that show the tree, `depth` levels of it or all."""
-    entries: Mapping[str, Entry | Leaf] = {**contents.leaves, **contents.entries}
-    for line in outline(contents.tree, entries, _look(contents), depth):
+    values = [name for name in shown if name not in contents.entries]
+    tree = contents.tree
+    if len(values) < len(contents.leaves):
+        tree = build_tree((*contents.entries, *contents.aliases, *values))
+    for line in outline(tree, shown, _look(contents), depth):
         yield _row(line, contents)
 
 
-def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int]]:
+def _look(contents: Contents) -> Callable[[Shown], tuple[object, int, int]]:
     header = header_of(contents.weights)
     extents, shardings = header.extents, header.shardings
 
-    def look(entry: Entry | Leaf) -> tuple[object, int, int]:
+    def look(entry: Shown) -> tuple[object, int, int]:
         if isinstance(entry, TensorInfo):
             name, shape, encoding = entry
             return (shape, encoding.name, shardings.get(name)), 1, extents[name].nbytes
-        if isinstance(entry, Leaf):
+        if isinstance(entry, Leaf | FoldedValues):
             return entry, 0, 0
         cut = tuple(map(shardings.get, entry.tensors))
         return (entry.shape, kind(entry), cut), 1, entry.nbytes
@@ -90,13 +154,17 @@ def _look(contents: Contents) -> Callable[[Entry | Leaf], tuple[object, int, int
     return look
 
 
-def _row(line: OutlineLine[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
+def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
     times = f"  x{line.times}" if line.times > 1 else ""
     text = f"{'  ' * line.depth}{line.label or _UNNAMED}{times}"
     size = Cell(format_size(line.nbytes) if line.tensors else "", "dim", right=True)
     entry = line.entry
+    if isinstance(entry, FoldedValues):
+        count = pluralize(entry.values, "value")
+        text_below = f"{line.times} x {count}" if line.times > 1 else count
+        return Cell(text), Cell(text_below, "dim", right=True)
     if isinstance(entry, Leaf):
-        # Beside what something holds stands how much that is; the class of an object is its look.
+        # An object shows its class, and the number of tensors that it has.
         below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
         looks = entry.look or (entry.kind if "." in entry.kind else "")
         stated = "object" if "." in entry.kind and not entry.look else entry.kind
@@ -106,7 +174,7 @@ def _row(line: OutlineLine[Entry | Leaf], contents: Contents) -> Sequence[Cell]:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
         cells = make_shape_cells(entry.shape, label(stored), stored[0], line.times)
-        # What scales packed numbers is cut as they are.
+        # Scales are cut as the packed numbers are.
         packed = entry.name if isinstance(entry, TensorInfo) else entry.tensors[0]
         return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)
     if line.name is not None:

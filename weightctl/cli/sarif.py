@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["check_sarif", "make_sarif", "write_sarif"]
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-# The rule of each severity that is reported; its level; what it means.
+# The rule of each severity that is reported: its name, level and description.
 _RULES: dict[Severity | None, tuple[str, str, str]] = {
     Severity.DANGEROUS: (
         "dangerous-global",
@@ -40,12 +40,12 @@ _RULES: dict[Severity | None, tuple[str, str, str]] = {
     Severity.UNKNOWN: (
         "unknown-global",
         "warning",
-        "A pickle names a global that weightctl does not know.",
+        "A pickle names a global that is not in the list of known globals.",
     ),
     None: (
         "unread-pickle",
         "error",
-        "A part of a file cannot be judged, so a dangerous global may be in it.",
+        "A part of a file cannot be judged, so it may name a dangerous global.",
     ),
 }
 _ORDER = [*_RULES]
@@ -54,18 +54,21 @@ _ORDER = [*_RULES]
 def check_sarif(
     path: str, scanned: Iterable[str], consulted: Mapping[str, str], *, force: bool
 ) -> None:
-    """Refuse, before anything is scanned, a report where none can or must be.
+    """Refuse a report that cannot be written or would replace an input, before the scan.
 
-    `scanned` are the files that will be scanned; `consulted` says of further files what they are.
+    `scanned` are the files that will be scanned; `consulted` maps further inputs to their roles.
     Raises `OutputError`.
     """
     if is_stream(path):
         if stream_name(path) == "stdout":
-            raise OutputError("stdout takes the findings", hint="name a file for --sarif")
+            raise OutputError(
+                "--sarif cannot write to stdout, where the findings are printed",
+                hint="name a file for --sarif",
+            )
         return
     real = os.path.realpath(path)
     if os.path.isdir(real):
-        raise OutputError(f"{path} is a directory", hint="name a file for the report")
+        raise OutputError(f"{path} is a directory", hint="name a file for --sarif")
     refuse_inputs(real, scanned, consulted)
     refuse_what_is_there([real], force=force)
     check_place(os.path.dirname(real), path, 0)
@@ -79,7 +82,7 @@ def write_sarif(
     exit_code: int,
     force: bool,
 ) -> None:
-    """Write the report of a scan: a file that appears whole, or a pipe; raises `OutputError`."""
+    """Write the report of a scan to a file or a pipe; raises `OutputError`."""
     write_report(path, make_sarif(findings, errors, exit_code=exit_code), force=force)
 
 
@@ -122,11 +125,11 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
     member = printable(finding.member)
     where = f"byte {finding.offset}" + (f" of {member}" if member else "")
     shown = printable(finding.text)
-    text = f"cannot be judged: {shown}" if finding.severity is None else f"{shown} is named"
+    text = f"cannot be judged: {shown}" if finding.severity is None else f"a pickle names {shown}"
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.path)}}
     location: dict[str, Any] = {"physicalLocation": physical}
     if member:
-        # The offset may be one of unpacked bytes, which are not a region of the file.
+        # The offset may count unpacked bytes, which are not a region of the file.
         location["logicalLocations"] = [{"fullyQualifiedName": member}]
     else:
         physical["region"] = {"byteOffset": finding.offset}
@@ -141,7 +144,7 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Return a path as a URI: a relative one stays relative."""
+    """Return a path as a URI; a relative path stays relative."""
     quoted = quote(os.fsencode(path))
     if os.path.isabs(path):
         return f"file://{quoted}"

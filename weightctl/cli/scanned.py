@@ -1,4 +1,4 @@
-"""The globals that pickles in files name: `ls --scan`."""
+"""`ls --scan`: list the globals that the pickles in files name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScanChoices", "scan_paths"]
 
-# A name may claim more than there could be.
+# A name may state any number of parts.
 _MOST_PARTS = 1000
 _LEAST_ROOM = 24
 _SARIF = ".sarif"
@@ -56,7 +56,7 @@ _WORDS = {
 
 
 class ScanChoices(NamedTuple):
-    """The options of a scan, as they were given."""
+    """The options of a scan."""
 
     as_json: bool = False
     quiet: bool = False
@@ -70,9 +70,9 @@ class ScanChoices(NamedTuple):
 def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
     """Print what the pickles at paths name; return the exit code.
 
-    A path is a file, any part of a set, an index, or a directory, of which every file is read, and
-    those below it. The code is 0 where all is known, 1 where it is not or cannot be judged, and 2
-    where a path cannot be read. Raises the error of the only path.
+    A path is a file, any part of a set, an index, or a directory, whose files are read at all
+    levels. The code is 0 if all globals are known, 1 if not or if a file cannot be judged, and 2
+    if a path cannot be read. With a single path its error is raised.
     """
     listed = read_allow_file(choices.allow_file) if choices.allow_file is not None else []
     allowed = AllowList([*choices.allow, *listed])
@@ -108,7 +108,7 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
 
 
 def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
-    """Return what is found in each file at a path; raises `FormatError` where there is nothing."""
+    """Return the findings in each file at a path; raises `FormatError` if there is no such file."""
     files = _files(path)
     return [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
 
@@ -117,10 +117,10 @@ def _pickles(path: str, *, alone: bool) -> list[Scanned]:
     try:
         return scan_file(open_reader(path))
     except FormatError as error:
-        # Of several files one that cannot be read is not a reason not to read the others.
+        # The other files are still read.
         if alone:
             raise
-        return [unread(f"{error.reason}: it is not read")]
+        return [unread(f"{error.reason}; the file was not scanned")]
 
 
 def _files(path: str) -> list[str]:
@@ -145,10 +145,10 @@ def _files(path: str) -> list[str]:
 def _inputs(paths: Sequence[str]) -> Iterator[str]:
     """Yield the files that a report must not replace.
 
-    In a directory that is scanned it may replace the report of an earlier run.
+    In a directory that is scanned the report of an earlier run may be replaced.
     """
     for path in paths:
-        # What cannot be read is an error later, when it is scanned.
+        # A path that cannot be read is reported by the scan.
         with suppress(WeightctlError, OSError):
             for file in _files(path):
                 if not (os.path.isdir(path) and file.endswith(_SARIF)):
@@ -196,7 +196,7 @@ def _lines(findings: Sequence[ScanFinding]) -> list[list[Cell]]:
             [Cell(file + name), word._replace(text=f"  {word.text}  "), place]
             for file, name, word, place in rows
         ]
-    # Only the names of globals give way, so that a file is always recognized.
+    # Only the names of globals are shortened, so that file names stay whole.
     gaps = 4
     others = gaps + max(
         (width(word.text) + width(place.text) for *_, word, place in rows), default=0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.storage.base import Reader
+    from weightctl.weights.info import Header
 
 __all__ = [
     "CONFIG",
@@ -23,6 +24,7 @@ __all__ = [
     "companions",
     "config",
     "file_name",
+    "is_config_of",
     "is_licence",
     "json_document",
     "write_beside",
@@ -35,6 +37,13 @@ _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_SIZE = 100_000_000
 _COPIED = 1 << 20
 ADAPTER_CONFIG = "adapter_config.json"
+# How the files that a config.json describes are called.
+_USUAL_NAMES = (
+    "model", "pytorch_model", "adapter_model", "diffusion_pytorch_model", "consolidated",
+)  # fmt: skip
+# The sizes in a config that are dimensions of tensors, by the name of the first.
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim")
+_OTHER_SIZES = ("vocab_size", "intermediate_size", "n_inner", "d_ff", "ffn_dim")
 
 
 def companions(files: Sequence[str]) -> Mapping[str, str]:
@@ -174,6 +183,28 @@ def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
     `name` is that of another such file, as `adapter_config.json`.
     """
     return _document(os.path.join(os.path.dirname(files[0]), name)) if files else {}
+
+
+def is_config_of(document: Mapping[str, Any], header: Header) -> bool:
+    """Whether the config.json beside a checkpoint describes it, not another file of the directory.
+
+    It describes files that have the usual names, and those whose tensors have the sizes that it
+    states. A GGUF that states its architecture describes itself.
+    """
+    if "general.architecture" in header.metadata or not header.files:
+        return False
+    first, *others = header.files
+    if header.listing or others or os.path.basename(first).startswith(_USUAL_NAMES):
+        return True
+    configs = [document, *(value for key, value in document.items() if _is_config(key, value))]
+    widths, sizes = (_sizes(configs, keys) for keys in (_WIDTHS, _OTHER_SIZES))
+    present = {size for info in header.tensors.values() for size in info.shape}
+    return not widths.isdisjoint(present) and not (sizes and sizes.isdisjoint(present))
+
+
+def _sizes(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> set[int]:
+    values = (config.get(key) for config in configs for key in keys)
+    return {value for value in values if isinstance(value, int)}
 
 
 def _document(path: str) -> Mapping[str, Any]:

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.dtype import ENCODINGS
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["GUESSED", "file_type"]
+__all__ = ["GUESSED", "FileType", "file_type", "find_file_type", "read_file_type"]
 
 # The bit that says that a tool has guessed a number from the tensors.
 GUESSED = 1024
+_KEY = "general.file_type"
+# The types of llama.cpp that no recipe of ours makes: the name, and the encodings that most
+# matrices get (llama.h, `llama_ftype`, and src/llama-quant.cpp).
+_OTHERS = {
+    19: ("IQ2_XXS", ("IQ2_XXS",)), 20: ("IQ2_XS", ("IQ2_XS",)),
+    22: ("IQ3_XS", ("IQ3_S", "IQ3_XXS")), 23: ("IQ3_XXS", ("IQ3_XXS", "IQ3_S")),
+    24: ("IQ1_S", ("IQ1_S",)), 26: ("IQ3_S", ("IQ3_S",)), 27: ("IQ3_M", ("IQ3_S",)),
+    28: ("IQ2_S", ("IQ2_XS", "IQ2_S")), 29: ("IQ2_M", ("IQ2_S", "IQ2_XS")),
+    31: ("IQ1_M", ("IQ1_M",)),
+}  # fmt: skip
+
+
+class FileType(NamedTuple):
+    """A file type: its name, the encodings that most matrices have, and all that it may have."""
+
+    name: str
+    usual: frozenset[str]
+    allowed: frozenset[str]
 
 
 def file_type(infos: Iterable[TensorInfo], encoding: Encoding | None = None) -> int:
@@ -26,3 +48,25 @@ def file_type(infos: Iterable[TensorInfo], encoding: Encoding | None = None) -> 
         encoding = sizes.most_common(1)[0][0] if sizes else None
     number = None if encoding is None else encoding.file_type
     return GUESSED if number is None else number
+
+
+def read_file_type(metadata: Mapping[str, MetadataValue]) -> int | None:
+    """Return `general.file_type` of a GGUF; None where it has none, or where a tool guessed it."""
+    value = metadata.get(_KEY)
+    if value is None or not isinstance(value.content, int) or isinstance(value.content, bool):
+        return None
+    return None if value.content & GUESSED else value.content
+
+
+def find_file_type(number: int) -> FileType | None:
+    """Return the file type of a number of llama.cpp's, None where the number is unknown."""
+    plain = [name for name, each in ENCODINGS.items() if each.file_type == number]
+    recipes = [recipe for recipe in LLAMA_RECIPES.values() if recipe.file_type == number]
+    other_name, others = _OTHERS.get(number, ("", ()))
+    usual = {*plain, *others}
+    usual |= {recipe.otherwise for recipe in recipes if recipe.otherwise is not None}
+    if not usual:
+        return None
+    allowed = usual | {encoding.name for recipe in recipes for encoding in recipe.encodings}
+    name = recipes[0].name if recipes else other_name or plain[0]
+    return FileType(name, frozenset(usual), frozenset(allowed))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_buffer", "is_optimizer_state"]
+__all__ = ["is_activation_scale", "is_buffer", "is_optimizer_state"]
 
 # Tensors that models make themselves when they are built, or count while they are trained.
 _BUFFERS = frozenset({
@@ -29,6 +29,15 @@ _OPTIMIZER = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
     "grad_avg", "acc_delta", "mu_product", "row_var", "col_var", "variance", "step", "sum",
 })  # fmt: skip
+# Scales beside the weights of a quantized model, for its activations and its cache.
+_ACTIVATION_SCALES = (
+    ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale",
+    ".prob_scale", ".input_zero_point", ".output_zero_point", ".k_zero_point", ".v_zero_point",
+    ".input_global_scale", ".k_global_scale", ".v_global_scale", ".activation_scale",
+    ".prob_output_scale", ".softmax_scale_quant",
+)  # fmt: skip
+# Elements that a scale of activations has at the most: one for each channel of a cache.
+_MOST_CHANNELS = 1 << 14
 _STATE = ("state.", "optimizer.", "optim.")
 _FREQUENCIES = ("rope.freqs", "rotary_emb.freqs")
 
@@ -57,3 +66,8 @@ def is_buffer(info: TensorInfo) -> bool:
     if last in _OPTIMIZER:
         return is_optimizer_state(info)
     return last in _BUFFERS or (last == "freqs" and name.endswith(_FREQUENCIES))
+
+
+def is_activation_scale(info: TensorInfo) -> bool:
+    """Whether a tensor of a quantized model scales activations or a cache, and no weight."""
+    return info.name.endswith(_ACTIVATION_SCALES) and info.size <= _MOST_CHANNELS

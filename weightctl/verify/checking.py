@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, WeightctlError
+from weightctl.schemes.entries import count_parameters, read_entries
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names
 from weightctl.verify import CHECKS
@@ -149,15 +150,12 @@ def _describe(request: Request) -> str:
     subject = request.subject
     checkpoint = subject.checkpoint
     header = header_of(subject.stored)
-    try:
-        tensors = header_of(subject.weights).tensors
-    except WeightctlError:  # of weights in parts that do not fit: each part counts
-        tensors = header.tensors
-    weights = sum(info.size for info in tensors.values())
+    found = read_entries(subject.stored)
+    parameters = count_parameters(found.entries.values(), found.buffers)
     sizes: dict[str, int] = {}
     for info in header.tensors.values():
         sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
     encodings = sorted(sizes, key=lambda name: -sizes[name])
     family = "of no known family" if checkpoint is None else checkpoint.family.name
     shown = join_names(encodings, _MOST_ENCODINGS, " ")
-    return f"{header.format}, {family}, {weights:,} weights, {shown}"
+    return f"{header.format}, {family}, {parameters:,} parameters, {shown}"

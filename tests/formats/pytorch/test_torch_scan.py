@@ -229,7 +229,7 @@ def test_what_is_below_a_directory_or_missing_is_reported(
     (tmp_path / "m-00001-of-00002.bin").write_bytes(zipped(**{"data.pkl": NOTHING}))
     capsys.readouterr()
     assert scan_paths([str(tmp_path / "m-00001-of-00002.bin")], ScanChoices(quiet=True)) == 1
-    assert "No such file or directory: it is not read" in capsys.readouterr().out
+    assert "No such file or directory; the file was not scanned" in capsys.readouterr().out
 
 
 HARMLESS: dict[str, bytes] = {

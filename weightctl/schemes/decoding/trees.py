@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
+from weightctl.schemes.buffers import is_activation_scale
 from weightctl.schemes.decoding.blocks import Integers, block_encoding
 from weightctl.schemes.decoding.steps import Dequantized, Repacked
 from weightctl.schemes.decoding.tensors import find_scheme_tensors, is_half
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["merge_scheme_tensors"]
 
-# What stands beside the weights of a quantized model for its activations and its cache.
-_ACTIVATIONS = (
-    ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale",
-    ".prob_scale", ".input_zero_point", ".output_zero_point", ".k_zero_point", ".v_zero_point",
-    ".input_global_scale", ".k_global_scale", ".v_global_scale", ".activation_scale",
-    ".prob_output_scale", ".softmax_scale_quant",
-)  # fmt: skip
-# Elements that a scale of activations has at the most: one for each channel of a cache.
-_MOST_CHANNELS = 1 << 14
 # Scales of a whole model are read up to so many bytes, to find out whether blocks can hold them.
 _MOST_READ = 2 << 30
 
@@ -53,7 +45,7 @@ def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
     for name, info in header.tensors.items():
         if name in owner:
             tensors[owner[name]] = whole[owner[name]]
-        elif name.endswith(_ACTIVATIONS) and info.size <= _MOST_CHANNELS:
+        elif is_activation_scale(info):
             left_out.append(name)
         else:
             tensors[name] = StoredTensor(source, name)

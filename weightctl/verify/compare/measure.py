@@ -99,13 +99,14 @@ def measure_sample(pair: Pair, sample: Callable[[ReadableTensor], F32] = take_sa
 
 def measure_pairs(
     pairs: Sequence[Pair],
-    limit: Callable[[Pair], float],
+    limit: Callable[[Pair], float | None],
     progress: Callable[[float], object] | None = None,
 ) -> Generator[Measured, None, None]:
     """Yield how far each pair, of one shape and of numbers both, is apart.
 
-    `limit` says how many times what encodings should cost a run may be off. A few MB are held for
-    each thread. Raises `FormatError` where a file cannot be read.
+    `limit` says how many times what encodings should cost a run may be off; where it is None, costs
+    and runs are not looked at. A few MB are held for each thread. Raises `FormatError` where a file
+    cannot be read.
     """
     total = sum(pair.tensor.info.size for pair in pairs) or 1
     memory = Memory()
@@ -140,7 +141,7 @@ def _common_block(pair: Pair) -> int:
     return lcm(RUN, pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
 
 
-def _measure_piece(piece: _Piece, limit: float, memory: Memory) -> Measured:
+def _measure_piece(piece: _Piece, limit: float | None, memory: Memory) -> Measured:
     pair, total = piece.pair, Measured()
     sides = pair.sides
     raws = [
@@ -216,8 +217,11 @@ class Tile:
         self._is_shifted = is_shifted
         self._is_same = sides[0] == sides[1]
 
-    def measure(self, limit: float) -> Measured:
-        """Return how far they are apart; `limit` is how many times its cost a run may be off."""
+    def measure(self, limit: float | None) -> Measured:
+        """Return how far they are apart; `limit` is how many times its cost a run may be off.
+
+        Where it is None neither costs nor the runs beyond them are measured.
+        """
         found = Measured(self._count)
         own, reference = (
             _shape_runs(decode_values(raw, side.encoding))
@@ -235,7 +239,7 @@ class Tile:
         if is_unequal is None:
             # Equal bytes cost nothing.
             found.own_squares = found.product = found.squares
-            if not self._is_same:
+            if not self._is_same and limit is not None:
                 found.cost = float(self._measure_cost(own, reference, squares, error, limit).sum())
             return found
         own_squares = _sum_squares(own)
@@ -244,6 +248,9 @@ class Tile:
         found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
         found.error = float(error.sum())
         found.max_error = float(np.abs(difference).max())
+        if limit is None:
+            found.runs_unequal = int(np.count_nonzero(is_unequal))
+            return found
         cost = self._measure_cost(own, reference, squares, error, limit)
         found.cost = float(cost.sum())
         ratio = error / self._allow_error(cost, squares)

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     OrderKey = tuple[str, int, tuple[str, ...]]
     Places = tuple[int, ...]
 
-__all__ = ["Pair", "Pairing", "convert_convention", "explain_different_models", "pair_tensors"]
+__all__ = [
+    "Pair",
+    "Pairing",
+    "convert_convention",
+    "explain_different_models",
+    "pair_named",
+    "pair_tensors",
+]
 
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _CONVENTION_NAMES: dict[NamingConvention, str] = {
@@ -232,7 +239,7 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     unexpected = [_name_stored(mine[each]) for each in mine if each not in theirs]
     left, rest = _list_beside_model(own), _list_beside_model(other)
     pairs += [
-        _pair_named(left[each], rest[each], own.tree, other.tree) for each in left if each in rest
+        pair_named(left[each], rest[each], own.tree, other.tree) for each in left if each in rest
     ]
     missing += [rest[each] for each in rest if each not in left]
     unexpected += [left[each] for each in left if each not in rest]
@@ -325,7 +332,7 @@ def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
 def _pair_by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
     left, rest = _list_trained(weights), _list_trained(reference)
     return Pairing(
-        pairs=[_pair_named(name, name, weights, reference) for name in left if name in rest],
+        pairs=[pair_named(name, name, weights, reference) for name in left if name in rest],
         missing=[name for name in rest if name not in left],
         unexpected=[name for name in left if name not in rest],
         how="by equal names",
@@ -336,7 +343,8 @@ def _list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
     return {name: info_of(node) for name, node in weights.items() if not is_buffer(info_of(node))}
 
 
-def _pair_named(name: str, reference_name: str, weights: Checkpoint, reference: Checkpoint) -> Pair:
+def pair_named(name: str, reference_name: str, weights: Checkpoint, reference: Checkpoint) -> Pair:
+    """Return the pair of two tensors of these names, as they are stored."""
     tensor = tensor_of(source_of(weights), name)
     counterpart = tensor_of(source_of(reference), reference_name)
     layer, part = split_layer_number(name)

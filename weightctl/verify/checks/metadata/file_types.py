@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
-from weightctl.plan.file_types import GUESSED
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.file_types import find_file_type, read_file_type
 from weightctl.text.wording import percent
 from weightctl.verify.checks.metadata.comparison import Compared
 
 if TYPE_CHECKING:
+    from weightctl.plan.file_types import FileType
     from weightctl.weights.info import Header
 
 __all__ = ["check_file_type"]
 
 _KEY = "general.file_type"
-# The types of llama.cpp that no recipe of ours makes, each with the encodings that most matrices
-# get (llama.h, `llama_ftype`, and src/llama-quant.cpp).
-_OTHERS = {
-    19: ("IQ2_XXS",), 20: ("IQ2_XS",), 22: ("IQ3_S", "IQ3_XXS"), 23: ("IQ3_XXS", "IQ3_S"),
-    24: ("IQ1_S",), 26: ("IQ3_S",), 27: ("IQ3_S",), 28: ("IQ2_XS", "IQ2_S"),
-    29: ("IQ2_S", "IQ2_XS"), 31: ("IQ1_M",),
-}  # fmt: skip
 # Tools may keep some matrices in another type; most of them they convert.
 _MOST = 0.5
-
-
-class _FileType(NamedTuple):
-    """A file type: what it is called, the encoding that must be there, and all that may be."""
-
-    name: str
-    usual: frozenset[str]
-    allowed: frozenset[str]
 
 
 def check_file_type(header: Header, reference: Header | None) -> Compared:
@@ -43,15 +28,15 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
     may have chosen types of its own: against a reference that is a problem, and else a note.
     """
     found = Compared()
-    number = _read_stated(header)
+    number = read_file_type(header.metadata)
     if number is None:
         return found
     text = ""
-    wanted = None if reference is None else _read_stated(reference)
+    wanted = None if reference is None else read_file_type(reference.metadata)
     if wanted not in {None, number} and reference is not None and _has_same(header, reference):
         text = f"is {_show(number)}, and {_show(wanted or 0)} in the reference, whose encodings "
         text += "are the same"
-    kind = _find_file_type(number)
+    kind = find_file_type(number)
     sizes = Counter[str]() if kind is None else _count_values(header, kind)
     if kind is not None and sizes:
         total = sum(sizes.values())
@@ -69,28 +54,7 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
     return found
 
 
-def _read_stated(header: Header) -> int | None:
-    value = header.metadata.get(_KEY)
-    if value is None or not isinstance(value.content, int) or isinstance(value.content, bool):
-        return None
-    # A number that a tool has guessed from the tensors has this bit set.
-    return None if value.content & GUESSED else value.content
-
-
-def _find_file_type(number: int) -> _FileType | None:
-    """Return what a number of llama.cpp's stands for, None where that is not known."""
-    plain = [name for name, each in ENCODINGS.items() if each.file_type == number]
-    recipes = [recipe for recipe in LLAMA_RECIPES.values() if recipe.file_type == number]
-    usual = {*plain, *_OTHERS.get(number, ())}
-    usual |= {recipe.otherwise for recipe in recipes if recipe.otherwise is not None}
-    if not usual:
-        return None
-    allowed = usual | {encoding.name for recipe in recipes for encoding in recipe.encodings}
-    name = recipes[0].name if recipes else next(iter(_OTHERS.get(number, plain)))
-    return _FileType(name, frozenset(usual), frozenset(allowed))
-
-
-def _count_values(header: Header, kind: _FileType) -> Counter[str]:
+def _count_values(header: Header, kind: FileType) -> Counter[str]:
     """Return how many values are in each encoding, of matrices that can have the usual one.
 
     Others get a substitute, as their rows do not divide into its blocks.
@@ -113,5 +77,5 @@ def _has_same(header: Header, reference: Header) -> bool:
 
 
 def _show(number: int) -> str:
-    kind = _find_file_type(number)
+    kind = find_file_type(number)
     return f"{number}" if kind is None else f"{number}, {kind.name}"

@@ -1,0 +1,109 @@
+"""Details of a checkpoint that a summary has: file size, quantization, context length, licence."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.cli.contents import Contents
+from weightctl.text.sizes import format_size
+from weightctl.text.untyped import is_object
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.weights.info import Header
+
+__all__ = ["Details", "read_details"]
+
+# The keys of a config.json for the context length, by families.
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
+            "seq_length", "n_ctx")  # fmt: skip
+# The keys of a header, in GGUF and in safetensors.
+_LICENCES = ("general.license.name", "general.license", "modelspec.license", "license")
+_LONGEST = 40
+_README = "README.md"
+
+
+class Details(NamedTuple):
+    """Facts about a checkpoint; None where it does not state them."""
+
+    file_bytes: int | None
+    quantization: str | None
+    context_length: int | None
+    licence: str | None
+
+    def describe(self, files: int) -> str:
+        """Return the facts on one line: `file 98.4 MB, Q4_K_M, context length 8,192`."""
+        parts: list[str] = []
+        if self.file_bytes is not None:
+            size = format_size(self.file_bytes)
+            parts.append(f"file {size}" if files == 1 else f"{size} in {files:,} files")
+        if self.quantization:
+            parts.append(self.quantization)
+        if self.context_length:
+            parts.append(f"context length {self.context_length:,}")
+        if self.licence:
+            parts.append(f"licence {self.licence}")
+        return ", ".join(parts)
+
+
+def read_details(contents: Contents) -> Details:
+    """Return the details of a checkpoint; of its files only headers and the README are read."""
+    header = header_of(contents.weights)
+    return Details(
+        file_bytes=_count_bytes(header),
+        quantization=_name_quantization(contents),
+        context_length=_find_context_length(header, contents.config),
+        licence=_find_licence(contents),
+    )
+
+
+def _count_bytes(header: Header) -> int | None:
+    """Return the size of all files together, None where one of them has no size."""
+    if not header.files or not all(map(os.path.isfile, header.files)):
+        return None
+    return sum(map(os.path.getsize, header.files))
+
+
+def _name_quantization(contents: Contents) -> str | None:
+    """Return the file type that the header states, else the scheme or encoding of most bytes."""
+    metadata = header_of(contents.weights).metadata
+    if "general.file_type" in metadata:
+        from weightctl.plan.file_types import find_file_type, read_file_type
+
+        number = read_file_type(metadata)
+        kind = None if number is None else find_file_type(number)
+        if kind is not None:
+            return kind.name
+    is_whole = len(contents.entries) == contents.count
+    totals = contents.totals if is_whole else Contents(contents.weights).totals
+    return next(iter(totals.by_kind), None)
+
+
+def _find_context_length(header: Header, config: Mapping[str, Any]) -> int | None:
+    architecture = header.metadata.get("general.architecture")
+    found: list[object] = []
+    if architecture is not None:
+        length = header.metadata.get(f"{architecture.content}.context_length")
+        found.append(None if length is None else length.content)
+    configs = [config, config.get("text_config")]
+    found += [each.get(key) for each in configs if is_object(each) for key in _CONTEXT]
+    return next((each for each in found if type(each) is int and each > 0), None)
+
+
+def _find_licence(contents: Contents) -> str | None:
+    """Return the licence that the header states, else the one in the head of the README."""
+    header = header_of(contents.weights)
+    values = [header.metadata[key].content for key in _LICENCES if key in header.metadata]
+    if not values and (contents.config or contents.adapter):
+        from weightctl.translate.card.front_matter import read_front_matter
+
+        readme = os.path.join(os.path.dirname(header.files[0]), _README)
+        with suppress(ValueError):  # a README that cannot be read states no licence
+            card = read_front_matter(readme, ("license_name", "license"))
+            values = [card[key] for key in ("license_name", "license") if key in card]
+    texts = (each[:_LONGEST] for each in values if isinstance(each, str) and each.strip())
+    return next(texts, None)

@@ -1,0 +1,282 @@
+"""The differences of two checkpoints whose tensors are paired as `verify` pairs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from math import inf, isnan
+from typing import TYPE_CHECKING
+
+from weightctl.cli.compared import (
+    Comparison,
+    Difference,
+    LayerChange,
+    Side,
+    ValueChange,
+    list_differences,
+)
+from weightctl.cli.contents import kind
+from weightctl.families.matching import OUTPUT_WEIGHT
+from weightctl.translate.copies import is_same
+from weightctl.verify.checks.values.sentences import is_comparable
+from weightctl.verify.compare.distance import Measured
+from weightctl.verify.compare.measure import measure_pairs
+from weightctl.verify.compare.once_quantized import exchange_sides
+from weightctl.verify.compare.pairs import pair_named, pair_tensors
+from weightctl.verify.subject import Subject
+from weightctl.weights.readable import refuse_expanded, refuse_unknown
+from weightctl.weights.tree import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weightctl.cli.contents import Contents
+    from weightctl.schemes.entries import Entry
+    from weightctl.verify.compare.pairs import Pair
+    from weightctl.weights.derived import ReadableTensor
+
+    Progress = Callable[[str, float], object] | None
+
+__all__ = ["PairedTensors", "compare_bytes", "compare_values"]
+
+# Of encodings with more bits than float32's, values are compared by their bytes.
+_BITS = 24
+
+
+class PairedTensors:
+    """The tensors of two checkpoints: pairs by the name that a difference is listed under.
+
+    `alone` are the names of the tensors that one checkpoint has and the other does not have. `how`
+    describes the names that tensors are paired by; they are those of a family, or equal names.
+    Raises `ConversionError` where the tensors of a quantized weight do not fit together.
+    """
+
+    def __init__(self, first: Contents, second: Contents, paths: tuple[str, str]) -> None:
+        self.contents = first, second
+        subjects = [Subject(path) for path in paths]
+        for subject, contents in zip(subjects, self.contents, strict=True):
+            subject.stored = contents.weights
+        pairing, reverse = pair_tensors(*subjects), pair_tensors(*reversed(subjects))
+        self._pairing = pairing
+        has_other_names = any(each.name != each.reference_name for each in pairing.pairs)
+        self.how = pairing.how if has_other_names else ""
+        self.is_by_family = pairing.checkpoint is not None
+        trees = [subject.weights for subject in subjects]
+        used = (
+            {self.find_name(0, each.tensor) for each in pairing.pairs},
+            {self.find_name(1, each.reference) for each in pairing.pairs},
+        )
+        # Buffers, and tensors that are of no part of the model.
+        rest = [
+            [name for name, _ in tree.items() if name not in taken]
+            for tree, taken in zip(trees, used, strict=True)
+        ]
+        both = {*rest[0]} & {*rest[1]}
+        pairs = [
+            *pairing.pairs,
+            *(pair_named(each, each, *trees) for each in rest[0] if each in both),
+        ]
+        self.pairs = {name: each for name, each in _name_pairs(pairs).items() if self._has(each)}
+        alone = [[name for name in names if name not in both] for names in rest]
+        if pairing.checkpoint is not None and pairing.reference is not None:
+            # A model in another naming convention need not have the buffers.
+            beside = ({*pairing.checkpoint.beside}, {*pairing.reference.beside})
+            unexpected = (pairing.unexpected, reverse.unexpected)
+            alone = [
+                [*names, *(name for name in alone[side] if name in beside[side])]
+                for side, names in enumerate(unexpected)
+            ]
+        self.alone = tuple(self._list_alone(side, names) for side, names in enumerate(alone))
+
+    def find_name(self, side: int, tensor: ReadableTensor) -> str:
+        """Return the name of the entry of a checkpoint that a tensor is made of."""
+        entry = self.find_entry(side, tensor)
+        return tensor.info.name if entry is None else entry.name
+
+    def find_entry(self, side: int, tensor: ReadableTensor) -> Entry | None:
+        """Return the entry of a checkpoint that a tensor is made of, None for a computed one."""
+        sources = tensor.origin.sources
+        names = [source.name for source in sources] or [tensor.info.name]
+        found = (self.contents[side].find_entry(name) for name in names)
+        return next((entry for entry in found if entry is not None), None)
+
+    def side(self, side: int, tensor: ReadableTensor) -> Side:
+        """Return how a checkpoint stores a tensor, with the shape that is compared."""
+        entry = self.find_entry(side, tensor)
+        if entry is None:
+            return Side(tensor.info.shape, tensor.info.encoding.name, None)
+        return Side(tensor.info.shape, *kind(entry))
+
+    def alone_side(self, side: int, name: str) -> Side:
+        """Return how a checkpoint stores the tensor that the other does not have."""
+        entry = self.contents[side].find_entry(name)
+        return Side((), "unknown", None) if entry is None else Side(entry.shape, *kind(entry))
+
+    def list_views(self, pair: Pair) -> list[Pair]:
+        """Return a pair in both naming conventions, where these have other values; else none.
+
+        A value that one convention adds 1 to is rounded in it, and equal in that one alone.
+        """
+        change = None if pair.names is None else pair.names.change
+        models = self._pairing.checkpoint, self._pairing.reference
+        conventions = {each.convention for each in models if each is not None}
+        if change is None or change.is_of_rows or len(conventions) < 2:
+            return []
+        views = (self._pairing.seen_in("gguf", pair), self._pairing.seen_in("hugging_face", pair))
+        return [view for view in views if view is not None and is_comparable(view)]
+
+    def _has(self, pair: Pair) -> bool:
+        """Whether --include and --exclude leave a pair in, by either of its names."""
+        names = (pair.name, pair.reference_name)
+        found = (self.find_name(0, pair.tensor), self.find_name(1, pair.reference))
+        return any(
+            each in contents.entries or name in contents.aliases
+            for contents, name, each in zip(self.contents, names, found, strict=True)
+        )
+
+    def _list_alone(self, side: int, names: Sequence[str]) -> list[str]:
+        """Return the names of tensors that --include and --exclude leave in, each once."""
+        contents = self.contents[side]
+        found: dict[str, None] = {}
+        for joined in names:
+            # A part of a fused tensor has the names of all tensors that it is stored in.
+            name = joined if contents.find_entry(joined) else joined.partition(", ")[0]
+            entry = contents.find_entry(name)
+            if name in contents.aliases or (entry is not None and entry.name in contents.entries):
+                found[name] = None
+        return list(found)
+
+
+def _name_pairs(pairs: Sequence[Pair]) -> dict[str, Pair]:
+    """Return pairs by name: the first checkpoint's, or the second's where that one is shared."""
+    own = Counter(each.name for each in pairs if each.module != OUTPUT_WEIGHT)
+    other = Counter(each.reference_name for each in pairs if each.module != OUTPUT_WEIGHT)
+    found: dict[str, Pair] = {}
+    for pair in pairs:
+        # A tied embedding is the output too.
+        most = 0 if pair.module == OUTPUT_WEIGHT else 1
+        name = pair.module
+        if own[pair.name] <= most:
+            name = pair.name
+        elif other[pair.reference_name] <= most:
+            name = pair.reference_name
+        found[pair.module if name in found else name] = pair
+    return found
+
+
+def compare_bytes(paired: PairedTensors, progress: Progress, *, with_bytes: bool) -> Comparison:
+    """Compare the shapes and encodings of pairs, and with `with_bytes` the bytes of the others.
+
+    Where naming conventions have rows in another order, bytes are compared in one order.
+    """
+    found: dict[str, Difference] = {}
+    for done, (name, pair) in enumerate(paired.pairs.items()):
+        difference = _compare_sides(paired, pair)
+        if not difference.of and with_bytes:
+            if progress is not None:
+                progress("bytes", done / len(paired.pairs))
+            of = () if is_same(pair.tensor, pair.reference) else ("bytes",)
+            difference = difference._replace(of=of)
+        if difference.of:
+            found[name] = difference
+    return _make_comparison(paired, found)
+
+
+def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
+    """Compare the values of pairs, whatever their encodings; the differences are sorted by change.
+
+    The relative RMSE is in relation to the first checkpoint. Values are decoded and compared a few
+    MB at a time. Raises `EncodingError` where a tensor cannot be decoded.
+    """
+    for contents in paired.contents:
+        tensors = [*contents.tensors.values()]
+        refuse_unknown(tensors)
+        refuse_expanded(source_of(contents.weights), tensors)
+    found: dict[str, Difference] = {}
+    layers: dict[int | None, tuple[list[bool], Measured]] = {}
+    measured_pairs = {name: each for name, each in paired.pairs.items() if is_comparable(each)}
+    # The reference is the first checkpoint.
+    turned = [exchange_sides(pair) for pair in measured_pairs.values()]
+    recoded = 0
+
+    def tell(done: float) -> None:
+        if progress is not None:
+            progress("values", done)
+
+    with closing(measure_pairs(turned, lambda _: None, tell)) as results:
+        for name, pair in paired.pairs.items():
+            difference = _compare_sides(paired, pair)
+            changes, total = layers.setdefault(pair.layer, ([], Measured()))
+            if name not in measured_pairs:
+                # Their shapes differ, or they hold integers.
+                if not difference.of:
+                    is_changed = not is_same(pair.tensor, pair.reference)
+                    changes.append(is_changed)
+                    difference = difference._replace(of=("values",) * is_changed)
+                if difference.of:
+                    found[name] = difference
+                continue
+            recoded += "encoding" in difference.of
+            measured = next(results)
+            is_changed = _is_changed(pair, measured)
+            if is_changed and (views := paired.list_views(pair)):
+                measured = min(map(_measure, views), key=lambda each: each.relative_rmse)
+                is_changed = _is_changed(pair, measured)
+            changes.append(is_changed)
+            total.add(measured)
+            if is_changed:
+                change = ValueChange.of(measured)
+                found[name] = difference._replace(of=("values",), change=change)
+    ordered = dict(sorted(found.items(), key=lambda each: _rank(each[1])))
+    summaries = [
+        LayerChange(layer, len(changes), sum(changes), ValueChange.of(total))
+        for layer, (changes, total) in layers.items()
+        if changes
+    ]
+    summaries.sort(key=lambda each: (each.layer is None, each.layer or 0))
+    comparison = _make_comparison(paired, ordered)
+    return comparison._replace(layers=summaries, recoded=recoded)
+
+
+def _measure(pair: Pair) -> Measured:
+    (measured,) = measure_pairs([exchange_sides(pair)], lambda _: None)
+    return measured
+
+
+def _compare_sides(paired: PairedTensors, pair: Pair) -> Difference:
+    first, second = paired.side(0, pair.tensor), paired.side(1, pair.reference)
+    difference = Difference(first, second, list_differences(first, second))
+    return difference._replace(second_name=pair.reference_name)
+
+
+def _is_changed(pair: Pair, measured: Measured) -> bool:
+    if measured.error or measured.nonfinite:
+        return True
+    encoding = pair.tensor.info.encoding
+    is_wide = encoding.block == 1 and (encoding.significand or _BITS + 1) > _BITS
+    return is_wide and measured.runs_unequal > 0
+
+
+def _rank(difference: Difference) -> tuple[float, float]:
+    """Return the place of a difference: without figures first, then the largest change."""
+    change = difference.change
+    if change is None:
+        return (-inf, -inf)
+    figures = (change.relative_rmse, change.max_difference)
+    return (-inf if isnan(figures[0]) else -figures[0], -figures[1])
+
+
+def _make_comparison(paired: PairedTensors, found: Mapping[str, Difference]) -> Comparison:
+    alone: dict[str, Difference] = {}
+    for side, names in enumerate(paired.alone):
+        for name in names:
+            stored = paired.alone_side(side, name)
+            if side == 0:
+                alone[name] = Difference(stored, None)
+            else:
+                key = f"{name} (B)" if name in paired.pairs or name in alone else name
+                alone[key] = Difference(None, stored, second_name=name)
+    count = len(paired.pairs) + len(alone)
+    return Comparison(
+        count, len(paired.pairs), {**alone, **found}, paired.how if paired.is_by_family else ""
+    )
