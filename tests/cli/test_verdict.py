@@ -13,13 +13,15 @@ from pathlib import Path
 if __name__ == "__main__":  # pytest knows this folder
     sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import reports
-from weightctl.cli.render import Cell, width
 from weightctl.cli.verdict import brief, verdict
+from weightctl.text.columns import width
 from weightctl.verify.figures import (
     Activation,
     Divergence,
@@ -30,6 +32,9 @@ from weightctl.verify.figures import (
     ValuesFigures,
 )
 from weightctl.verify.results import Explanation, Problem, Report, Result
+
+if TYPE_CHECKING:
+    from weightctl.cli.render import Cell
 
 SCREENS = Path(__file__).parent / "verdicts"
 COLUMNS = (80, 200)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.text.columns import width, wrap_text
 from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ __all__ = [
     "Cell",
     "columns",
     "complain",
+    "format_lines",
     "in_columns",
     "is_terminal",
     "make_shape_cells",
@@ -27,7 +30,6 @@ __all__ = [
     "show_table",
     "show_text",
     "warn",
-    "width",
     "without_middle",
 ]
 
@@ -59,17 +61,6 @@ def make_shape_cells(
     """Return the cells that show a shape, of so many tensors that are alike, and an encoding."""
     count = f"{times} x " if times > 1 else ""
     return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
-
-
-def width(text: str) -> int:
-    """Return how many columns of a terminal a printable text takes."""
-    if text.isascii():
-        return len(text)
-    from unicodedata import combining, east_asian_width  # seldom needed
-
-    return sum(
-        0 if combining(char) else 2 if east_asian_width(char) in {"W", "F"} else 1 for char in text
-    )
 
 
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
@@ -179,11 +170,15 @@ def shorten_text(text: str, room: int) -> str:
 
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines to stdout, in colour on a terminal that has not been told otherwise."""
+    """Print lines to stdout, in colour on a terminal unless the environment refuses colours."""
+    show_text(format_lines(lines))
+
+
+def format_lines(lines: Iterable[Sequence[Cell]]) -> str:
+    """Return lines as stdout shows them."""
     if is_terminal() and not _colours_refused():
-        show_text("".join("".join(map(_colour_text, line)).rstrip() + "\n" for line in lines))
-        return
-    show_text("".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines))
+        return "".join("".join(map(_colour_text, line)).rstrip() + "\n" for line in lines)
+    return "".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines)
 
 
 def _colours_refused() -> bool:
@@ -201,9 +196,9 @@ def _colour_text(cell: Cell) -> str:
 
 
 def show_text(text: str) -> None:
-    """Print to stdout; when its reader has seen enough, nobody is told, and no more is shown.
+    """Print to stdout; after its reader has closed it, print nothing and report no error.
 
-    Raises `OutputError` where stdout takes nothing.
+    Raises `OutputError` where stdout cannot be written.
     """
     if not sys.stdout:  # it was closed before this process began
         return
@@ -211,37 +206,54 @@ def show_text(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would try again, and complain, when it exits; what the exit code says still counts.
+        # Python would write again at exit, and fail; the exit code stays.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise OutputError(f"stdout cannot be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
-    """Tell a person something on stderr."""
-    if sys.stderr:
-        sys.stderr.write(f"note: {printable(text)}\n")
+    """Print a note on stderr."""
+    _show_message(Cell("note: "), [text])
 
 
 def warn(text: str) -> None:
-    """Warn a person of a danger on stderr."""
-    if sys.stderr:
-        sys.stderr.write(f"warning: {printable(text)}\n")
+    """Print a warning on stderr."""
+    _show_message(Cell("warning: "), [text])
 
 
 def complain(error: WeightctlError | OSError) -> None:
-    """Tell a person on stderr what went wrong, and what to do."""
-    import typer
-
-    if not sys.stderr:  # it was closed before this process began
-        return
+    """Print on stderr what is wrong, and what to do."""
     if not isinstance(error, WeightctlError):
         error = WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}")
-    # The lines of a message are its own; those of names in it are shown as they are written.
-    message = "\n".join(map(printable, error.message.split("\n  ")))
-    colour = False if _colours_refused() else None  # None is on terminals only
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False, color=colour)
-    typer.echo(message.replace("\n", "\n  "), err=True)
+    # Line breaks of the message are kept; those in names are shown as escapes.
+    _show_message(Cell("error: ", "red bold"), error.message.split("\n  "))
     if error.hint:
-        typer.secho("hint: ", fg="cyan", err=True, nl=False, color=colour)
-        typer.echo(printable(error.hint), err=True)
+        _show_message(Cell("hint: ", "cyan"), [error.hint])
+
+
+def _show_message(head: Cell, lines: Sequence[str]) -> None:
+    """Print lines on stderr, wrapped between words where it is a terminal."""
+    if not sys.stderr:  # it was closed before this process began
+        return
+    room = _message_columns() if sys.stderr.isatty() else None
+    shown: list[str] = []
+    for number, line in enumerate(map(printable, lines)):
+        indent = " " * len(head.text) if number == 0 else "    "
+        first = "" if number == 0 else "  "
+        wrapped = [line] if room is None else wrap_text(line, max(room - len(indent), _LEAST))
+        shown.append(first + f"\n{indent}".join(wrapped))
+    coloured = _colour_text(head) if room and not _colours_refused() else head.text
+    with suppress(OSError):  # nobody reads it
+        sys.stderr.write(coloured + "\n".join(shown) + "\n")
+        sys.stderr.flush()
+
+
+def _message_columns() -> int:
+    """Return how many columns the terminal on stderr has; stdout may be a pipe."""
+    import shutil
+
+    with suppress(OSError, ValueError):
+        if not os.environ.get("COLUMNS"):
+            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return shutil.get_terminal_size().columns

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli.gathered import gather_into
-from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, examples
+from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, examples, exit_codes
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_CUT = "How it is cut"
+_CUT = "Ranks"
 _FILES = "Files"
 _AUTO = "auto"
 # More than any cluster has; for each there is a file.
@@ -60,14 +60,19 @@ def _formats() -> list[str]:
 
 
 @app.command(
-    epilog=examples(
+    epilog="\n\n".join(
         [
-            "weightctl shard fixtures/tiny-llama --tp auto",
-            "weightctl shard fixtures/tiny-llama tiny-2 --tp 2",
-            "weightctl shard fixtures/tiny-llama tiny-4 --tp 2 --pp 2 --dry-run",
-            "weightctl shard fixtures/tiny-llama tiny-mine --tp 2 --plan fixtures/shard.toml",
-            "weightctl shard fixtures/tiny-llama tiny-vllm --tp 2 --layout vllm",
-            "weightctl shard --gather tiny-2 tiny-whole",
+            exit_codes("success"),
+            examples(
+                [
+                    "weightctl shard model/ --tp auto",
+                    "weightctl shard model/ model-tp2/ --tp 2",
+                    "weightctl shard model/ model-tp2-pp2/ --tp 2 --pp 2 --dry-run",
+                    "weightctl shard model/ model-rules/ --tp 2 --plan rules.toml",
+                    "weightctl shard model/ model-vllm/ --tp 2 --layout vllm",
+                    "weightctl shard --gather model-tp2/ model-joined/",
+                ]
+            ),
         ]
     ),
 )
@@ -76,14 +81,15 @@ def shard(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="IN", help="A checkpoint, as `ls` takes it; with --gather a sharded one."
+            metavar="MODEL",
+            help="The checkpoint to read; with --gather, the directory of a sharded one.",
         ),
     ],
     out: Annotated[
         str | None,
         typer.Argument(
             metavar="[OUT]",
-            help="The new directory, with --gather also a file; --tp auto needs none.",
+            help="The directory to write; with --gather, also a file. Not used with --tp auto.",
         ),
     ] = None,
     tensor: Annotated[
@@ -91,7 +97,7 @@ def shard(
         typer.Option(
             "--tp",
             metavar="N",
-            help="Cut the tensors of each layer for N ranks; auto shows which N work.",
+            help="Cut the tensors of each layer for N ranks; auto lists which N are possible.",
             rich_help_panel=_CUT,
             autocompletion=_degrees,
         ),
@@ -102,7 +108,7 @@ def shard(
             "--ep",
             metavar="N",
             min=1,
-            help="Share experts out over N groups of ranks.",
+            help="Distribute experts over N groups of ranks.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -112,7 +118,7 @@ def shard(
             "--pp",
             metavar="N",
             min=1,
-            help="Share layers out over N stages, one after the other.",
+            help="Distribute layers over N pipeline stages.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -121,23 +127,23 @@ def shard(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="How tensors are cut, by a TOML file of REGEX = STRATEGY; the model's family "
-            "says it for the rest.",
+            help="Cut tensors by the rules of a TOML file, REGEX = STRATEGY; other tensors are cut "
+            "as usual for the model's family.",
             rich_help_panel=_CUT,
         ),
     ] = None,
     layout: Annotated[
         RankFileLayout | None,
         typer.Option(
-            help="A directory for each rank, or the files that vLLM's sharded-state loader reads; "
-            "ranks, otherwise.",
+            help="ranks writes a directory for each rank; vllm writes the files that vLLM's "
+            "sharded-state loader reads. [default: ranks]",
             rich_help_panel=_FILES,
         ),
     ] = None,
     gather: Annotated[
         bool,
         typer.Option(
-            "--gather", help="Put the parts in directory IN together again.", rich_help_panel=_FILES
+            "--gather", help="Join the shards in the directory MODEL.", rich_help_panel=_FILES
         ),
     ] = False,
     to: Annotated[
@@ -145,7 +151,7 @@ def shard(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Write safetensors or gguf; the format of IN, otherwise.",
+            help="Write safetensors or gguf. [default: the format of MODEL]",
             rich_help_panel=_FILES,
             autocompletion=_formats,
         ),
@@ -157,11 +163,10 @@ def shard(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Cut a checkpoint into a part for each of several ranks, or put such parts together.
+    """Cut a checkpoint into shards for several ranks, or join the shards again.
 
-    Heads, experts and blocks of quantized weights stay whole; bytes are copied.
-    The ranks are tp x ep x pp. Where a run was stopped, the same command
-    continues it.
+    Attention heads, experts and quantization blocks are never divided. Values are copied unchanged.
+    The number of ranks is tp x ep x pp. The same command continues a run that was interrupted.
     """
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
@@ -185,7 +190,7 @@ def shard(
         show_possible(path, found, as_json=as_json)
         return
     grid = _grid(axes)
-    target = _directory(_require_out(out, "IN OUT --tp N"))
+    target = _directory(_require_out(out, "MODEL OUT --tp N"))
     sharded = write_shards(
         path,
         target,
