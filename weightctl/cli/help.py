@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer.core
 
+from weightctl.cli.progress import phase_line
 from weightctl.cli.render import Cell, columns, format_lines
 from weightctl.text.columns import width, wrap_text
 
@@ -25,7 +26,22 @@ Lines = list[list[Cell]]
 
 
 class HelpCommand(typer.core.TyperCommand):
-    """A command whose help page is wrapped to the terminal."""
+    """A command whose help page is wrapped to the terminal, and that names its phases."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; while a shell completes the value of an option, it has none yet."""
+        if ctx.resilient_parsing and args and self._takes_value(ctx, args[-1]):
+            args = args[:-1]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, and name the phases of its work on a terminal."""
+        with phase_line(quiet=bool(ctx.params.get("quiet"))):
+            return super().invoke(ctx)
+
+    def _takes_value(self, ctx: Any, name: str) -> bool:
+        params: list[Any] = self.get_params(ctx)
+        return any(name in param.opts and not getattr(param, "is_flag", True) for param in params)
 
     def get_help(self, ctx: Any) -> str:
         """Return the help page as text."""

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.text.columns import width, wrap_text
 from weightctl.text.wording import printable
@@ -202,6 +203,7 @@ def show_text(text: str) -> None:
     """
     if not sys.stdout:  # it was closed before this process began
         return
+    erase_phase()
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -236,6 +238,7 @@ def _show_message(head: Cell, lines: Sequence[str]) -> None:
     """Print lines on stderr, wrapped between words where it is a terminal."""
     if not sys.stderr:  # it was closed before this process began
         return
+    erase_phase()
     room = _message_columns() if sys.stderr.isatty() else None
     shown: list[str] = []
     for number, line in enumerate(map(printable, lines)):

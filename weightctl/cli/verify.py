@@ -20,6 +20,7 @@ from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.huggingface import companions
+from weightctl.storage.location import parse_location
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
 from weightctl.verify.report import check_targets, write
@@ -228,6 +229,7 @@ def _require_one(prompts: Mapping[str, str | None]) -> None:
 
 def _require_there(subject: Subject) -> None:
     """Raise where there is nothing to verify: where the path, or --from, is not what was meant."""
+    parse_location(subject.path)  # raises for a URL
     damage = subject.damage
     if damage is None:
         return
