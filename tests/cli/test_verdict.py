@@ -209,7 +209,7 @@ def test_divergences_are_drawn_where_one_is_beyond_what_is_usual() -> None:
 def test_what_is_not_finite_has_no_axis() -> None:
     part = Activation(name="layers.0", rms=0.0, greatest=0.0, nonfinite=4)
     shown = piped(reports.only({"forward": Result(figures=ForwardFigures(activations=(part,)))}))
-    assert "activations: every layer gives numbers that are not finite" in shown
+    assert "activations: the output of every layer is NaN or infinite" in shown
     assert "│" not in shown
 
 
@@ -240,7 +240,7 @@ def test_an_activation_that_is_not_finite_is_not_a_bar() -> None:
     )
     shown = piped(reports.only({"forward": Result(figures=ForwardFigures(activations=parts))}))
     assert shown.count("█") * 3 == shown.count("!") * 3 == 54
-    assert "▲ NaN or infinite numbers" in shown
+    assert "▲ NaN or infinite values" in shown
 
 
 @given(st.lists(st.floats(), min_size=8, max_size=8))

@@ -1,4 +1,4 @@
-"""Columns of text for the screen, in colour where a terminal wants it."""
+"""Lines and columns of text for the terminal, with colours if it supports them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
 class Cell(NamedTuple):
-    """A piece of text, its style (words of `_ANSI`), and whether it stands right.
+    """A piece of text, its style (words of `_ANSI`), and whether it is aligned to the right.
 
-    `short` is what may stand there instead where lines do not fit the terminal.
+    `short` replaces the text where lines do not fit the terminal.
     """
 
     text: str
@@ -59,18 +59,18 @@ def shape_text(shape: Sequence[int]) -> str:
 def make_shape_cells(
     shape: Sequence[int], label: str, short: str | None = None, times: int = 1
 ) -> tuple[Cell, Cell]:
-    """Return the cells that show a shape, of so many tensors that are alike, and an encoding."""
+    """Return the cells that show a shape, how many tensors have it, and their encoding."""
     count = f"{times} x " if times > 1 else ""
     return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
 
 
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
-    """Print rows in columns; on a terminal the first column gives way so that lines fit."""
+    """Print rows in columns; on a terminal the first column is shortened so that lines fit."""
     show_lines(in_columns(rows, columns() if is_terminal() else None))
 
 
 def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Cell]]:
-    """Return rows in columns; the first gives way so that lines fit into `room`, if that is."""
+    """Return rows in columns; the first is shortened so that lines fit into `room`, if given."""
     table = [
         [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
         for row in rows
@@ -96,7 +96,7 @@ def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
 
 
 def _total(widths: Sequence[int]) -> int:
-    # What is empty in every row takes no gap either.
+    # A column that is empty in every row has no gap.
     return sum(widths) + len(_GAP) * (sum(map(bool, widths)) - 1)
 
 
@@ -133,10 +133,10 @@ def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
 
 
 def shorten_name(name: str, room: int) -> str:
-    """Return a tensor's name cut to so many columns; the numbers in it tell it from others.
+    """Return a tensor's name shortened to `room` columns; its numbers are kept.
 
-    Words are cut to their first letter from the left on, as many as it takes; what is still too
-    long loses its middle.
+    Words are cut to their first letter from the left until the name fits; if it still does not fit,
+    its middle is removed.
     """
     words = name.split(".")
     for place, word in enumerate(words[:-1]):
@@ -149,7 +149,7 @@ def shorten_name(name: str, room: int) -> str:
 
 
 def without_middle(text: str, room: int) -> str:
-    """Return a text cut to so many columns in its middle; the end of a name says more."""
+    """Return a text shortened to `room` columns by removing its middle."""
     if width(text) <= room:
         return text
     head = text[: min(len(text) - len(text.lstrip()) + 4, room // 3)]
@@ -161,7 +161,7 @@ def without_middle(text: str, room: int) -> str:
 
 
 def shorten_text(text: str, room: int) -> str:
-    """Return as much of the beginning of a text as fits into so many columns."""
+    """Return as much of the beginning of a text as fits into `room` columns."""
     if width(text) <= room:
         return text
     text = text[:room]

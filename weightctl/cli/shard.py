@@ -38,14 +38,14 @@ __all__ = ["app"]
 _CUT = "Ranks"
 _FILES = "Files"
 _AUTO = "auto"
-# More than any cluster has; for each there is a file.
+# More than any cluster has. Each rank has at least one file.
 _MOST = 65_536
 
 app = typer.Typer(add_completion=False)
 
 
 class RankFileLayout(Enum):
-    """How the files of ranks lie."""
+    """The arrangement of the files of ranks."""
 
     RANKS = "ranks"
     VLLM = "vllm"
@@ -171,7 +171,7 @@ def shard(
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather takes parts as they are")
+        _refuse(given, "--gather joins shards as they are")
         gather_into(
             path,
             _require_out(out, "--gather DIR OUT"),
@@ -185,7 +185,7 @@ def shard(
         return
     if tensor == _AUTO:
         given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
-        _refuse(given, "--tp auto writes nothing: it shows which N work for --layout ranks")
+        _refuse(given, "--tp auto writes nothing: it lists the possible N for --layout ranks")
         found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
@@ -220,7 +220,7 @@ def shard(
             show_lines([[]])
         show_lines(summary(path, target, plan, outcome, saved))
     if dry_run:
-        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        # A plan that cannot be carried out is shown in full, then the reason.
         outcome.refuse(force=force)
 
 
@@ -236,7 +236,7 @@ def _rules(path: str | None) -> CutRulesLike | None:
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:
-    """Raise `ConversionError` where something is given, by its name, that means nothing here."""
+    """Raise `ConversionError` if an option is given that has no effect here."""
     names = [name for name, value in given.items() if value is not None]
     if names:
         raise ConversionError(why, hint=f"leave {' and '.join(names)} out")
@@ -249,26 +249,26 @@ def _require_out(out: str | None, usage: str) -> str:
 
 
 def _directory(out: str) -> str:
-    """Return a path that can only mean a directory; raises `ConversionError` for another."""
+    """Return a path that names a directory; raises `ConversionError` for another."""
     if is_stream(out):
         raise ConversionError(
-            f"{stream_name(out)} takes one file, and shards are several", hint="name a directory"
+            f"{stream_name(out)} is one file, and shards are several files", hint="name a directory"
         )
     if format_by_suffix(out) and not os.path.isdir(out):
         raise ConversionError(
-            f"{out} has the suffix of a file, and shards are a directory",
-            hint="end it with a slash if it is meant",
+            f"{out} has the suffix of a file, and shards are written to a directory",
+            hint="end the name with a slash to use it for a directory",
         )
     return out
 
 
 def _grid(axes: Mapping[str, str | int | None]) -> Grid:
-    """Return the ranks that are asked for; raises `ConversionError` where none are, or too many."""
+    """Return the grid of ranks; raises `ConversionError` if there are none or too many."""
     if all(value is None for value in axes.values()):
         raise ConversionError(
-            "for how many ranks?",
-            hint="pass --tp N to cut layers, --ep N to share out experts, --pp N for stages of "
-            "layers; --tp auto shows which N work",
+            "the number of ranks is missing",
+            hint="pass --tp N to cut layers, --ep N to distribute experts, or --pp N for pipeline "
+            "stages; --tp auto lists the possible N",
         )
     numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
     for name, text in numbers.items():
@@ -280,6 +280,6 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
     grid = Grid(*map(int, numbers.values()))
     if grid.ranks > _MOST:
         raise ConversionError(
-            f"{grid.ranks:,} ranks are too many", hint=f"{_MOST:,} are the most there can be"
+            f"{grid.ranks:,} ranks are too many", hint=f"at most {_MOST:,} are possible"
         )
     return grid
