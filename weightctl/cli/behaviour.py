@@ -119,7 +119,7 @@ def _divergences(divergence: Divergence, columns: int, *, plain: bool) -> Lines:
     first = beyond[0]
     usual = percent(first.expected) if first.expected else "none"
     finding = f"first: {first.name}, {percent(first.divergence)} (usual: {usual})"
-    title = "divergence of each layer from the reference, for the same input"
+    title = "divergence: distance of each layer from the reference, same input"
     if not any(0 < bar.value < math.inf for bar in bars):
         return [*_title(title, columns), *hung([Cell("  ")], finding, columns, "red")]
     title += " (log scale)"
