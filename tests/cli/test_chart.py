@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weightctl.cli.chart import Bar, chart
-from weightctl.cli.render import Cell, width
-from weightctl.cli.wrapping import hung, wrap_text
+from weightctl.cli.render import Cell
+from weightctl.cli.wrapping import hung
+from weightctl.text.columns import width, wrap_text
 from weightctl.text.wording import printable
 
 NUMBERS = st.floats() | st.floats(0, 10)
@@ -94,11 +96,32 @@ def test_neighbours_that_share_a_column_show_the_highest_and_what_is_bad() -> No
 @given(st.text(), st.integers(1, 100))
 @example("a" * 300, 7)
 @example("\u4e2d\u6587" * 50, 2)
-def test_wrapped_text_fits_and_loses_nothing(text: str, room: int) -> None:
+def test_wrapped_text_breaks_between_words_and_loses_nothing(text: str, room: int) -> None:
     text = printable(text)
     lines = wrap_text(text, room)
+    assert " ".join(lines).split() == text.split()
+    for line in lines:
+        assert line
+        assert width(line) <= room or " " not in line or re.search(r"\d? (%|nats|[kMGT]|B)", line)
+
+
+@given(st.text(), st.integers(1, 100))
+@example("a" * 300, 7)
+@example("\u4e2d\u6587" * 50, 2)
+def test_text_that_is_cut_fits_and_loses_nothing(text: str, room: int) -> None:
+    text = printable(text)
+    lines = wrap_text(text, room, cuts_words=True)
     assert all(line and width(line) <= max(room, 2) for line in lines)
     assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_a_line_of_wrapped_text_ends_where_the_next_word_does_not_fit() -> None:
+    lines = wrap_text(
+        "one sentence of several words /a/path/that/is/longer/than/a/line and more", 20
+    )
+    assert lines == [
+        "one sentence of", "several words", "/a/path/that/is/longer/than/a/line", "and more",
+    ]  # fmt: skip
 
 
 @given(st.text(max_size=60), st.text(), st.integers(20, 200))

@@ -11,6 +11,7 @@ import pytest
 
 import small_checkpoints
 from weightctl.cli import COMMANDS
+from weightctl.cli.usage import unknown_command_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,19 +39,78 @@ def test_a_misspelt_path_is_not_an_unknown_command(weightctl: Run) -> None:
 def test_a_misspelt_command_suggests_the_right_one(weightctl: Run) -> None:
     done = weightctl("lss")
     assert done.returncode == 2
-    assert "No such command 'lss'. Did you mean 'ls'?" in done.stderr
+    assert done.stderr == (
+        "error: `lss` is neither a command nor an existing file\n"
+        "hint: did you mean `weightctl ls`? commands: ls, diff, convert, shard, verify; "
+        "`weightctl --help` describes them\n"
+    )
+
+
+MEANT = {
+    "info": "`weightctl ls MODEL`",
+    "show": "`weightctl ls MODEL`",
+    "list": "`weightctl ls MODEL`",
+    "Inspect": "`weightctl ls MODEL`",
+    "merge": "`weightctl shard --gather DIR OUT`",
+    "gather": "`weightctl shard --gather DIR OUT`",
+    "join": "`weightctl convert MODEL OUT`",
+    "quantize": "`weightctl convert MODEL OUT.gguf --quant Q4_K_M`",
+    "quantizze": "`weightctl convert MODEL OUT.gguf --quant Q4_K_M`",
+    "split": "`weightctl convert MODEL OUT --max-shard-size 5GB`",
+    "cut": "`weightctl shard MODEL OUT --tp 2`",
+    "version": "`weightctl --version`",
+    "compare": "`weightctl diff MODEL OTHER`",
+    "cmp": "`weightctl verify MODEL --against OTHER`",
+    "check": "`weightctl verify MODEL`",
+    "validate": "`weightctl verify MODEL`",
+    "scan": "`weightctl ls MODEL --scan`",
+    "verfy": "`weightctl verify`",
+    "nothing-like-it": "`weightctl --help`",
+}
+
+
+@pytest.mark.parametrize("typed", MEANT)
+def test_an_unknown_command_gets_the_nearest_by_meaning_and_the_list(typed: str) -> None:
+    error = unknown_command_error(typed, list(COMMANDS))
+    assert error.message == f"`{typed}` is neither a command nor an existing file"
+    assert MEANT[typed] in error.hint
+    assert "commands: ls, diff, convert, shard, verify" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ("convert a", "OUT is missing"),
+        ("convert a b c d", "unexpected argument: c d"),
+        ("ls a --bogus", "weightctl ls has no option `--bogus`"),
+        ("--bogus", "weightctl has no option `--bogus`"),
+        ("ls a --sort age", "--sort: 'age' is not one of 'name', 'size', 'offset'"),
+        ("ls a --depth 0", "--depth: 0 is not in the range x>=1"),
+        ("ls a --depth", "option '--depth' requires an argument"),
+    ],
+)
+def test_a_call_that_is_not_valid_says_what_is_wrong_and_where_help_is(
+    weightctl: Run, typed: str, error: str
+) -> None:
+    done = weightctl(*typed.split())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    first, hint = done.stderr.splitlines()
+    assert first == f"error: {error}"
+    assert "--help` describes the options" in hint
 
 
 def test_a_command_is_one_even_where_a_file_has_its_name(weightctl: Run, tmp_path: Path) -> None:
     shutil.copy(small_checkpoints.gguf(tmp_path), tmp_path / "ls")
-    assert "Missing argument" in weightctl("ls", cwd=tmp_path).stderr
+    assert "MODEL is missing" in weightctl("ls", cwd=tmp_path).stderr
     assert weightctl("ls", "ls", cwd=tmp_path).returncode == 0
 
 
 def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
     done = weightctl()
-    for name in COMMANDS:
-        assert f"│ {name} " in done.stdout + done.stderr
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == weightctl("--help").stdout
 
 
 @pytest.mark.parametrize(

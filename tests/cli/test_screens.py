@@ -110,13 +110,13 @@ def test_a_screen_fits_80_columns(name: str) -> None:
 
 def test_every_screen_belongs_to_a_command() -> None:
     expected = {f"{name}-{columns}.txt" for name in COMMANDS for columns in COLUMNS}
-    assert {path.name for path in SCREENS.iterdir()} == expected
+    assert {path.name for path in SCREENS.glob("*.txt")} == expected
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         checkpoints(Path(temporary))
-        for old in SCREENS.iterdir():
+        for old in SCREENS.glob("*.txt"):
             old.unlink()
         for name in COMMANDS:
             for columns in COLUMNS:

@@ -195,8 +195,8 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("{tiny}", "for how many ranks?"),
-        ("{tiny} out", "for how many ranks?"),
+        ("{tiny}", "the number of ranks is missing"),
+        ("{tiny} out", "the number of ranks is missing"),
         ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard IN OUT --tp N"),
         ("{tiny} out --tp 0", "--tp 0 is not a number of ranks\n  hint: pass 1 or more, or auto"),
         ("{tiny} out --tp two", "--tp two is not a number of ranks"),
@@ -210,7 +210,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny} out --tp 2 --to none", "`none` is not a format\n  hint: formats: safetensors"),
         ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
         ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
-        ("{tiny} - --tp 2", "stdout takes one file, and shards are several"),
+        ("{tiny} - --tp 2", "stdout is one file, and shards are several files"),
         ("nowhere out --tp 2", "nowhere: No such file or directory"),
         ("nowhere --tp auto", "nowhere: No such file or directory"),
         ("{readme} out --tp 2", "no checkpoint that weightctl reads: it is text"),
@@ -218,7 +218,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("--gather {tiny}", "OUT is missing\n  hint: weightctl shard --gather DIR OUT"),
         ("--gather {tiny} whole", "is not a sharded checkpoint: it has no manifest of one"),
         ("--gather nowhere whole", "nowhere: No such file or directory"),
-        ("--gather {tiny} whole --tp 2", "takes parts as they are\n  hint: leave --tp out"),
+        ("--gather {tiny} whole --tp 2", "joins shards as they are\n  hint: leave --tp out"),
         ("--gather {tiny} whole --layout vllm", "hint: leave --layout out"),
     ],
 )

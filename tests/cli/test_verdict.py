@@ -13,13 +13,15 @@ from pathlib import Path
 if __name__ == "__main__":  # pytest knows this folder
     sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import reports
-from weightctl.cli.render import Cell, width
 from weightctl.cli.verdict import brief, verdict
+from weightctl.text.columns import width
 from weightctl.verify.figures import (
     Activation,
     Divergence,
@@ -30,6 +32,9 @@ from weightctl.verify.figures import (
     ValuesFigures,
 )
 from weightctl.verify.results import Explanation, Problem, Report, Result
+
+if TYPE_CHECKING:
+    from weightctl.cli.render import Cell
 
 SCREENS = Path(__file__).parent / "verdicts"
 COLUMNS = (80, 200)
@@ -204,7 +209,7 @@ def test_divergences_are_drawn_where_one_is_beyond_what_is_usual() -> None:
 def test_what_is_not_finite_has_no_axis() -> None:
     part = Activation(name="layers.0", rms=0.0, greatest=0.0, nonfinite=4)
     shown = piped(reports.only({"forward": Result(figures=ForwardFigures(activations=(part,)))}))
-    assert "activations: every layer gives numbers that are not finite" in shown
+    assert "activations: the output of every layer is NaN or infinite" in shown
     assert "│" not in shown
 
 
@@ -235,7 +240,7 @@ def test_an_activation_that_is_not_finite_is_not_a_bar() -> None:
     )
     shown = piped(reports.only({"forward": Result(figures=ForwardFigures(activations=parts))}))
     assert shown.count("█") * 3 == shown.count("!") * 3 == 54
-    assert "▲ NaN or infinite numbers" in shown
+    assert "▲ NaN or infinite values" in shown
 
 
 @given(st.lists(st.floats(), min_size=8, max_size=8))

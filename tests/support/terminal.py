@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
+# The line that names a phase appears in a command that takes long, as all do on a busy machine.
+_PHASES = re.compile(r"\x1b\[2K\r(?:[^\r\n\x1b]*(?=\x1b\[2K\r))?")
+
+
 def on_a_terminal(
     columns: int, *arguments: str | Path, cwd: Path | None = None, **environment: str
 ) -> str:
@@ -42,7 +46,7 @@ def on_a_terminal(
         pass
     os.close(ours)
     process.wait()
-    return written.decode().replace("\r\n", "\n")
+    return _PHASES.sub("", written.decode().replace("\r\n", "\n"))
 
 
 def without_colour(shown: str) -> str:

@@ -9,13 +9,16 @@ import os
 import resource
 import signal
 import sys
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import typer.core
 from typer.main import get_command
 
+from weightctl.cli.help import HelpCommand, format_help
+from weightctl.cli.options import examples, exit_codes
+from weightctl.cli.usage import CallError, explain_call_error, unknown_command_error
 from weightctl.errors import WeightctlError
 from weightctl.system.registry import load
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = ["COMMANDS", "app", "main"]
+
+# With this in the environment a shell asks what may follow in a line.
+_COMPLETES = "_WEIGHTCTL_COMPLETE"
 
 # Each refers to a Typer application of one command, imported when it is called.
 COMMANDS: dict[str, str] = {
@@ -37,13 +43,13 @@ COMMANDS: dict[str, str] = {
 class _Commands(typer.core.TyperGroup):
     """The table above, as the group that Typer asks for commands."""
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        # Where Typer looks for what a misspelt command may have meant.
-        self.commands: Any = dict.fromkeys(COMMANDS)
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; a path where a command belongs means `ls`."""
+        """Parse arguments; a path where a command belongs means `ls`, and `help` the help page."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(self.get_help(ctx), err=True)
+            raise typer.Exit(2)
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
         return super().parse_args(ctx, ["ls", *args] if args and _is_path(args[0]) else args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # Typer's signature
@@ -52,13 +58,34 @@ class _Commands(typer.core.TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # Typer's signature
         if cmd_name not in COMMANDS:
             return None
-        command = get_command(load(COMMANDS[cmd_name]))
+        made: typer.Typer = load(COMMANDS[cmd_name])
+        for info in made.registered_commands:
+            if info.cls in (None, typer.core.TyperCommand):
+                info.cls = HelpCommand
+        command = get_command(made)
         command.name = cmd_name
         return command
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that arguments name; raise `WeightctlError` if there is none."""
+        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
+            if args[0].startswith("-"):
+                ctx.fail(f"{args[0]} is not an option of weightctl itself")
+            raise unknown_command_error(args[0], list(COMMANDS))
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help page, which lists the commands."""
+        commands = [(name, self._describe(ctx, name)) for name in COMMANDS]
+        return format_help(self, ctx, commands)
+
+    def _describe(self, ctx: Any, name: str) -> str:
+        text: str = self.get_command(ctx, name).help or ""
+        return text.partition("\n\n")[0]
+
 
 def _is_path(argument: str) -> bool:
-    """Whether an argument is a path, there or misspelt, and no command and no option."""
+    """Whether an argument is a path, existing or misspelled, and not a command or an option."""
     if argument in COMMANDS or argument.startswith("-"):
         return False
     return "/" in argument or "." in argument or os.path.lexists(argument)
@@ -66,7 +93,6 @@ def _is_path(argument: str) -> bool:
 
 app = typer.Typer(
     cls=_Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -82,58 +108,95 @@ def _print_version(wanted: bool) -> None:
 
 
 def _kernels() -> str:
-    """Say which compiled codecs serve, and where none do why."""
+    """Return which compiled kernels are in use, or why none are."""
     from weightctl.kernels import active, levels, unknown_level
 
     if levels() and (wanted := unknown_level()):
         known = ", ".join([*levels(), "off"])
         return (
-            f"{active()} (WEIGHTCTL_KERNELS={wanted!r} is not a level of this processor: {known})"
+            f"{active()} (WEIGHTCTL_KERNELS={wanted!r} is not supported here; use one of: {known})"
         )
     if active() is None and levels():
-        return "none, NumPy serves (WEIGHTCTL_KERNELS switches them off)"
-    return active() or "none, NumPy serves (no C compiler was found at install)"
+        return "none; NumPy is used instead (WEIGHTCTL_KERNELS=off)"
+    return active() or "none; NumPy is used instead (no C compiler was found during installation)"
 
 
-@app.callback()
+@app.callback(
+    epilog="\n\n".join(
+        [
+            exit_codes(
+                "success; for verify and diff, no problems and no differences",
+                "findings: verify found problems, diff found differences, or ls --scan found "
+                "something that can run code",
+            ),
+            (
+                "`weightctl help COMMAND` shows the options of a command, with examples. "
+                "Documentation: README.md and the docs/ folder of the source."
+            ),
+            examples(
+                [
+                    "weightctl model.gguf",
+                    "weightctl convert model/ model-q4.gguf --quant Q4_K_M",
+                    "weightctl verify model-q4.gguf --against model/ --skip forward",
+                    "weightctl shard model/ model-tp2/ --tp 2",
+                    "weightctl ls downloaded.pt --scan",
+                ]
+            ),
+        ]
+    )
+)
 def _weightctl(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Open, list, compare, convert, shard and verify checkpoints: GGUF, safetensors, PyTorch.
+    """List, compare, convert, quantize, shard and verify GGUF, safetensors and PyTorch checkpoints.
 
-    A path alone is listed: `weightctl PATH` is `weightctl ls PATH`.
+    `weightctl MODEL` is short for `weightctl ls MODEL`.
     """
-    del version  # its callback has done the work
+    del version  # its callback prints it
 
 
 def main() -> NoReturn:
-    """Run the command line; exit with 0 when fine, 1 for findings, 2 for errors, 130 on Ctrl-C."""
+    """Run the command line; exit with 0, with 1 for findings, 2 for errors and 130 on Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A name that the terminal's encoding lacks is shown escaped, not as a traceback.
+            # Characters that the terminal's encoding does not have are escaped.
             stream.reconfigure(errors="backslashreplace")
-    # Large headers are many small objects and no garbage; looking for some doubles the time.
+    # Large headers are many small objects: the garbage collector would take half of the time.
     gc.set_threshold(1_000_000, 50, 50)
-    with suppress(OSError, ValueError):  # some systems have another limit yet
-        # For many ranks there are many files, and a process may have more than the usual 1024.
+    with suppress(OSError, ValueError):  # some systems have a further limit
+        # A set for many ranks has many files: allow more than the usual 1024.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` says so
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under `nohup`
             signal.signal(number, _end)
-    # Loaded before files are opened: where no more may be open, no module is imported either.
+    # Imported before files are opened: once no more may be opened, imports fail too.
     from weightctl.cli.render import complain
 
+    if os.environ.get(_COMPLETES):
+        _complete()
     try:
-        app(prog_name="weightctl")
+        code = app(prog_name="weightctl", standalone_mode=False)
+    except CallError as error:
+        complain(explain_call_error(error))
+        sys.exit(2)
     except (WeightctlError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             error = WeightctlError(str(error), hint="raise the limit with `ulimit -n`")
         complain(error)
         sys.exit(2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complete() -> NoReturn:
+    """Answer the shell that asks for completions; offer nothing where that fails."""
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(Exception):
+        app(prog_name="weightctl")
     sys.exit(0)
 
 

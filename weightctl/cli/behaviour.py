@@ -1,4 +1,4 @@
-"""A model's behaviour, drawn and listed: norms by layer, divergence, next tokens."""
+"""How a model behaves, as charts and tables: norms by layer, divergence, next tokens."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Lines = list[list[Cell]]
 
 
 def behaviour(report: Report, columns: int, room: int | None, *, plain: bool = False) -> Lines:
-    """Return the lines that show what was measured of values and of how the model runs.
+    """Return the lines that show the errors of values and the figures of the model's run.
 
-    Charts are at most `columns` wide; sentences and tables fit into `room`, where that is.
+    Charts are at most `columns` wide. Sentences and tables fit into `room`; None is no limit.
     """
     values, forward = report.figures(ValuesFigures), report.figures(ForwardFigures)
     blocks = [_worst_tensors(values, room)] if values else []
@@ -98,14 +98,14 @@ def _activations(forward: ForwardFigures, columns: int, *, plain: bool) -> Lines
         for each in forward.activations
     ]
     if not any(math.isfinite(bar.value) for bar in bars):
-        return _title("activations: every layer gives numbers that are not finite", columns)
-    title = "activations: root mean square of what each layer gives (log scale)"
-    mark = _explain_marks("NaN or infinite numbers", bars, columns, plain=plain)
+        return _title("activations: the output of every layer is NaN or infinite", columns)
+    title = "activations: root mean square of each layer's output (log scale)"
+    mark = _explain_marks("NaN or infinite values", bars, columns, plain=plain)
     return [*_title(title, columns), *chart(bars, columns, plain=plain), *mark]
 
 
 def _explain_marks(meaning: str, bars: Sequence[Bar], columns: int, *, plain: bool) -> Lines:
-    """Return the line that says what the marks below bars mean, where there are any."""
+    """Return the line that explains the marks below bars, or nothing if there are none."""
     if not any(bar.is_bad for bar in bars):
         return []
     return hung([Cell("  "), Cell("^ " if plain else "▲ ", "red")], meaning, columns, "dim")
@@ -117,13 +117,13 @@ def _divergences(divergence: Divergence, columns: int, *, plain: bool) -> Lines:
         return []
     bars = [Bar(_label(each.name), each.divergence, each.is_problem) for each in divergence.layers]
     first = beyond[0]
-    usual = f"{percent(first.expected)} is usual" if first.expected else "there should be none"
-    finding = f"first: {first.name}, {percent(first.divergence)} where {usual}"
-    title = "divergence: how far each layer is from the reference's, same input"
+    usual = percent(first.expected) if first.expected else "none"
+    finding = f"first: {first.name}, {percent(first.divergence)} (usual: {usual})"
+    title = "divergence: distance of each layer from the reference, same input"
     if not any(0 < bar.value < math.inf for bar in bars):
         return [*_title(title, columns), *hung([Cell("  ")], finding, columns, "red")]
     title += " (log scale)"
-    meaning = f"beyond what is usual; {finding}"
+    meaning = f"more than usual; {finding}"
     return [
         *_title(title, columns),
         *chart(bars, columns, plain=plain),
@@ -138,7 +138,7 @@ def _agreement(divergence: Divergence, room: int | None) -> Lines:
     if divergence.percentile_99 is not None:
         figures.append(f"99th percentile {number(divergence.percentile_99)}")
     if divergence.greatest is not None:
-        figures.append(f"greatest {number(divergence.greatest)}")
+        figures.append(f"largest {number(divergence.greatest)}")
     lines = hung([Cell("KL divergence ", "bold")], f"{', '.join(figures)} nats", room)
     if divergence.top_1 is not None:
         text = f"{percent(divergence.top_1)} of positions"
@@ -151,7 +151,7 @@ def _gains(forward: ForwardFigures, room: int | None) -> Lines:
     strange = sort_strangest_first(forward.matrices)
     if not strange:
         return []
-    heads = ("matrices on a random unit vector", "", "length", "usual")
+    heads = ("matrices applied to a random unit vector", "", "length", "usual")
     rows = [[Cell(text, "dim", right=place > 0) for place, text in enumerate(heads)]]
     rows += [
         [

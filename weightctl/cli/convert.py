@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weightctl.cli.completion import (
+    complete_quant_types,
+    complete_type_rules,
+    complete_types,
+)
 from weightctl.cli.options import (
     DryRun,
     Exclude,
@@ -20,6 +25,8 @@ from weightctl.cli.options import (
     Threads,
     To,
     examples,
+    exit_codes,
+    section,
 )
 from weightctl.cli.outline import outline
 from weightctl.cli.progress import progress_bar
@@ -38,6 +45,7 @@ from weightctl.cli.report import (
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.cast import TypeRule
 from weightctl.plan.metadata import Setting
+from weightctl.plan.type_names import block_types, list_recipes, plain_types
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.advice import notes_on
@@ -61,15 +69,27 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog=examples(
+    epilog="\n\n".join(
         [
-            "weightctl convert fixtures/tiny-llama tiny.gguf",
-            "weightctl convert fixtures/tiny-llama tiny-q4.gguf --quant Q4_K_M",
-            "weightctl convert tiny-q4.gguf tiny-bf16 --dtype bf16",
-            "weightctl convert fixtures/tiny-llama mine.gguf --quant fixtures/recipe.toml -n",
-            "weightctl convert fixtures/tiny-llama mix.gguf --tensor-type attn_v=Q8_0",
-            "weightctl convert fixtures/tiny-llama tiny-f16 --dtype f16",
-            "weightctl convert fixtures/tiny-llama shards --max-shard-size 1MB",
+            section(
+                "Recipes and types for --quant",
+                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(block_types()))],
+            ),
+            exit_codes("success"),
+            examples(
+                [
+                    "weightctl convert model/ model.gguf",
+                    "weightctl convert model/ model-q4.gguf --quant Q4_K_M",
+                    "weightctl convert model-q4.gguf model-bf16/ --dtype bf16",
+                    "weightctl convert model/ model-mine.gguf --quant recipe.toml -n",
+                    (
+                        "weightctl convert model/ model-q4-v8.gguf --quant Q4_K \\\n"
+                        "    --tensor-type attn_v=Q8_0"
+                    ),
+                    "weightctl convert model/ model-f16/ --dtype f16",
+                    "weightctl convert model/ model-split/ --max-shard-size 1MB",
+                ]
+            ),
         ]
     )
 )
@@ -80,25 +100,27 @@ def convert(
         str,
         typer.Argument(
             metavar="OUT",
-            help="Where to: its suffix is the format; without one it is a model's directory. "
-            "A pipe, or - for stdout, is written front to back.",
+            help="The output: its suffix selects the format; without a suffix it is a model "
+            "directory. It may be a pipe, or - for stdout.",
         ),
     ],
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Store numbers as f32, f16, bf16, f64, f8_e4m3 ...",
+            help=f"Store values as TYPE: {', '.join(plain_types())}.",
             rich_help_panel=_TYPES,
+            autocompletion=complete_types,
         ),
     ] = None,
     quant: Annotated[
         str | None,
         typer.Option(
             metavar="RECIPE",
-            help="Quantize matrices: by llama.cpp's recipe, such as Q4_K_M, to one type, such as "
-            "Q4_K, or by a TOML file of your own.",
+            help="Quantize matrices by a recipe of llama.cpp (Q4_K_M), to one type (Q4_K), or by "
+            "the rules of your own .toml file. All recipes and types are listed below.",
             rich_help_panel=_TYPES,
+            autocompletion=complete_quant_types,
         ),
     ] = None,
     tensor_types: Annotated[
@@ -106,8 +128,10 @@ def convert(
         typer.Option(
             "--tensor-type",
             metavar="REGEX=TYPE",
-            help="The type where REGEX is found in the name, or keep; the first that fits wins.",
+            help="Store tensors whose name contains REGEX as TYPE; the type keep leaves them as "
+            "they are. The first matching rule decides. Repeatable.",
             rich_help_panel=_TYPES,
+            autocompletion=complete_type_rules,
         ),
     ] = None,
     imatrix: Annotated[
@@ -115,7 +139,7 @@ def convert(
         typer.Option(
             "--imatrix",
             metavar="FILE",
-            help="llama.cpp's importance matrix: blocks hold best what matters most.",
+            help="Use an importance matrix from llama.cpp: important values get smaller errors.",
             rich_help_panel=_TYPES,
         ),
     ] = None,
@@ -123,7 +147,7 @@ def convert(
         NonFinite,
         typer.Option(
             "--nonfinite",
-            help="NaN and infinity in quantized tensors: refuse, or store 0.",
+            help="For NaN and infinity in quantized tensors, report an error or store 0.",
             rich_help_panel=_TYPES,
         ),
     ] = NonFinite.ERROR,
@@ -131,7 +155,7 @@ def convert(
         bool,
         typer.Option(
             "--allow-requantize",
-            help="Quantize what is quantized already.",
+            help="Quantize tensors that are already quantized.",
             rich_help_panel=_TYPES,
         ),
     ] = False,
@@ -139,7 +163,8 @@ def convert(
         bool,
         typer.Option(
             "--no-fallback",
-            help="Refuse where a row does not divide into blocks.",
+            help="Report an error where rows cannot be divided into blocks, instead of using "
+            "another type.",
             rich_help_panel=_TYPES,
         ),
     ] = False,
@@ -147,8 +172,9 @@ def convert(
         Names,
         typer.Option(
             "--names",
-            help="Names, config and tokenizer: the target's own for a family that is known, or "
-            "those of the input, of Hugging Face, of GGUF.",
+            help="Select whose tensor names, config and tokenizer to write. auto: those of the "
+            "output format, for supported families; keep: those of the input; hf: those of Hugging "
+            "Face; gguf: those of GGUF.",
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
@@ -157,9 +183,9 @@ def convert(
         typer.Option(
             "--rename",
             metavar="REGEX=NEW|FILE",
-            help="Rename the input's tensors first: replace what REGEX finds, or follow the rules "
-            "of a TOML file. The first that fits wins; --include and --tensor-type apply to the "
-            "new names.",
+            help="Rename the tensors of the input first: replace what REGEX matches by NEW, or use "
+            "the rules of a TOML file. The first matching rule decides. --include, --exclude and "
+            "--tensor-type match the new names. Repeatable.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
@@ -170,21 +196,25 @@ def convert(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set metadata; KEY:u32=5 states a type, else it keeps its own. KEY=@FILE takes "
-            "the text of a file.",
+            help="Set a metadata key. KEY:u32=5 also sets its type. KEY=@FILE reads the value from "
+            "a file. Repeatable.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GLOB", help="Remove metadata: a key, or '*' in one.", rich_help_panel=_CONTENT
+            metavar="GLOB",
+            help="Remove metadata keys that match GLOB. Repeatable.",
+            rich_help_panel=_CONTENT,
         ),
     ] = None,
     max_shard_size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Split into files of at most 5GB, say.", rich_help_panel=_FILES
+            metavar="SIZE",
+            help="Split the output into files of at most SIZE, such as 5GB.",
+            rich_help_panel=_FILES,
         ),
     ] = None,
     alignment: Annotated[
@@ -192,7 +222,7 @@ def convert(
         typer.Option(
             "--align",
             metavar="BYTES",
-            help="Start tensors on multiples of this power of two.",
+            help="Align tensors to BYTES, a power of two.",
             rich_help_panel=_FILES,
         ),
     ] = None,
@@ -202,21 +232,25 @@ def convert(
     dry_run: DryRun = False,
     threads: Threads = None,
     memory: Annotated[
-        str, typer.Option("--mem", metavar="SIZE", help="Memory to work in, such as 512MiB.")
+        str, typer.Option("--mem", metavar="SIZE", help="Use at most SIZE of memory for buffers.")
     ] = f"{DEFAULT_MEMORY >> 20}MiB",
     report: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Keep there, as JSON, what was done and lost."),
+        typer.Option(
+            metavar="FILE",
+            help="Write to FILE, as JSON, what was converted and the error of each tensor.",
+        ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a checkpoint to another format, dtype or quantization.
+    """Convert a checkpoint to another format, type or quantization.
 
-    A model of a known family gets the names, the config and the tokenizer of its new format; all
-    else stays as it is, and so does every tensor that is not asked to change. Patterns are for the
-    names that tensors have in the output.
-    The output is written under a temporary name and gets its own when it is complete.
+    A model of a supported family gets the tensor names, the config and the tokenizer of its new
+    format. Everything else is copied unchanged. Patterns match the tensor names of the output.
+
+    The output gets its name when it is complete. The same command continues a run that was
+    interrupted.
     """
     conversion = plan_conversion(
         path,

@@ -17,7 +17,7 @@ from weightctl.cli.changes import (
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, label
 from weightctl.cli.listing import LONG, hash_tensors
-from weightctl.cli.options import Exclude, Include, Json, Quiet, examples
+from weightctl.cli.options import Exclude, Include, Json, Quiet, examples, exit_codes
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
@@ -40,23 +40,38 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog=examples(
+    epilog="\n\n".join(
         [
-            "weightctl diff fixtures/tiny-llama fixtures/tiny-llama/model.safetensors",
-            "weightctl diff fixtures/tiny-llama fixtures/tiny-llama --hash",
-            "weightctl diff fixtures/tiny-llama fixtures/tiny-llama --values",
-            "weightctl diff -q --hash fixtures/tiny-llama fixtures/tiny-llama && echo same",
+            exit_codes("no differences", "differences"),
+            examples(
+                [
+                    "weightctl diff model/ model/model.safetensors",
+                    "weightctl diff model/ copy/ --hash",
+                    "weightctl diff model/ model.gguf --values",
+                    "weightctl diff -q --hash model/ copy/ && echo same",
+                ]
+            ),
         ]
     )
 )
 def diff(
     *,
-    first: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, as `ls` takes it.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another, of any format.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="The first checkpoint, of any format; A in the output."
+        ),
+    ],
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="OTHER", help="The second checkpoint, of any format; B in the output."
+        ),
+    ],
     include: Include = None,
     exclude: Exclude = None,
     hashes: Annotated[
-        bool, typer.Option("--hash", help="Compare the bytes of tensors as well.")
+        bool, typer.Option("--hash", help="Also compare the bytes of tensors.")
     ] = False,
     values: Annotated[
         bool,
@@ -67,10 +82,10 @@ def diff(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show how the tensors of two checkpoints differ; exit with 1 if they do.
+    """Compare the tensors of two checkpoints: names, shapes and types.
 
-    Shapes and encodings are compared, name by name, whatever the formats; metadata is not. Where
-    the naming conventions differ, tensors are paired as `verify --against` pairs them.
+    Tensors are paired by name. The formats may differ. If the naming conventions differ, tensors
+    are paired as `verify --against` pairs them. Metadata is not compared.
     """
     if hashes and values:
         raise WeightctlError(

@@ -1,4 +1,4 @@
-"""A checkpoint as JSON: what `schemas/ls.json` in the package describes."""
+"""A checkpoint as JSON, as `schemas/ls.json` in the package describes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["document", "value_document"]
 
-# An array with more elements than this is abbreviated to so many of them.
+# An array with more than _LONG elements is abbreviated to the first _FIRST.
 _LONG = 128
 _FIRST = 8
 
@@ -100,7 +100,7 @@ def value_document(value: MetadataValue) -> dict[str, Any]:
 
 
 def _abbreviate_value(value: MetadataValue) -> dict[str, Any]:
-    """Return a metadata value with its type; of a long array the count and the first elements."""
+    """Return a metadata value with its type; a long array as its count and first elements."""
     content = value.content
     if not is_sequence(content) or not _is_long(content):
         return value_document(value)

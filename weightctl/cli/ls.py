@@ -17,6 +17,7 @@ from weightctl.cli.options import (
     Quiet,
     Sort,
     examples,
+    exit_codes,
 )
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
@@ -59,19 +60,27 @@ class _Asked(NamedTuple):
 
 @app.command(
     cls=MetaCommand,
-    epilog=examples(
+    epilog="\n\n".join(
         [
-            "weightctl ls fixtures/tiny-llama",
-            "weightctl ls fixtures/tiny-llama --depth 2",
-            "weightctl ls fixtures/tiny-llama --flat | grep norm",
-            "weightctl ls fixtures/tiny-llama -l --sort size --include '*proj*'",
-            "weightctl ls fixtures/tiny-llama --hash",
-            "weightctl ls fixtures/tiny-llama --meta",
-            "weightctl ls fixtures/tiny-llama --meta format",
-            "weightctl ls fixtures/training.pt --values",
-            "weightctl ls fixtures/training.pt --scan",
-            "weightctl ls fixtures/training.pt --scan -v --allow 'mylib.*'",
-            "weightctl ls fixtures/tiny-llama --json",
+            exit_codes(
+                "every checkpoint was listed; with --scan, nothing dangerous or unknown was found",
+                "--scan found something dangerous or unknown",
+            ),
+            examples(
+                [
+                    "weightctl ls model/",
+                    "weightctl ls model.gguf --depth 2",
+                    "weightctl ls model/ --flat | grep norm",
+                    "weightctl ls model/ -l --sort size --include '*proj*'",
+                    "weightctl ls model/ --hash",
+                    "weightctl ls model.gguf --meta",
+                    "weightctl ls model.gguf --meta general.architecture",
+                    "weightctl ls checkpoint.pt --values",
+                    "weightctl ls checkpoint.pt --scan",
+                    "weightctl ls checkpoint.pt --scan -v --allow 'mylib.*'",
+                    "weightctl ls model/ --json",
+                ]
+            ),
         ]
     ),
 )
@@ -79,25 +88,28 @@ def ls(
     *,
     paths: Paths,
     depth: Annotated[
-        int | None, typer.Option("--depth", min=1, help="Show this many levels of the tree.")
+        int | None, typer.Option("--depth", metavar="N", min=1, help="Show N levels of the tree.")
     ] = None,
     flat: Annotated[
-        bool, typer.Option("--flat", help="Show each stored tensor on a line.")
+        bool, typer.Option("--flat", help="List each stored tensor on a line of its own.")
     ] = False,
     details: Annotated[
-        bool, typer.Option("--long", "-l", help="Show offset, alignment and file as well.")
+        bool, typer.Option("--long", "-l", help="Like --flat, with offset, alignment and file.")
     ] = False,
     include: Include = None,
     exclude: Exclude = None,
     sort: Annotated[
-        Sort | None, typer.Option(help="Order the lines by this; the largest comes first.")
+        Sort | None,
+        typer.Option(help="Like --flat, sorted by name, size (largest first) or offset."),
     ] = None,
     hashes: Annotated[
-        bool, typer.Option("--hash", help="Show the SHA-256 of each tensor's bytes as well.")
+        bool, typer.Option("--hash", help="Like --flat, with the SHA-256 of each tensor.")
     ] = False,
     meta: Annotated[
         str | None,
-        typer.Option(metavar="[KEY]", help="Show the metadata, or the value of one key whole."),
+        typer.Option(
+            metavar="[KEY]", help="Show the metadata; with KEY, the full value of that key."
+        ),
     ] = None,
     values: Annotated[
         bool,
@@ -107,39 +119,44 @@ def ls(
         bool,
         typer.Option(
             "--scan",
-            help="List the globals in pickles that can run code or are unknown; exit 1 if any.",
+            help="List the globals in pickles that can run code or are unknown; exit with 1 if "
+            "there are any.",
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --scan, list the known globals as well.")
+        bool, typer.Option("--verbose", "-v", help="With --scan, also list known globals.")
     ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="GLOB",
-            help="With --scan, count such globals as known; a dangerous one needs its full name.",
+            help="With --scan, treat globals that match GLOB as known; a dangerous one must be "
+            "named in full. Repeatable.",
         ),
     ] = None,
     allow_file: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="With --scan, read patterns to allow: one on a line, # comments."
+            metavar="FILE",
+            help="With --scan, read --allow patterns from FILE: one per line, # begins a comment.",
         ),
     ] = None,
     sarif: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="With --scan, write the findings as SARIF 2.1.0."),
+        typer.Option(
+            metavar="FILE", help="With --scan, write the findings to FILE as SARIF 2.1.0."
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace the file that --sarif names.")
+        bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
     ] = False,
     as_json: Json = False,
     source: From = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is in checkpoints: their tensors, shapes, encodings and sizes.
+    """List what is in checkpoints: tensors, shapes, types and sizes.
 
-    Layers that are alike are shown once. Only headers are read, so size does not matter.
+    Layers that are alike are shown once. Only headers are read, so large files take no longer.
     """
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(

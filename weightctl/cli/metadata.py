@@ -14,9 +14,9 @@ from weightctl.cli.render import (
     shorten_text,
     show_table,
     show_text,
-    width,
 )
 from weightctl.errors import WeightctlError
+from weightctl.text.columns import width
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import printable
 from weightctl.weights.metadata import as_json, element_type

@@ -7,12 +7,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
 
+from weightctl.cli.completion import complete_formats, complete_tensor_names
+from weightctl.cli.help import HelpCommand
 from weightctl.formats import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "DryRun",
@@ -29,27 +30,24 @@ __all__ = [
     "Threads",
     "To",
     "examples",
+    "exit_codes",
+    "section",
 ]
 
 _FORMATS = ", ".join(FORMATS)
 
-
-def _format_names() -> list[str]:
-    return list(FORMATS)
-
-
 Path = Annotated[
     str,
     typer.Argument(
-        metavar="PATH",
-        help="A checkpoint: a file, any part of a split one, its index, or a directory.",
+        metavar="MODEL",
+        help="The checkpoint to read: a file, any part of a split set, its index, or a directory.",
     ),
 ]
 Paths = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH...",
-        help="Checkpoints: files, any part of a split one, its index, or directories.",
+        metavar="MODEL...",
+        help="The checkpoints to read: files, any part of a split set, its index, or directories.",
     ),
 ]
 From = Annotated[
@@ -57,8 +55,8 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help=f"Read this format, where a directory holds several: {_FORMATS}.",
-        autocompletion=_format_names,
+        help=f"Read this format where a directory contains several: {_FORMATS}.",
+        autocompletion=complete_formats,
     ),
 ]
 To = Annotated[
@@ -66,34 +64,59 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="FORMAT",
-        help=f"Write this format, where OUT's suffix does not say: {_FORMATS}.",
-        autocompletion=_format_names,
+        help=f"Write this format instead of the one that the suffix of OUT names: {_FORMATS}.",
+        autocompletion=complete_formats,
     ),
 ]
 Include = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="GLOB", help="Only such tensors: '*.layers.[0-27].*'; * matches dots too."
+        metavar="GLOB",
+        help="Include only tensors whose name matches GLOB. In '*.layers.[0-27].*', * also matches "
+        "dots, and [0-27] is any number from 0 to 27. Repeatable.",
+        autocompletion=complete_tensor_names,
     ),
 ]
-Exclude = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="All but such tensors.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB",
+        help="Exclude tensors whose name matches GLOB. Repeatable.",
+        autocompletion=complete_tensor_names,
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what is there.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Show what would be written, and write nothing.")
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace existing output.")]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", "-j", metavar="N", min=1, help="Work on this many cores; all, otherwise."
-    ),
+    typer.Option("--threads", "-j", metavar="N", min=1, help="Use N threads. [default: all cores]"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Leave out notes and summaries.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no notes, summaries or progress.")
+]
+
+
+def section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Return a section of an epilog: a title, and a line for each name and its text."""
+    listed = [*rows]
+    room = max(len(name) for name, _ in listed)
+    return "\n".join([f"{title}:", *(f"  {name:<{room}}  {text}" for name, text in listed)])
+
+
+def exit_codes(success: str, findings: str = "") -> str:
+    """Return the section of an epilog that lists the exit codes of a command."""
+    rows = [("0", success), *([("1", findings)] if findings else [])]
+    rows += [("2", "an error: see stderr for the cause"), ("130", "interrupted by Ctrl-C")]
+    return section("Exit codes", rows)
 
 
 def examples(lines: Sequence[str]) -> str:
-    """Return the end of a help page: commands that work as they stand."""
-    return "\n".join(["Examples:", *(f"$ {line}" for line in lines)])
+    """Return the section that ends an epilog: commands that work one after the other."""
+    shown = (f"  $ {line}".replace("\n", "\n  ") for line in lines)
+    return "\n".join(["Examples:", *shown])
 
 
 class Sort(Enum):
@@ -104,11 +127,11 @@ class Sort(Enum):
     OFFSET = "offset"
 
 
-class MetaCommand(typer.core.TyperCommand):
-    """A command whose option `--meta` may stand without a key."""
+class MetaCommand(HelpCommand):
+    """A command whose option `--meta` is valid without a key."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments in which `--meta` has got its key, or the empty one."""
+        """Parse arguments in which `--meta` has its key, or an empty one."""
         return super().parse_args(ctx, _with_key(args))
 
 
@@ -127,6 +150,6 @@ def _with_key(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_path(argument: str) -> bool:
-    """Whether an argument is a path that is there, or looks like one that is misspelt."""
+    """Whether an argument is an existing path, or looks like a misspelled one."""
     suffixes = tuple(suffix for line in FORMATS.values() for suffix in line.suffixes)
     return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)

@@ -1,4 +1,4 @@
-"""For how many ranks a checkpoint can be cut, and what is in the way of other numbers."""
+"""For which numbers of ranks a checkpoint can be cut, and why not for others."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTS", "show_possible"]
 
-# As many as one machine has, and what several such have together.
+# The devices of one machine, and of several machines together.
 COUNTS = (*range(1, 17), 32, 64)
 
 
 def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> None:
-    """Print which numbers of ranks work, and of the others the tensor and the reason."""
+    """Print which numbers of ranks work, and for the others the tensor and the reason."""
     if as_json:
         show_text(json.dumps(_document(path, found)) + "\n")
         return
@@ -32,7 +32,7 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
         reasons.setdefault(_reason(each), []).append(each.ranks)
     counts = {reason: join_ranks(ranks) for reason, ranks in reasons.items()}
     room = max(map(len, counts.values()))
-    # A pipe's lines may be as long as they like, unless somebody has said how long.
+    # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
     wraps = is_terminal() or "COLUMNS" in os.environ
     lines = [[Cell(printable(path), "bold"), Cell(" can be cut with --tp")], list[Cell]()]
     for reason, numbers in counts.items():
@@ -42,7 +42,7 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
 
 
 def _reason(each: Possible) -> str:
-    """Return why so many ranks do not work, in the same words for others; empty where they do."""
+    """Return why a number of ranks does not work, without the number; empty if it works."""
     return (
         "" if each.refusal is None else each.refusal.message.replace(f" for {each.ranks} ranks", "")
     )

@@ -1,14 +1,15 @@
-"""A bar that shows how far a piece of work is, how fast it goes, and how long it still takes.
-
-It stands on stderr, where that is a terminal and somebody wants to see it.
-"""
+"""Progress on stderr, where that is a terminal: bars, and a line that names the phase."""
 
 from __future__ import annotations
 
+import shutil
 import sys
-from contextlib import contextmanager, nullcontext
+import time
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock, Timer
 from typing import TYPE_CHECKING
 
+from weightctl.system.phases import listening
 from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
@@ -17,18 +18,25 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, ProgressColumn
 
-__all__ = ["progress_bar", "stages_bar"]
+__all__ = ["erase_phase", "phase_line", "progress_bar", "stages_bar"]
+
+# Commands that take less than this show no phase.
+_DELAY = 0.5
+_BETWEEN = 0.1
+_ERASE = "\x1b[2K\r"
 
 
 def progress_bar(
     total: int, *, quiet: bool
 ) -> AbstractContextManager[Callable[[int], object] | None]:
-    """Show a bar; gives what to call with each number of bytes that is done, or None for no bar."""
+    """Show a bar; yields a function to call with each number of bytes done, or None for no bar."""
+    erase_phase()
     return _bytes_bar(total) if _is_wanted(quiet=quiet) else nullcontext()
 
 
 def stages_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:
-    """Show a bar; gives what to call with what is done, and its share, 0 to 1, or None."""
+    """Show a bar; yields a function to call with the stage and the share done, 0 to 1, or None."""
+    erase_phase()
     return _stages_bar() if _is_wanted(quiet=quiet) else nullcontext()
 
 
@@ -38,7 +46,7 @@ def _is_wanted(*, quiet: bool) -> bool:
 
 @contextmanager
 def _bytes_bar(total: int) -> Generator[Callable[[int], object], None, None]:
-    # rich is loaded where a bar is seen, and not for each listing.
+    # rich is imported only where a bar is shown.
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -54,7 +62,7 @@ def _bytes_bar(total: int) -> Generator[Callable[[int], object], None, None]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with _progress(*columns) as progress:
+    with listening(_ignore), _progress(*columns) as progress:
         task = progress.add_task("", total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
 
@@ -72,9 +80,18 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
     )
     with _progress(*columns) as progress:
         task = progress.add_task("opening", total=1.0)
-        yield lambda doing, done: progress.update(
-            task, description=printable(doing), completed=done
-        )
+
+        def describe(text: str) -> None:
+            progress.update(task, description=printable(text))
+
+        with listening(describe):
+            yield lambda doing, done: progress.update(
+                task, description=printable(doing), completed=done
+            )
+
+
+def _ignore(_phase: str) -> None:
+    """Show no phase while a bar is shown."""
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
@@ -82,3 +99,80 @@ def _progress(*columns: ProgressColumn) -> Progress:
     from rich.progress import Progress
 
     return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+class _PhaseLine:
+    """The line that names the current phase; it appears after a delay."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._text = ""
+        self._written = 0.0
+        self._timer = Timer(_DELAY, self._appear)
+        self._timer.daemon = True
+        self._is_due = self._is_shown = False
+
+    def begin(self, text: str) -> None:
+        with self._lock:
+            if not self._text and not self._is_due:
+                self._timer.start()
+            self._text = text
+            if self._is_due and time.monotonic() - self._written > _BETWEEN:
+                self._write()
+
+    def erase(self) -> None:
+        """Remove the line; it appears again when the next phase begins."""
+        with self._lock:
+            if self._is_shown:
+                _write_to_terminal(_ERASE)
+            self._is_shown = False
+            self._text = self._text and " "
+
+    def end(self) -> None:
+        self._timer.cancel()
+        self.erase()
+
+    def _appear(self) -> None:
+        with self._lock:
+            self._is_due = True
+            if self._text.strip():
+                self._write()
+
+    def _write(self) -> None:
+        room = shutil.get_terminal_size().columns - 4
+        _write_to_terminal(f"{_ERASE}{printable(self._text)[:room]}...")
+        self._written = time.monotonic()
+        self._is_shown = True
+
+
+def _write_to_terminal(text: str) -> None:
+    with suppress(OSError):  # nobody reads it
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class _Shown:
+    """The line of the command that runs."""
+
+    line: _PhaseLine | None = None
+
+
+@contextmanager
+def phase_line(*, quiet: bool) -> Generator[None, None, None]:
+    """Show the phases that begin, each once it lasts, until something else is shown."""
+    if not _is_wanted(quiet=quiet):
+        yield
+        return
+    line = _Shown.line = _PhaseLine()
+    try:
+        with listening(line.begin):
+            yield
+    finally:
+        line.end()
+        _Shown.line = None
+
+
+def erase_phase() -> None:
+    """Remove the line that names the phase, before something else is written to the terminal."""
+    if _Shown.line is not None:
+        _Shown.line.erase()

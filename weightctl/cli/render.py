@@ -1,12 +1,15 @@
-"""Columns of text for the screen, in colour where a terminal wants it."""
+"""Lines and columns of text for the terminal, with colours if it supports them."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.text.columns import width, wrap_text
 from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
@@ -16,6 +19,7 @@ __all__ = [
     "Cell",
     "columns",
     "complain",
+    "format_lines",
     "in_columns",
     "is_terminal",
     "make_shape_cells",
@@ -27,7 +31,6 @@ __all__ = [
     "show_table",
     "show_text",
     "warn",
-    "width",
     "without_middle",
 ]
 
@@ -37,9 +40,9 @@ _ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
 class Cell(NamedTuple):
-    """A piece of text, its style (words of `_ANSI`), and whether it stands right.
+    """A piece of text, its style (words of `_ANSI`), and whether it is aligned to the right.
 
-    `short` is what may stand there instead where lines do not fit the terminal.
+    `short` replaces the text where lines do not fit the terminal.
     """
 
     text: str
@@ -56,29 +59,18 @@ def shape_text(shape: Sequence[int]) -> str:
 def make_shape_cells(
     shape: Sequence[int], label: str, short: str | None = None, times: int = 1
 ) -> tuple[Cell, Cell]:
-    """Return the cells that show a shape, of so many tensors that are alike, and an encoding."""
+    """Return the cells that show a shape, how many tensors have it, and their encoding."""
     count = f"{times} x " if times > 1 else ""
     return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
 
 
-def width(text: str) -> int:
-    """Return how many columns of a terminal a printable text takes."""
-    if text.isascii():
-        return len(text)
-    from unicodedata import combining, east_asian_width  # seldom needed
-
-    return sum(
-        0 if combining(char) else 2 if east_asian_width(char) in {"W", "F"} else 1 for char in text
-    )
-
-
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
-    """Print rows in columns; on a terminal the first column gives way so that lines fit."""
+    """Print rows in columns; on a terminal the first column is shortened so that lines fit."""
     show_lines(in_columns(rows, columns() if is_terminal() else None))
 
 
 def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Cell]]:
-    """Return rows in columns; the first gives way so that lines fit into `room`, if that is."""
+    """Return rows in columns; the first is shortened so that lines fit into `room`, if given."""
     table = [
         [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
         for row in rows
@@ -104,7 +96,7 @@ def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
 
 
 def _total(widths: Sequence[int]) -> int:
-    # What is empty in every row takes no gap either.
+    # A column that is empty in every row has no gap.
     return sum(widths) + len(_GAP) * (sum(map(bool, widths)) - 1)
 
 
@@ -141,10 +133,10 @@ def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
 
 
 def shorten_name(name: str, room: int) -> str:
-    """Return a tensor's name cut to so many columns; the numbers in it tell it from others.
+    """Return a tensor's name shortened to `room` columns; its numbers are kept.
 
-    Words are cut to their first letter from the left on, as many as it takes; what is still too
-    long loses its middle.
+    Words are cut to their first letter from the left until the name fits; if it still does not fit,
+    its middle is removed.
     """
     words = name.split(".")
     for place, word in enumerate(words[:-1]):
@@ -157,7 +149,7 @@ def shorten_name(name: str, room: int) -> str:
 
 
 def without_middle(text: str, room: int) -> str:
-    """Return a text cut to so many columns in its middle; the end of a name says more."""
+    """Return a text shortened to `room` columns by removing its middle."""
     if width(text) <= room:
         return text
     head = text[: min(len(text) - len(text.lstrip()) + 4, room // 3)]
@@ -169,7 +161,7 @@ def without_middle(text: str, room: int) -> str:
 
 
 def shorten_text(text: str, room: int) -> str:
-    """Return as much of the beginning of a text as fits into so many columns."""
+    """Return as much of the beginning of a text as fits into `room` columns."""
     if width(text) <= room:
         return text
     text = text[:room]
@@ -179,11 +171,15 @@ def shorten_text(text: str, room: int) -> str:
 
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines to stdout, in colour on a terminal that has not been told otherwise."""
+    """Print lines to stdout, in colour on a terminal unless the environment refuses colours."""
+    show_text(format_lines(lines))
+
+
+def format_lines(lines: Iterable[Sequence[Cell]]) -> str:
+    """Return lines as stdout shows them."""
     if is_terminal() and not _colours_refused():
-        show_text("".join("".join(map(_colour_text, line)).rstrip() + "\n" for line in lines))
-        return
-    show_text("".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines))
+        return "".join("".join(map(_colour_text, line)).rstrip() + "\n" for line in lines)
+    return "".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines)
 
 
 def _colours_refused() -> bool:
@@ -201,47 +197,66 @@ def _colour_text(cell: Cell) -> str:
 
 
 def show_text(text: str) -> None:
-    """Print to stdout; when its reader has seen enough, nobody is told, and no more is shown.
+    """Print to stdout; after its reader has closed it, print nothing and report no error.
 
-    Raises `OutputError` where stdout takes nothing.
+    Raises `OutputError` where stdout cannot be written.
     """
     if not sys.stdout:  # it was closed before this process began
         return
+    erase_phase()
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would try again, and complain, when it exits; what the exit code says still counts.
+        # Python would write again at exit, and fail; the exit code stays.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise OutputError(f"stdout cannot be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
-    """Tell a person something on stderr."""
-    if sys.stderr:
-        sys.stderr.write(f"note: {printable(text)}\n")
+    """Print a note on stderr."""
+    _show_message(Cell("note: "), [text])
 
 
 def warn(text: str) -> None:
-    """Warn a person of a danger on stderr."""
-    if sys.stderr:
-        sys.stderr.write(f"warning: {printable(text)}\n")
+    """Print a warning on stderr."""
+    _show_message(Cell("warning: "), [text])
 
 
 def complain(error: WeightctlError | OSError) -> None:
-    """Tell a person on stderr what went wrong, and what to do."""
-    import typer
-
-    if not sys.stderr:  # it was closed before this process began
-        return
+    """Print on stderr what is wrong, and what to do."""
     if not isinstance(error, WeightctlError):
         error = WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}")
-    # The lines of a message are its own; those of names in it are shown as they are written.
-    message = "\n".join(map(printable, error.message.split("\n  ")))
-    colour = False if _colours_refused() else None  # None is on terminals only
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False, color=colour)
-    typer.echo(message.replace("\n", "\n  "), err=True)
+    # Line breaks of the message are kept; those in names are shown as escapes.
+    _show_message(Cell("error: ", "red bold"), error.message.split("\n  "))
     if error.hint:
-        typer.secho("hint: ", fg="cyan", err=True, nl=False, color=colour)
-        typer.echo(printable(error.hint), err=True)
+        _show_message(Cell("hint: ", "cyan"), [error.hint])
+
+
+def _show_message(head: Cell, lines: Sequence[str]) -> None:
+    """Print lines on stderr, wrapped between words where it is a terminal."""
+    if not sys.stderr:  # it was closed before this process began
+        return
+    erase_phase()
+    room = _message_columns() if sys.stderr.isatty() else None
+    shown: list[str] = []
+    for number, line in enumerate(map(printable, lines)):
+        indent = " " * len(head.text) if number == 0 else "    "
+        first = "" if number == 0 else "  "
+        wrapped = [line] if room is None else wrap_text(line, max(room - len(indent), _LEAST))
+        shown.append(first + f"\n{indent}".join(wrapped))
+    coloured = _colour_text(head) if room and not _colours_refused() else head.text
+    with suppress(OSError):  # nobody reads it
+        sys.stderr.write(coloured + "\n".join(shown) + "\n")
+        sys.stderr.flush()
+
+
+def _message_columns() -> int:
+    """Return how many columns the terminal on stderr has; stdout may be a pipe."""
+    import shutil
+
+    with suppress(OSError, ValueError):
+        if not os.environ.get("COLUMNS"):
+            return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return shutil.get_terminal_size().columns

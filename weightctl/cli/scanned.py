@@ -18,7 +18,6 @@ from weightctl.cli.render import (
     shorten_name,
     show_lines,
     show_text,
-    width,
 )
 from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats import format_by_index
@@ -34,6 +33,7 @@ from weightctl.formats.scanning import (
 )
 from weightctl.storage.location import open_reader
 from weightctl.system.temporary import is_temporary
+from weightctl.text.columns import width
 from weightctl.text.wording import pluralize, printable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli.gathered import gather_into
-from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, examples
+from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, examples, exit_codes
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_CUT = "How it is cut"
+_CUT = "Ranks"
 _FILES = "Files"
 _AUTO = "auto"
-# More than any cluster has; for each there is a file.
+# More than any cluster has. Each rank has at least one file.
 _MOST = 65_536
 
 app = typer.Typer(add_completion=False)
 
 
 class RankFileLayout(Enum):
-    """How the files of ranks lie."""
+    """The arrangement of the files of ranks."""
 
     RANKS = "ranks"
     VLLM = "vllm"
@@ -60,14 +60,19 @@ def _formats() -> list[str]:
 
 
 @app.command(
-    epilog=examples(
+    epilog="\n\n".join(
         [
-            "weightctl shard fixtures/tiny-llama --tp auto",
-            "weightctl shard fixtures/tiny-llama tiny-2 --tp 2",
-            "weightctl shard fixtures/tiny-llama tiny-4 --tp 2 --pp 2 --dry-run",
-            "weightctl shard fixtures/tiny-llama tiny-mine --tp 2 --plan fixtures/shard.toml",
-            "weightctl shard fixtures/tiny-llama tiny-vllm --tp 2 --layout vllm",
-            "weightctl shard --gather tiny-2 tiny-whole",
+            exit_codes("success"),
+            examples(
+                [
+                    "weightctl shard model/ --tp auto",
+                    "weightctl shard model/ model-tp2/ --tp 2",
+                    "weightctl shard model/ model-tp2-pp2/ --tp 2 --pp 2 --dry-run",
+                    "weightctl shard model/ model-rules/ --tp 2 --plan rules.toml",
+                    "weightctl shard model/ model-vllm/ --tp 2 --layout vllm",
+                    "weightctl shard --gather model-tp2/ model-joined/",
+                ]
+            ),
         ]
     ),
 )
@@ -76,14 +81,15 @@ def shard(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="IN", help="A checkpoint, as `ls` takes it; with --gather a sharded one."
+            metavar="MODEL",
+            help="The checkpoint to read; with --gather, the directory of a sharded one.",
         ),
     ],
     out: Annotated[
         str | None,
         typer.Argument(
             metavar="[OUT]",
-            help="The new directory, with --gather also a file; --tp auto needs none.",
+            help="The directory to write; with --gather, also a file. Not used with --tp auto.",
         ),
     ] = None,
     tensor: Annotated[
@@ -91,7 +97,7 @@ def shard(
         typer.Option(
             "--tp",
             metavar="N",
-            help="Cut the tensors of each layer for N ranks; auto shows which N work.",
+            help="Cut the tensors of each layer for N ranks; auto lists which N are possible.",
             rich_help_panel=_CUT,
             autocompletion=_degrees,
         ),
@@ -102,7 +108,7 @@ def shard(
             "--ep",
             metavar="N",
             min=1,
-            help="Share experts out over N groups of ranks.",
+            help="Distribute experts over N groups of ranks.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -112,7 +118,7 @@ def shard(
             "--pp",
             metavar="N",
             min=1,
-            help="Share layers out over N stages, one after the other.",
+            help="Distribute layers over N pipeline stages.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -121,23 +127,23 @@ def shard(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="How tensors are cut, by a TOML file of REGEX = STRATEGY; the model's family "
-            "says it for the rest.",
+            help="Cut tensors by the rules of a TOML file, REGEX = STRATEGY; other tensors are cut "
+            "as usual for the model's family.",
             rich_help_panel=_CUT,
         ),
     ] = None,
     layout: Annotated[
         RankFileLayout | None,
         typer.Option(
-            help="A directory for each rank, or the files that vLLM's sharded-state loader reads; "
-            "ranks, otherwise.",
+            help="ranks writes a directory for each rank; vllm writes the files that vLLM's "
+            "sharded-state loader reads. [default: ranks]",
             rich_help_panel=_FILES,
         ),
     ] = None,
     gather: Annotated[
         bool,
         typer.Option(
-            "--gather", help="Put the parts in directory IN together again.", rich_help_panel=_FILES
+            "--gather", help="Join the shards in the directory MODEL.", rich_help_panel=_FILES
         ),
     ] = False,
     to: Annotated[
@@ -145,7 +151,7 @@ def shard(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Write safetensors or gguf; the format of IN, otherwise.",
+            help="Write safetensors or gguf. [default: the format of MODEL]",
             rich_help_panel=_FILES,
             autocompletion=_formats,
         ),
@@ -157,16 +163,15 @@ def shard(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Cut a checkpoint into a part for each of several ranks, or put such parts together.
+    """Cut a checkpoint into shards for several ranks, or join the shards again.
 
-    Heads, experts and blocks of quantized weights stay whole; bytes are copied.
-    The ranks are tp x ep x pp. Where a run was stopped, the same command
-    continues it.
+    Attention heads, experts and quantization blocks are never divided. Values are copied unchanged.
+    The number of ranks is tp x ep x pp. The same command continues a run that was interrupted.
     """
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather takes parts as they are")
+        _refuse(given, "--gather joins shards as they are")
         gather_into(
             path,
             _require_out(out, "--gather DIR OUT"),
@@ -180,12 +185,12 @@ def shard(
         return
     if tensor == _AUTO:
         given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
-        _refuse(given, "--tp auto writes nothing: it shows which N work for --layout ranks")
+        _refuse(given, "--tp auto writes nothing: it lists the possible N for --layout ranks")
         found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
     grid = _grid(axes)
-    target = _directory(_require_out(out, "IN OUT --tp N"))
+    target = _directory(_require_out(out, "MODEL OUT --tp N"))
     sharded = write_shards(
         path,
         target,
@@ -215,7 +220,7 @@ def shard(
             show_lines([[]])
         show_lines(summary(path, target, plan, outcome, saved))
     if dry_run:
-        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        # A plan that cannot be carried out is shown in full, then the reason.
         outcome.refuse(force=force)
 
 
@@ -231,7 +236,7 @@ def _rules(path: str | None) -> CutRulesLike | None:
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:
-    """Raise `ConversionError` where something is given, by its name, that means nothing here."""
+    """Raise `ConversionError` if an option is given that has no effect here."""
     names = [name for name, value in given.items() if value is not None]
     if names:
         raise ConversionError(why, hint=f"leave {' and '.join(names)} out")
@@ -244,26 +249,26 @@ def _require_out(out: str | None, usage: str) -> str:
 
 
 def _directory(out: str) -> str:
-    """Return a path that can only mean a directory; raises `ConversionError` for another."""
+    """Return a path that names a directory; raises `ConversionError` for another."""
     if is_stream(out):
         raise ConversionError(
-            f"{stream_name(out)} takes one file, and shards are several", hint="name a directory"
+            f"{stream_name(out)} is one file, and shards are several files", hint="name a directory"
         )
     if format_by_suffix(out) and not os.path.isdir(out):
         raise ConversionError(
-            f"{out} has the suffix of a file, and shards are a directory",
-            hint="end it with a slash if it is meant",
+            f"{out} has the suffix of a file, and shards are written to a directory",
+            hint="end the name with a slash to use it for a directory",
         )
     return out
 
 
 def _grid(axes: Mapping[str, str | int | None]) -> Grid:
-    """Return the ranks that are asked for; raises `ConversionError` where none are, or too many."""
+    """Return the grid of ranks; raises `ConversionError` if there are none or too many."""
     if all(value is None for value in axes.values()):
         raise ConversionError(
-            "for how many ranks?",
-            hint="pass --tp N to cut layers, --ep N to share out experts, --pp N for stages of "
-            "layers; --tp auto shows which N work",
+            "the number of ranks is missing",
+            hint="pass --tp N to cut layers, --ep N to distribute experts, or --pp N for pipeline "
+            "stages; --tp auto lists the possible N",
         )
     numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
     for name, text in numbers.items():
@@ -275,6 +280,6 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
     grid = Grid(*map(int, numbers.values()))
     if grid.ranks > _MOST:
         raise ConversionError(
-            f"{grid.ranks:,} ranks are too many", hint=f"{_MOST:,} are the most there can be"
+            f"{grid.ranks:,} ranks are too many", hint=f"at most {_MOST:,} are possible"
         )
     return grid

@@ -7,8 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from weightctl.cli.behaviour import behaviour
-from weightctl.cli.render import Cell, width
+from weightctl.cli.render import Cell
 from weightctl.cli.wrapping import hung
+from weightctl.text.columns import width
 from weightctl.text.wording import number, pluralize, printable
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.report.advice import list_remedies

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weightctl.cli.options import From, Json, examples
+from weightctl.cli.completion import complete_checks, complete_devices
+from weightctl.cli.options import From, Json, Path, examples, exit_codes, section
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
 from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
@@ -19,6 +20,7 @@ from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.huggingface import companions
+from weightctl.storage.location import parse_location
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
 from weightctl.verify.report import check_targets, write
@@ -34,44 +36,42 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_RUN = "How it runs"
+_CHOICE = "Checks to make"
+_RUN = "Run"
 _LIMITS = "Limits"
 _CHECKS = ", ".join(CHECKS)
-_ABOUT = (f"  {name:<{max(map(len, CHECKS))}}  {check.about}" for name, check in CHECKS.items())
-_EXPLAINED = (
-    "\n".join(["Checks:", *_ABOUT])
-    + "\n\nExit codes: 0 no problems, 1 problems, 2 a mistake in what was asked.\n\n"
-)
-_TINY = "fixtures/tiny-llama"
 _SUCH_AS = {"--max-ppl": "20", "--max-kld": "0.05", "--max-rmse": "0.1"}
 _DRAWN = "▁█▲│"
-
-
-def _check_names() -> list[str]:
-    return list(CHECKS)
 
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog=_EXPLAINED
-    + examples(
+    epilog="\n\n".join(
         [
-            "weightctl verify fixtures/tiny-llama --max-ppl 30",
-            "weightctl verify fixtures/tiny-llama --skip forward -q && echo fine",
-            f"weightctl verify {_TINY}/model.safetensors --against {_TINY} --skip forward",
-            "weightctl verify fixtures/tiny-llama --check names --report verified.html",
+            section("Checks", ((name, check.about) for name, check in CHECKS.items())),
+            exit_codes("no problems", "problems, or a check that was asked for could not be made"),
+            examples(
+                [
+                    "weightctl verify model/ --max-ppl 30",
+                    "weightctl verify model/ --skip forward -q && echo fine",
+                    "weightctl verify model-q8.gguf --against model/ --skip forward",
+                    "weightctl verify model/ --check names --report verified.html",
+                ]
+            ),
         ]
     ),
 )
 def verify(
     *,
-    path: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, as `ls` takes it.")],
+    path: Path,
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="B", help="Compare with this one, which is known to be good, of any format."
+            metavar="OTHER",
+            help="Compare with OTHER, a checkpoint of any format that is known to be good.",
+            rich_help_panel=_CHOICE,
         ),
     ] = None,
     checks: Annotated[
@@ -79,50 +79,63 @@ def verify(
         typer.Option(
             "--check",
             metavar="NAME",
-            help=f"Only such checks, repeatable: {_CHECKS}.",
-            autocompletion=_check_names,
+            help=f"Make only the check NAME: {_CHECKS}. Repeatable.",
+            rich_help_panel=_CHOICE,
+            autocompletion=complete_checks,
         ),
     ] = None,
     skip: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="All but such checks, repeatable.", autocompletion=_check_names
+            metavar="NAME",
+            help="Skip the check NAME. Repeatable.",
+            rich_help_panel=_CHOICE,
+            autocompletion=complete_checks,
         ),
     ] = None,
     device: Annotated[
         str,
-        typer.Option(metavar="DEVICE", help="Where: cpu, cuda, cuda:1.", rich_help_panel=_RUN),
+        typer.Option(
+            metavar="DEVICE",
+            help="Run on cpu, cuda, or another GPU such as cuda:1.",
+            rich_help_panel=_RUN,
+            autocompletion=complete_devices,
+        ),
     ] = "cpu",
     text: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="On this text, instead of the built-in one.", rich_help_panel=_RUN
+            metavar="TEXT", help="Run on TEXT instead of the built-in text.", rich_help_panel=_RUN
         ),
     ] = None,
     text_file: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="On the text in a file, - for stdin.", rich_help_panel=_RUN
+            metavar="FILE", help="Run on the text in FILE; - is stdin.", rich_help_panel=_RUN
         ),
     ] = None,
     tokens: Annotated[
         str | None,
         typer.Option(
             metavar="IDS",
-            help="On these tokens, 1,42,7: no tokenizer is needed.",
+            help="Run on these token numbers, such as 1,42,7; no tokenizer is needed.",
             rich_help_panel=_RUN,
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(metavar="N-M", help="Only these layers, 0-3.", rich_help_panel=_RUN),
+        typer.Option(
+            metavar="N-M",
+            help="Check and run only layers N to M, such as 0-3.",
+            rich_help_panel=_RUN,
+        ),
     ] = None,
     max_perplexity: Annotated[
         float | None,
         typer.Option(
             "--max-ppl",
             metavar="X",
-            help="The highest perplexity that is fine.",
+            help="Report a perplexity above X as a problem.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -131,7 +144,7 @@ def verify(
         typer.Option(
             "--max-kld",
             metavar="X",
-            help="The highest mean KL divergence from B that is fine, in nats.",
+            help="Report a mean KL divergence from OTHER above X nats as a problem.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -140,8 +153,8 @@ def verify(
         typer.Option(
             "--max-rmse",
             metavar="X",
-            help="The highest relative RMSE of a tensor that is fine, 0.1 being 10 %; what its "
-            "encoding usually costs, otherwise.",
+            help="Report a tensor whose relative RMSE is above X; 0.1 means 10 %. "
+            "[default: the usual error of its type]",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -150,24 +163,24 @@ def verify(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Keep there what was found: a page with pictures as .html, or .md, .json; "
-            "repeatable.",
+            help="Write the results to FILE: .html has charts, .md and .json are also possible. "
+            "Repeatable.",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace reports that are there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing reports.")] = False,
     source: From = None,
     as_json: Json = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print what is wrong, a line each, and no more.")
+        bool,
+        typer.Option("--quiet", "-q", help="Print one line for each problem, and nothing else."),
     ] = False,
 ) -> None:
-    """Say whether a checkpoint works; exit with 1 and name what is wrong where it does not.
+    """Check that a checkpoint works, and name what is wrong if it does not.
 
-    The files are checked, every number, the names, and the model runs on a text; that needs torch.
-    With --against each tensor and each layer is compared too, across formats, names and encodings;
-    without it exchanged or slightly wrong weights cannot be told from right ones.
+    The checks read the files, every value, the names and the metadata. Then the model runs on a
+    text, which needs torch. With --against, each tensor and each layer is compared with another
+    checkpoint, across formats, names and types. Without it, swapped or slightly wrong weights
+    cannot be detected.
     """
     limits = {"--max-ppl": max_perplexity, "--max-kld": max_divergence, "--max-rmse": max_rmse}
     _require_limits(limits)
@@ -216,6 +229,7 @@ def _require_one(prompts: Mapping[str, str | None]) -> None:
 
 def _require_there(subject: Subject) -> None:
     """Raise where there is nothing to verify: where the path, or --from, is not what was meant."""
+    parse_location(subject.path)  # raises for a URL
     damage = subject.damage
     if damage is None:
         return

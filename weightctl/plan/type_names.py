@@ -21,10 +21,9 @@ __all__ = [
     "is_plain",
     "list_recipes",
     "normalize_type_name",
+    "plain_types",
     "type_named",
 ]
-
-_PLAIN = "f32, f16, bf16, f64, f8_e4m3, f8_e5m2"
 
 
 def type_named(text: str) -> Encoding | None:
@@ -34,7 +33,7 @@ def type_named(text: str) -> Encoding | None:
     """
     if text.strip().lower() == "keep":
         return None
-    known = f"types: {_PLAIN}, and as blocks {', '.join(block_types())}; or keep"
+    known = f"types: {', '.join(plain_types())}, and as blocks {', '.join(block_types())}; or keep"
     try:
         encoding = parse_encoding(text)
     except EncodingError as error:
@@ -65,6 +64,11 @@ def is_plain(encoding: Encoding) -> bool:
 
 def _is_made(encoding: Encoding) -> bool:
     return is_plain(encoding) or bool(encoding.codec)
+
+
+def plain_types() -> list[str]:
+    """The types of single numbers that can hold weights, as they are typed."""
+    return [e.name.lower() for e in ENCODINGS.values() if is_plain(e)]
 
 
 def block_types() -> list[str]:

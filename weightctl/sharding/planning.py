@@ -12,6 +12,7 @@ from weightctl.sharding.footprints import plain
 from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Sharding, Whole
+from weightctl.system.phases import begin_phase
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
 
@@ -57,6 +58,7 @@ def shard_plan(
     Raises `ShardingError` where a tensor cannot be cut, `ArchitectureError` where there are no
     rules and the model is of no known family, and `ConversionError` for a format there is not.
     """
+    begin_phase("planning the shards")
     if layout not in LAYOUTS:
         raise ShardingError(f"there is no layout `{layout}`", hint=f"{' or '.join(LAYOUTS)}")
     if format_name is not None:

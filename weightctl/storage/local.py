@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.storage.base import cannot_write
 from weightctl.storage.byte_range import FileRange
+from weightctl.storage.location import hint_for_missing
 from weightctl.system.disk import (
     copy_range_at,
     read_ahead,
@@ -65,7 +66,7 @@ class FileReader:
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            hint = _HINTS.get(getattr(error, "errno", None) or 0, "check the path")
+            hint = _HINTS.get(getattr(error, "errno", None) or 0, hint_for_missing(path))
             kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
             raise kind(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,21 +15,25 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = ["STORAGES", "Location", "is_local", "open_reader", "parse_location"]
+__all__ = ["STORAGES", "Location", "hint_for_missing", "is_local", "open_reader", "parse_location"]
 
 # By scheme, what opens a file for reading: `(path: str) -> Reader`.
 STORAGES = {
     "file": "weightctl.storage.local:FileReader",
 }
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+-]*)://(?P<path>.*)", re.IGNORECASE | re.DOTALL)
+# By schemes that have no storage yet, the command that downloads what a URL names.
 _DOWNLOADS = {
-    "hf": "download it first: `hf download OWNER/NAME --local-dir DIR`",
-    "http": "download it first: `curl -LO URL`",
-    "https": "download it first: `curl -LO URL`",
-    "s3": "download it first: `aws s3 cp --recursive URL DIR`",
-    "gs": "download it first: `gcloud storage cp --recursive URL DIR`",
-    "az": "download it first: `azcopy copy URL DIR --recursive`",
+    "hf": "hf download {path} --local-dir {name}",
+    "http": "curl -LO {url}",
+    "https": "curl -LO {url}",
+    "s3": "aws s3 cp --recursive {url} {name}",
+    "gs": "gcloud storage cp --recursive {url} {name}",
+    "az": "azcopy copy {url} {name} --recursive",
 }
+_UNSUPPORTED = "remote checkpoints are not supported yet"
+# What Hugging Face calls a model, `owner/name`, where no local directory has the owner's name.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 class Location(NamedTuple):
@@ -51,9 +57,22 @@ def parse_location(text: str) -> Location:
     scheme = found["scheme"].lower() if found else ""
     if found and scheme in STORAGES:
         return Location(scheme, found["path"])
-    if scheme in _DOWNLOADS:
-        raise FormatError(text, None, f"{scheme}:// is not supported yet", hint=_DOWNLOADS[scheme])
+    if found and scheme in _DOWNLOADS:
+        path = found["path"].strip("/")
+        command = _DOWNLOADS[scheme].format(url=text, path=path, name=posixpath.basename(path))
+        raise FormatError(text, None, _UNSUPPORTED, hint=f"download it first: `{command}`")
     return Location("file", text)
+
+
+def hint_for_missing(text: str) -> str:
+    """Return what to do about a path that does not exist; it may name a model on Hugging Face."""
+    if not _REPOSITORY.fullmatch(text) or os.path.lexists(os.path.dirname(text)):
+        return "check the path"
+    command = _DOWNLOADS["hf"].format(path=text, name=posixpath.basename(text))
+    return (
+        "check the path; if it is a model on Hugging Face, download it first, because "
+        f"{_UNSUPPORTED}: `{command}`"
+    )
 
 
 def open_reader(text: str) -> Reader:

@@ -13,6 +13,7 @@ from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
+from weightctl.system.phases import begin_phase
 from weightctl.text.wording import join_names
 from weightctl.translate import card, tokenizer
 from weightctl.translate.copies import check_copies
@@ -106,6 +107,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     metadata |= pooling_keys(directory, family.gguf_name, notes.append)
     kind = str(checkpoint.document.get("model_type", family.name))
     name = metadata.get("general.name", _string("")).content
+    begin_phase("converting the tokenizer")
     words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind, str(name))
     ids = tokenizer.read_token_ids(directory, checkpoint.document)
     notes += _caveats(checkpoint)
@@ -170,6 +172,7 @@ def _to_hugging_face(
     kind = model_type_of(family, fields)
     # The true one is stated when it is known what the tensors become.
     config = {**to_hugging_face(family, fields, kind), "torch_dtype": "float32"}
+    begin_phase("converting the tokenizer")
     words = tokenizer.from_metadata(metadata, checkpoint.where)
     ids = tokenizer.ids_of(metadata, words)
     config |= ids.config

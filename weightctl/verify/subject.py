@@ -16,6 +16,7 @@ from weightctl.families.recognition import recognize
 from weightctl.formats.open.opening import open_weights
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.dequantize import dequantize_weights
+from weightctl.system.phases import begin_phase
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Subject:
         checkpoint = self.checkpoint
         if checkpoint is None:
             return None
+        begin_phase("reading the tokenizer")
         files = header_of(checkpoint.tree).files
         directory = os.path.dirname(files[0]) or "." if files else None
         kind = str(checkpoint.document.get("model_type", checkpoint.family.name))

@@ -20,6 +20,7 @@ from weightctl.plan.plan import Plan
 from weightctl.plan.rename import Renaming, is_inline_rule, make_renaming, parse_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.types import type_of
+from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
@@ -186,6 +187,7 @@ def convert(
             include=include,
             exclude=exclude,
         )
+    begin_phase("planning the conversion")
     settings = _settings(metadata)
     # What is said of the model decides on types, and what types say of themselves gives way.
     plan = change_metadata(plan, settings, unset)

@@ -30,6 +30,7 @@ from weightctl.formats.open.sets import (
 from weightctl.formats.recognition import recognise
 from weightctl.formats.switch import switch_of
 from weightctl.storage.location import is_local, open_reader
+from weightctl.system.phases import begin_phase
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
 
@@ -135,9 +136,10 @@ def _read(path: str, parts: PartSet) -> tuple[tuple[Reader, ...], list[Header]]:
     headers: dict[str, Header] = {}
     failures: list[FormatError] = []
     gone = set(missing)
-    for part in parts.paths:
+    for number, part in enumerate(parts.paths, 1):
         if part in gone:
             continue
+        begin_phase(f"reading header {number} of {len(parts.paths)}")
         try:
             file = open_reader(part)
             found = format_module(recognise(file, parts.format))

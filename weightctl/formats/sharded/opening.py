@@ -14,6 +14,7 @@ from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import is_manifest, read_manifest
 from weightctl.formats.sharded.record import MANIFEST
 from weightctl.storage.location import open_reader
+from weightctl.system.phases import begin_phase
 from weightctl.text.wording import list_first
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     for rank, stated in enumerate(manifest.files):
         path = os.path.join(os.path.dirname(listing), stated.path)
         place = f"rank {rank}: {stated.path}"
+        begin_phase(f"reading header {rank + 1} of {len(manifest.files)}")
         try:
             file, header = _read(path, manifest)
         except FormatError as error:

@@ -17,6 +17,7 @@ from weightctl.nn.base_layer import under
 from weightctl.nn.models.network import build_network
 from weightctl.nn.sites import naming_of
 from weightctl.split import Grid
+from weightctl.system.phases import begin_phase
 from weightctl.verify.run.ranks import Ranks
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.derived import Derived
@@ -80,6 +81,7 @@ class Running:
         device: DeviceRef = CPU,
         cut: GatheredSource | None = None,
     ) -> None:
+        begin_phase("building the model")
         self.checkpoint = checkpoint
         self.notes: tuple[str, ...] = ()
         self._session = InferenceSession([device])

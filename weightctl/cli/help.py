@@ -1,0 +1,159 @@
+"""Help pages: usage, description, arguments, options by section, and what the epilog lists."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import typer.core
+
+from weightctl.cli.progress import phase_line
+from weightctl.cli.render import Cell, columns, format_lines
+from weightctl.text.columns import width, wrap_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["HelpCommand", "format_help"]
+
+# Names that are longer than this have their help on the next line.
+_NAME_COLUMNS = 26
+_LEAST_TEXT = 20
+_OPTIONS = "Options"
+
+Lines = list[list[Cell]]
+
+
+class HelpCommand(typer.core.TyperCommand):
+    """A command whose help page is wrapped to the terminal, and that names its phases."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; while a shell completes the value of an option, it has none yet."""
+        if ctx.resilient_parsing and args and self._takes_value(ctx, args[-1]):
+            args = args[:-1]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, and name the phases of its work on a terminal."""
+        with phase_line(quiet=bool(ctx.params.get("quiet"))):
+            return super().invoke(ctx)
+
+    def _takes_value(self, ctx: Any, name: str) -> bool:
+        params: list[Any] = self.get_params(ctx)
+        return any(name in param.opts and not getattr(param, "is_flag", True) for param in params)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help page as text."""
+        return format_help(self, ctx)
+
+
+def format_help(
+    command: Any, ctx: Any, commands: Sequence[tuple[str, str]] = (), room: int | None = None
+) -> str:
+    """Return the help page of a command, or of a group with its commands and what they do."""
+    room = room or columns()
+    sections = _list_sections(command, ctx, commands)
+    names = [name for rows in sections.values() for name, _ in rows]
+    column = min(max(map(len, names)), _NAME_COLUMNS) + 4
+    blocks = [_format_usage(command, ctx, room), *_format_paragraphs(command.help or "", room)]
+    for title, rows in sections.items():
+        listed = [line for name, text in rows for line in _format_row(name, text, column, room)]
+        blocks.append([[Cell(f"{title}:", "bold")], *listed])
+    blocks += [_format_block(block, room) for block in _split_blocks(command.epilog or "")]
+    return format_lines([line for block in blocks for line in ([], *block)][1:]).rstrip("\n")
+
+
+def _list_sections(
+    command: Any, ctx: Any, commands: Sequence[tuple[str, str]]
+) -> dict[str, list[tuple[str, str]]]:
+    """Return the names and texts that a page lists, by the titles of its sections."""
+    arguments: list[tuple[str, str]] = []
+    options: dict[str, list[tuple[str, str]]] = {}
+    general: list[tuple[str, str]] = []
+    for param in command.get_params(ctx):
+        if param.param_type_name == "argument":
+            arguments.append((_argument_name(param, ctx).strip("[]"), _describe(param, ctx)))
+            continue
+        title = param.rich_help_panel
+        rows = general if title is None else options.setdefault(title, [])
+        rows.append((_option_names(param, ctx), _describe(param, ctx)))
+    found = {"Commands": [*commands], "Arguments": arguments, **options, _OPTIONS: general}
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def _argument_name(param: Any, ctx: Any) -> str:
+    name: str = param.make_metavar(ctx)
+    return name if param.required or name.startswith("[") else f"[{name}]"
+
+
+def _option_names(param: Any, ctx: Any) -> str:
+    """Return `-j, --threads N`; without a short name the long ones start in the same column."""
+    names = sorted([*param.opts, *param.secondary_opts], key=len)
+    shown = ", ".join(names) if len(names[0]) == 2 else f"    {', '.join(names)}"
+    return shown if param.is_flag else f"{shown} {_value_name(param, ctx)}"
+
+
+def _value_name(param: Any, ctx: Any) -> str:
+    choices: Sequence[object] | None = getattr(param.type, "choices", None)
+    if param.metavar is not None or choices is None:
+        name: str = param.make_metavar(ctx)
+        return name
+    return "|".join(str(each.value if isinstance(each, Enum) else each) for each in choices)
+
+
+def _describe(param: Any, ctx: Any) -> str:
+    """Return the help of a parameter, with its default where it has one."""
+    text: str = param.help or ""
+    default = None if getattr(param, "is_flag", False) else param.get_default(ctx)
+    if default is None or not param.show_default:
+        return text
+    return f"{text} [default: {default.value if isinstance(default, Enum) else default}]"
+
+
+def _format_usage(command: Any, ctx: Any, room: int) -> Lines:
+    arguments = [
+        _argument_name(param, ctx)
+        for param in command.get_params(ctx)
+        if param.param_type_name == "argument"
+    ]
+    if isinstance(command, typer.core.TyperGroup):
+        arguments.append("COMMAND [ARGS]...")
+    text = " ".join([ctx.command_path, "[OPTIONS]", *arguments])
+    first, *rest = wrap_text(text, room - len("Usage: "))
+    return [
+        [Cell("Usage:", "bold"), Cell(f" {first}")],
+        *([Cell(f"       {line}")] for line in rest),
+    ]
+
+
+def _format_paragraphs(text: str, room: int) -> list[Lines]:
+    """Return the paragraphs of a docstring; its own line breaks count for nothing."""
+    return [[[Cell(line)] for line in wrap_text(block, room)] for block in _split_blocks(text)]
+
+
+def _split_blocks(text: str) -> list[str]:
+    return [block for block in re.split(r"\n\s*\n", text.strip("\n")) if block.strip()]
+
+
+def _format_row(name: str, text: str, column: int, room: int) -> Lines:
+    """Return a name and its text in two columns; a long name has a line of its own."""
+    lines = wrap_text(text, max(room - column, _LEAST_TEXT))
+    rest = [[Cell(" " * column), Cell(line)] for line in lines]
+    head = [Cell("  "), Cell(name, "cyan")]
+    if not lines or width(name) + 4 > column:
+        return [head, *rest]
+    return [[*head, Cell(" " * (column - 2 - width(name))), rest[0][1]], *rest[1:]]
+
+
+def _format_block(block: str, room: int) -> Lines:
+    """Return a block of an epilog: commands as they are, names with their texts, or a paragraph."""
+    title, *rows = block.splitlines()
+    if not rows or not title.endswith(":"):
+        return [[Cell(line)] for line in wrap_text(block, room)]
+    if rows[0].startswith("  $ "):
+        return [[Cell(title, "bold")], *([Cell(row)] for row in rows)]
+    pairs = [re.split(r"  +", row.strip(), maxsplit=1) for row in rows]
+    column = max(len(name) for name, _ in pairs) + 4
+    listed = [line for name, text in pairs for line in _format_row(name, text, column, room)]
+    return [[Cell(title, "bold")], *listed]

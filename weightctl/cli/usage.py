@@ -1,0 +1,121 @@
+"""Errors in how the command is called: unknown commands and options, missing and invalid values."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import typer
+
+from weightctl.errors import WeightctlError
+
+__all__ = ["CallError", "explain_call_error", "unknown_command_error"]
+
+# What Typer raises for every error in a command line; it has no public name of its own.
+CallError: type[Exception] = typer.BadParameter.__bases__[0]
+
+_EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
+
+_LIST = "`weightctl ls MODEL` lists what a checkpoint contains"
+_META = "`weightctl ls MODEL --meta` shows the metadata"
+_HASH = "`weightctl ls MODEL --hash` shows the SHA-256 of each tensor"
+_SCAN = "`weightctl ls MODEL --scan` lists what a pickle can run"
+_DIFF = (
+    "`weightctl diff MODEL OTHER` compares shapes and types; `weightctl verify MODEL --against "
+    "OTHER` compares values"
+)
+_VERIFY = "`weightctl verify MODEL` checks that a checkpoint works"
+_CONVERT = "`weightctl convert MODEL OUT` writes another format or type"
+_QUANTIZE = "`weightctl convert MODEL OUT.gguf --quant Q4_K_M` quantizes"
+_DEQUANTIZE = "`weightctl convert MODEL OUT --dtype bf16` writes plain numbers"
+_RENAME = "`weightctl convert MODEL OUT --rename 'REGEX=NEW'` renames tensors"
+_EDIT = "`weightctl convert MODEL OUT --set KEY=VALUE` changes metadata"
+_JOIN = (
+    "`weightctl shard --gather DIR OUT` joins the shards of ranks; `weightctl convert MODEL OUT` "
+    "joins a model of several files"
+)
+_SPLIT = (
+    "`weightctl convert MODEL OUT --max-shard-size 5GB` splits a model into several files; "
+    "`weightctl shard MODEL OUT --tp 2` cuts it for ranks"
+)
+_DOWNLOAD = "`hf download OWNER/NAME --local-dir NAME` downloads a model from Hugging Face"
+# By other words for what a command does, what to type instead.
+_MEANINGS: dict[str, str] = {
+    **dict.fromkeys(
+        ("info", "show", "list", "inspect", "view", "cat", "tree", "dump", "print", "describe",
+         "open", "dir", "tensors", "stats", "size", "summary"),
+        _LIST,
+    ),
+    **dict.fromkeys(("meta", "metadata", "header", "config"), _META),
+    **dict.fromkeys(("hash", "sha256", "checksum", "digest"), _HASH),
+    **dict.fromkeys(("scan", "audit", "pickle", "security"), _SCAN),
+    **dict.fromkeys(("compare", "cmp", "delta"), _DIFF),
+    **dict.fromkeys(("check", "validate", "test", "lint", "eval", "perplexity", "ppl"), _VERIFY),
+    **dict.fromkeys(("export", "import", "transform", "cast", "save", "copy", "cp"), _CONVERT),
+    **dict.fromkeys(("quantize", "quantise", "quant", "compress"), _QUANTIZE),
+    **dict.fromkeys(("dequantize", "dequantise", "dequant"), _DEQUANTIZE),
+    **dict.fromkeys(("rename", "mv", "map"), _RENAME),
+    **dict.fromkeys(("set", "edit", "unset"), _EDIT),
+    **dict.fromkeys(
+        ("merge", "gather", "join", "combine", "consolidate", "unshard", "concat"), _JOIN
+    ),
+    **dict.fromkeys(("split", "partition", "cut", "slice"), _SPLIT),
+    **dict.fromkeys(("download", "pull", "fetch", "get"), _DOWNLOAD),
+    "version": "`weightctl --version` prints the version",
+    "completion": "`weightctl --install-completion` installs completion for your shell",
+}  # fmt: skip
+
+
+def unknown_command_error(name: str, commands: list[str]) -> WeightctlError:
+    """Return the error for a command that does not exist, with what may be meant."""
+    import difflib  # only on an error
+
+    listed = f"commands: {', '.join(commands)}; `weightctl --help` describes them"
+    wanted = name.lower()
+    near = difflib.get_close_matches(wanted, commands, n=1)
+    if wanted in _MEANINGS:
+        hint = f"{_MEANINGS[wanted]}; {listed}"
+    elif near:
+        hint = f"did you mean `weightctl {near[0]}`? {listed}"
+    elif similar := difflib.get_close_matches(wanted, _MEANINGS, n=1, cutoff=0.8):
+        hint = f"{_MEANINGS[similar[0]]}; {listed}"
+    else:
+        hint = listed
+    return WeightctlError(f"`{name}` is neither a command nor an existing file", hint=hint)
+
+
+def explain_call_error(error: Any) -> WeightctlError:
+    """Return an error of Typer's in our own form: what is wrong, and how the command is called."""
+    ctx = error.ctx
+    path = ctx.command_path if ctx is not None else "weightctl"
+    help_hint = f"`{path} --help` describes the options"
+    option: str | None = getattr(error, "option_name", None)
+    param = getattr(error, "param", None)
+    if option is not None and hasattr(error, "possibilities"):
+        near = [f"`{each}`" for each in error.possibilities or ()]
+        question = f"did you mean {' or '.join(near)}? " if near else ""
+        return WeightctlError(f"{path} has no option `{option}`", hint=question + help_hint)
+    if extra := _EXTRA.fullmatch(error.message):
+        return WeightctlError(
+            f"unexpected argument: {extra[1]}", hint=f"{_usage(ctx)}; {help_hint}"
+        )
+    if param is None:
+        return WeightctlError(_lower_first(error.format_message()), hint=help_hint)
+    name = param.opts[-1] if param.param_type_name == "option" else param.make_metavar(ctx)
+    name = name.strip("[]").removesuffix("...")
+    if not error.message:
+        return WeightctlError(f"{name} is missing", hint=f"{_usage(ctx)}; {help_hint}")
+    return WeightctlError(f"{name}: {_lower_first(error.message)}", hint=help_hint)
+
+
+def _lower_first(text: str) -> str:
+    return (text[:1].lower() + text[1:]).rstrip(".")
+
+
+def _usage(ctx: Any) -> str:
+    arguments = [
+        param.make_metavar(ctx)
+        for param in ctx.command.get_params(ctx)
+        if param.param_type_name == "argument"
+    ]
+    return f"usage: `{' '.join([ctx.command_path, *arguments])}`"

@@ -1,0 +1,34 @@
+"""The phase of its work that a command is in, for what shows it to a person."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ["begin_phase", "listening"]
+
+
+class _Listeners:
+    """What is called with each phase; the last one only."""
+
+    stack: tuple[Callable[[str], object], ...] = ()
+
+
+def begin_phase(text: str) -> None:
+    """Name the phase that begins, such as `converting the tokenizer`."""
+    if _Listeners.stack:
+        _Listeners.stack[-1](text)
+
+
+@contextmanager
+def listening(listener: Callable[[str], object]) -> Generator[None, None, None]:
+    """Call `listener` with the text of each phase that begins."""
+    outer = _Listeners.stack
+    _Listeners.stack = (*outer, listener)
+    try:
+        yield
+    finally:
+        _Listeners.stack = outer
