@@ -85,6 +85,14 @@ def test_the_program_of_several_processes_prints_what_the_page_shows(tmp_path: P
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_every_python_block_is_followed_by_what_it_prints(name: str) -> None:
+    text = PAGES[name].read_text()
+    blocks = re.findall(r"^```py(?:thon)?\n.*?^```\n(.*?\n)(.*?)$", text, re.DOTALL | re.MULTILINE)
+    # tests/spec/test_api_names.py runs the one block of this page, on modules of several kinds.
+    assert name == "docs/api-names.md" or all(after == ("\n", "```text") for after in blocks)
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_generated_tables_are_those_of_the_program(name: str) -> None:
     text = PAGES[name].read_text()
     assert update_tables(text) == text, SCRIPT
