@@ -28,6 +28,8 @@ from weightctl.schemes import SCHEMES
 from weightctl.sharding.plan_file import STRATEGIES
 from weightctl.sharding.vllm_names import VLLM_FAMILIES
 from weightctl.system.registry import load
+from weightctl.verify import CHECKS
+from weightctl.verify.compare.causes import CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -92,6 +94,10 @@ def _codes(texts: Iterable[str]) -> str:
 def _sentence(text: str) -> str:
     text = _plain(text)
     return text if not text or text.endswith((".", ":", ";", "!", "?")) else f"{text}."
+
+
+def _capitalized(text: str) -> str:
+    return _sentence(f"{text[:1].upper()}{text[1:]}")
 
 
 def _click_command(name: str) -> Any:
@@ -162,13 +168,24 @@ def _description(described: Any, schema: Any) -> str:
 
 
 def _list_checks() -> str:
-    rows = ([_code(name), _sentence(text)] for name, text in describe_checks().items())
-    return _table(("check", "what it looks at"), rows)
+    rows = (
+        [_code(name), _capitalized(text), _capitalized(CHECKS[name].remedy)]
+        for name, text in describe_checks().items()
+    )
+    return _table(("check", "what it looks at", "what to do if the cause is not detected"), rows)
 
 
 def _list_causes() -> str:
-    rows = ([_code(name), _sentence(text)] for name, text in describe_causes().items())
-    return _table(("cause", "what went wrong"), rows)
+    """Return the causes, in groups that have the same remedy."""
+    sentences = describe_causes()
+    groups: dict[str, list[list[str]]] = {}
+    for name, cause in CAUSES.items():
+        row = [_code(name), _capitalized(sentences[name])]
+        groups.setdefault(_capitalized(cause.remedy), []).append(row)
+    return "\n\n".join(
+        f"**What to do:** {remedy}\n\n{_table(('cause', 'what went wrong'), rows)}"
+        for remedy, rows in groups.items()
+    )
 
 
 def _list_families() -> str:
