@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,10 +51,10 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 EXAMPLE = re.compile(r"^\$ (.*)$", re.MULTILINE)
 
 
-def play_page(text: str, folder: Path) -> Played:
+def play_page(text: str, folder: Path, *, keep_times: bool = True) -> Played:
     """Run the examples of a page in a folder of its own, which has the example files."""
     make_example_files(folder, real="smollm2.gguf" in text)
-    played = play(text, folder)
+    played = play(text, folder, keep_times=keep_times)
     return played._replace(text=update_tables(played.text))
 
 
@@ -171,11 +172,11 @@ def test_every_help_page_ends_in_examples(weightctl: Run) -> None:
         assert "\n Examples:" in weightctl(name, "--help").stdout
 
 
-def write_again(name: str) -> str:
+def write_again(name: str, *, keep_times: bool) -> str:
     """Write a page again; return what happened, and which commands failed."""
     text = PAGES[name].read_text()
     with tempfile.TemporaryDirectory() as folder:
-        played = play_page(text, Path(folder).resolve())
+        played = play_page(text, Path(folder).resolve(), keep_times=keep_times)
         failures = () if name == TROUBLE else played.failures
         if name == PROCESSES:
             played = play_processes(played.text, Path(folder))
@@ -187,11 +188,17 @@ def write_again(name: str) -> str:
 
 
 def main() -> None:
-    """Write all pages again, or those that are named, and the schema of verify."""
+    """Write all pages again, or those that are named, and the schema of verify.
+
+    Times stay as they are where nothing else changes, unless `--times` is given.
+    """
     SCHEMA.write_text(update_schema(SCHEMA.read_text()))
-    names = [name for name in PAGES if any(each in name for each in sys.argv[1:] or [name])]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for line in threads.map(write_again, names):
+    keep_times = "--times" not in sys.argv
+    chosen = [each for each in sys.argv[1:] if each != "--times"]
+    names = [name for name in PAGES if any(each in name for each in chosen or [name])]
+    # Programs that run at the same time would slow each other down.
+    with ThreadPoolExecutor(os.cpu_count() if keep_times else 1) as threads:
+        for line in threads.map(partial(write_again, keep_times=keep_times), names):
             print(line, flush=True)
 
 

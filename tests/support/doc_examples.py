@@ -69,10 +69,10 @@ def run(command: str, folder: Path) -> tuple[str, int]:
     return done.stdout.replace(f"{folder}/", _HOME), done.returncode
 
 
-def play(text: str, folder: Path) -> Played:
+def play(text: str, folder: Path, *, keep_times: bool = True) -> Played:
     """Run all examples of a page, one after the other, in a folder.
 
-    Output that differs in times alone stays as it is.
+    With `keep_times`, output that differs only in times stays unchanged.
     """
     failures: list[Failure] = []
 
@@ -85,7 +85,8 @@ def play(text: str, folder: Path) -> Played:
             (folder / "example.py").write_text(match["program"])
             output = _run(f"{sys.executable} example.py", folder, failures)
             new = f"```python\n{match['program']}```\n\n```text\n{output}```\n"
-        return old if without_times(old) == without_times(new) else new
+        same = without_times(old) == without_times(new)
+        return old if same and keep_times else new
 
     made = _EXAMPLE.sub(renew, text)
     return Played(made, tuple(failures))
