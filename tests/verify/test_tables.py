@@ -1,4 +1,4 @@
-"""The tables of checks and causes are what the schema, the README and the remedies follow from."""
+"""The tables of checks and causes are what the schema and the remedies follow from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fault_files
-from verify_tables import README, SCHEMA, update_readme, update_schema
+from verify_tables import SCHEMA, update_schema
 from weightctl.system.registry import load
 from weightctl.verify import CHECKS, Check, Explanation, Problem, Report, Request, Result, Subject
 from weightctl.verify import verify as run_checks
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 FIXTURE = str(ROOT / "fixtures" / "tiny-llama")
 SOURCES = sorted(Path(str(files("weightctl.verify"))).rglob("*.py"))
-SCRIPT = "run `python tests/support/verify_tables.py`"
+SCRIPT = "run `python tests/test_docs.py`"
 
 
 def list_explained() -> set[str]:
@@ -44,11 +44,6 @@ def list_explained() -> set[str]:
         and ast.unparse(node.func) == "Explanation"
         and isinstance(node.args[0], ast.Constant)
     }
-
-
-def test_the_readme_lists_the_checks_and_causes_of_the_tables() -> None:
-    page = README.read_text()
-    assert update_readme(page) == page, SCRIPT
 
 
 def test_the_schema_lists_the_checks_and_causes_of_the_tables() -> None:

@@ -1,0 +1,124 @@
+"""The examples of a page: console sessions and Python programs, and what they print now."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Failure", "Played", "has_examples", "play", "play_processes", "run", "without_times"]
+
+_EXAMPLE = re.compile(
+    r"^```console\n(?P<session>.*?)^```\n"
+    r"|^```python\n(?P<program>.*?)^```\n\n```text\n(?P<output>.*?)^```\n",
+    re.DOTALL | re.MULTILINE,
+)
+_PROCESSES = re.compile(
+    r"^```py\n(?P<program>.*?)^```\n\n```text\n\$ (?P<command>.*?)\n(?P<output>.*?)^```\n",
+    re.DOTALL | re.MULTILINE,
+)
+# Where readers are, in messages that name a whole path.
+_HOME = "/home/user/"
+_TIMES = re.compile(r"^\d+\.\d+ s, [\d.]+ .?B/s$", re.MULTILINE)
+
+
+class Failure(NamedTuple):
+    """A command of a page that ended with another exit code than 0."""
+
+    command: str
+    code: int
+    output: str
+
+
+class Played(NamedTuple):
+    """A page with the output that its examples print now, and the commands that failed."""
+
+    text: str
+    failures: tuple[Failure, ...]
+
+
+def has_examples(text: str) -> bool:
+    """Whether a page has examples that `play` runs."""
+    return _EXAMPLE.search(text) is not None
+
+
+def without_times(text: str) -> str:
+    """Return a text without what is different at each run."""
+    return _TIMES.sub("(time)", text)
+
+
+def run(command: str, folder: Path) -> tuple[str, int]:
+    """Run a command as a reader does, in a shell, piped; return its output and exit code."""
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        cwd=folder,
+        # Another language of the system would order what `ls` lists in another way.
+        env=os.environ | {"PATH": path, "COLUMNS": "100", "LC_ALL": "C.UTF-8"},
+    )
+    return done.stdout.replace(f"{folder}/", _HOME), done.returncode
+
+
+def play(text: str, folder: Path, *, keep_times: bool = True) -> Played:
+    """Run all examples of a page, one after the other, in a folder.
+
+    With `keep_times`, output that differs only in times stays unchanged.
+    """
+    failures: list[Failure] = []
+
+    def renew(match: re.Match[str]) -> str:
+        old = match.group()
+        if match["program"] is None:
+            made = "".join(_play_session(match["session"], folder, failures))
+            new = f"```console\n{made}```\n"
+        else:
+            (folder / "example.py").write_text(match["program"])
+            output = _run(f"{sys.executable} example.py", folder, failures)
+            new = f"```python\n{match['program']}```\n\n```text\n{output}```\n"
+        same = without_times(old) == without_times(new)
+        return old if same and keep_times else new
+
+    made = _EXAMPLE.sub(renew, text)
+    return Played(made, tuple(failures))
+
+
+def play_processes(text: str, folder: Path) -> Played:
+    """Run the examples of a page that are programs of several processes."""
+    failures: list[Failure] = []
+
+    def renew(match: re.Match[str]) -> str:
+        (folder / "program.py").write_text(match["program"])
+        # The module is found where the script is in the path of another environment. torchrun
+        # reports its choice of threads, unless one is made.
+        command = re.sub(
+            "^torchrun", f"{sys.executable} -m torch.distributed.run", match["command"]
+        )
+        output = _run(f"OMP_NUM_THREADS=1 {command}", folder, failures)
+        block = f"```text\n$ {match['command']}\n{output}```\n"
+        return f"```py\n{match['program']}```\n\n{block}"
+
+    made = _PROCESSES.sub(renew, text)
+    return Played(made, tuple(failures))
+
+
+def _play_session(session: str, folder: Path, failures: list[Failure]) -> Iterator[str]:
+    for line in session.splitlines():
+        if line.startswith("$ "):
+            yield f"{line}\n{_run(line.removeprefix('$ '), folder, failures)}"
+
+
+def _run(command: str, folder: Path, failures: list[Failure]) -> str:
+    output, code = run(command, folder)
+    if code:
+        failures.append(Failure(command, code, output))
+    return output

@@ -1,0 +1,316 @@
+"""The parts of the documents that are generated from the program's own tables.
+
+A page has them between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end of generated -->`.
+`python tests/test_docs.py` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from importlib.resources import files
+from inspect import cleandoc
+from itertools import groupby
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+from typer.main import get_command
+
+from verify_tables import describe_causes, describe_checks
+from weightctl.cli import COMMANDS
+from weightctl.codecs import can_decode
+from weightctl.dtype import ENCODINGS
+from weightctl.families import FAMILIES
+from weightctl.formats import FORMATS
+from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.schemes import SCHEMES
+from weightctl.sharding.plan_file import STRATEGIES
+from weightctl.sharding.vllm_names import VLLM_FAMILIES
+from weightctl.system.registry import load
+from weightctl.verify import CHECKS
+from weightctl.verify.compare.causes import CAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["update_tables"]
+
+_BLOCK = re.compile(
+    r"(?P<begin>^<!-- generated: (?P<name>[a-z-]+)(?P<arguments>(?: \S+)*) -->\n).*?"
+    r"(?P<end>^<!-- end of generated -->$)",
+    re.DOTALL | re.MULTILINE,
+)
+_CODE = re.compile(r"(`[^`]*`)")
+_SECTION = re.compile(r"^### (.*?)$(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
+_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
+_WIDTH = 100  # of a message in a list, in characters
+# Conditions that few models meet, which make the table of recipes hard to read.
+_RARE = re.compile("falcon|8 experts|70B")
+# What the names of conditions of recipes mean, where that does not follow from the name.
+_CONDITIONS = {
+    "outer and every third": "the first and last eighth of the layers, and every third layer "
+    "between them",
+    "gqa 4+": "models with at least four query heads for each KV head",
+    "weighted": "conversions with an importance matrix",
+}
+_MARKUP = re.compile(r"([\\*_\[\]<>])")
+
+
+def update_tables(page: str) -> str:
+    """Return a page with its generated parts as they are now."""
+
+    def renew(match: re.Match[str]) -> str:
+        if match["name"] == "errors":
+            made = _list_errors(page)
+        else:
+            made = _TABLES[match["name"]](*match["arguments"].split())
+        return f"{match['begin']}\n{made.strip()}\n\n{match['end']}"
+
+    return _BLOCK.sub(renew, page)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Return a text of the program's as Markdown that reads the same, on one line."""
+    parts = _CODE.split(" ".join(text.split()))
+    for index in range(0, len(parts), 2):
+        parts[index] = _MARKUP.sub(r"\\\1", parts[index])
+    return "".join(parts).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _codes(texts: Iterable[str]) -> str:
+    return ", ".join(map(_code, dict.fromkeys(texts)))
+
+
+def _sentence(text: str) -> str:
+    text = _plain(text)
+    return text if not text or text.endswith((".", ":", ";", "!", "?")) else f"{text}."
+
+
+def _capitalized(text: str) -> str:
+    return _sentence(f"{text[:1].upper()}{text[1:]}")
+
+
+def _click_command(name: str) -> Any:
+    return get_command(load(COMMANDS[name]))
+
+
+def _summary(name: str) -> str:
+    return _sentence(cleandoc(_click_command(name).help).partition("\n\n")[0])
+
+
+def _list_commands(link: str = "{}.md") -> str:
+    """Return the table of commands; `link` is where the page of each is."""
+    rows = ([f"[`{name}`]({link.format(name)})", _summary(name)] for name in COMMANDS)
+    return _table(("command", "what it does"), rows)
+
+
+def _list_options(name: str) -> str:
+    """Return the arguments and options of a command, in the groups of its help page."""
+    parameters = [each for each in _click_command(name).params if not getattr(each, "hidden", 0)]
+    groups: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+    for each in parameters:
+        is_argument = each.param_type_name == "argument"
+        panel = getattr(each, "rich_help_panel", None)
+        groups.setdefault("Arguments" if is_argument else panel or "Options", []).append(each)
+    return "\n\n".join(
+        f"**{title}**\n\n{_table(('option', 'meaning'), map(_describe_option, members))}"
+        for title, members in groups.items()
+        if members
+    ).replace("| option | meaning |", "| argument | meaning |", 1)
+
+
+def _describe_option(option: Any) -> tuple[str, str]:
+    text = [_sentence(option.help or "")]
+    choices = list(getattr(option.type, "choices", ()))
+    if option.param_type_name == "argument":
+        return _code(option.metavar or option.human_readable_name), text[0]
+    number = "N" if "int" in option.type.name else "TEXT"
+    value = "" if option.is_flag else option.metavar or ("" if choices else number)
+    names = [_code(each) for each in option.opts]
+    names[0] = _code(" ".join(filter(None, (option.opts[0], value))).replace("|", "\\|"))
+    if choices:
+        text.append(f"One of {_codes(str(getattr(each, 'value', each)) for each in choices)}.")
+    default = getattr(option.default, "value", option.default)
+    if default not in {None, False, ()} and not callable(default):
+        text.append(f"Default: {_code(str(default))}.")
+    if getattr(option, "multiple", False) and "epeat" not in text[0]:
+        text.append("Can be repeated.")
+    return ", ".join(names), " ".join(filter(None, text))
+
+
+def _list_json_keys(command: str, definition: str = "") -> str:
+    """Return the keys of what a command prints as JSON, from its schema."""
+    text = files("weightctl.schemas").joinpath(f"{command}.json").read_text()
+    schema = json.loads(text)
+    described = schema["$defs"][definition] if definition else schema
+    rows = (
+        [_code(name), _sentence(_description(each, schema))]
+        for name, each in described["properties"].items()
+    )
+    return _table(("key", "value"), rows)
+
+
+def _description(described: Any, schema: Any) -> str:
+    """Return what a schema says of a value, also where it only refers to a definition."""
+    if "description" in described or "$ref" not in described:
+        return str(described.get("description", ""))
+    return str(schema["$defs"][described["$ref"].rpartition("/")[2]].get("description", ""))
+
+
+def _list_checks() -> str:
+    rows = (
+        [_code(name), _capitalized(text), _capitalized(CHECKS[name].remedy)]
+        for name, text in describe_checks().items()
+    )
+    return _table(("check", "what it looks at", "what to do if the cause is not detected"), rows)
+
+
+def _list_causes() -> str:
+    """Return the causes, in groups that have the same remedy."""
+    sentences = describe_causes()
+    groups: dict[str, list[list[str]]] = {}
+    for name, cause in CAUSES.items():
+        row = [_code(name), _capitalized(sentences[name])]
+        groups.setdefault(_capitalized(cause.remedy), []).append(row)
+    return "\n\n".join(
+        f"**What to do:** {remedy}\n\n{_table(('cause', 'what went wrong'), rows)}"
+        for remedy, rows in groups.items()
+    )
+
+
+def _list_families() -> str:
+    rows = []
+    for name, reference in FAMILIES.items():
+        family = load(reference)
+        classes = _codes(each.class_name for each in family.model_types.values())
+        in_vllm = "yes" if name in VLLM_FAMILIES else "no"
+        rows.append(
+            [_code(name), _codes(family.model_types), _code(family.gguf_name), classes, in_vllm]
+        )
+    head = ("family", "`model_type`", "GGUF architecture", "transformers class", "vLLM layout")
+    return _table(head, rows)
+
+
+def _list_block_types() -> str:
+    rows = [
+        [
+            _code(each.name),
+            f"{each.size * 8 / each.block:.4g}",
+            str(each.block),
+            "yes" if can_decode(each) else "no",
+            "yes" if each.codec else "no",
+            "yes" if each.takes_importance else "no",
+            _code(each.fallback),
+        ]
+        for each in ENCODINGS.values()
+        if each.quantization
+    ]
+    head = ("type", "bits per weight", "block", "decoded", "written", "uses imatrix", "substitute")
+    return _table(head, rows)
+
+
+def _list_dtypes() -> str:
+    rows = [
+        [_code(each.name), str(each.size * 8 // each.block), *_in_formats(each.ids)]
+        for each in ENCODINGS.values()
+        if not each.quantization
+    ]
+    return _table(("dtype", "bits", *FORMATS), rows)
+
+
+def _in_formats(ids: Any) -> Iterable[str]:
+    return ("yes" if name in ids else "" for name in FORMATS)
+
+
+def _list_recipes() -> str:
+    rows = []
+    for recipe in LLAMA_RECIPES.values():
+        usual = [line for line in recipe.lines if not _RARE.search(line.when)]
+        while usual and usual[-1].type == recipe.otherwise:
+            usual.pop()
+        by_type = groupby(usual, lambda line: line.type)
+        lines = [
+            f"{_code(kind or 'keep')}: {_plain(', '.join(sorted({_role(each) for each in group})))}"
+            for kind, group in by_type
+        ]
+        rows.append([_code(recipe.name), _code(recipe.otherwise or ""), "; ".join(lines)])
+    return _table(("recipe", "most matrices", "exceptions"), rows)
+
+
+def _list_conditions() -> str:
+    lines = {line for recipe in LLAMA_RECIPES.values() for line in recipe.lines}
+    used = {name.removeprefix("not ") for line in lines for name in line.when.split(", ")}
+    meanings = {name: text for name, text in _CONDITIONS.items() if name in used}
+    return "\n".join(f'- "{name}": {text}.' for name, text in meanings.items())
+
+
+def _role(line: Any) -> str:
+    role = line.tensors if isinstance(line.tensors, str) else line.tensors.pattern
+    return f"{role} ({line.when})" if line.when and role else role or line.when
+
+
+def _list_schemes() -> str:
+    rows = []
+    for name, line in SCHEMES.items():
+        module = import_module(line.record.partition(":")[0])
+        scheme = load(line.record)
+        about = cleandoc(module.__doc__ or "").partition("\n\n")[0]
+        decoded, cut = ("yes" if each else "no" for each in (scheme.decode, scheme.cut))
+        rows.append([_code(name), _sentence(about), decoded, cut])
+    return _table(("scheme", "how weights are stored", "can be decoded", "can be cut"), rows)
+
+
+def _list_formats() -> str:
+    rows = (
+        [_code(name), _codes(line.suffixes), _code(line.in_directory or "")]
+        for name, line in FORMATS.items()
+    )
+    return _table(("format", "suffixes", "file in a model directory"), rows)
+
+
+def _list_errors(page: str) -> str:
+    """Return the error messages that a page shows, each with a link to its section."""
+    lines = []
+    for title, section in _SECTION.findall(page):
+        message = _ERROR.search(section)
+        shown = shorten(message[1] if message else "(no error)", _WIDTH, placeholder=" ...")
+        shown += "`" * (shown.count("`") % 2)  # where a quoted name was cut
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        lines.append(f"- {_plain(shown)} ([{title}](#{anchor}))")
+    return "\n".join(lines)
+
+
+def _list_strategies() -> str:
+    rows = (
+        [_code(name), _codes(each.needed), _codes(each.allowed)]
+        for name, each in STRATEGIES.items()
+        if each.needed or each.allowed
+    )
+    return _table(("strategy", "required settings", "optional settings"), rows)
+
+
+_TABLES: dict[str, Callable[..., str]] = {
+    "block-types": _list_block_types,
+    "causes": _list_causes,
+    "checks": _list_checks,
+    "commands": _list_commands,
+    "conditions": _list_conditions,
+    "dtypes": _list_dtypes,
+    "families": _list_families,
+    "formats": _list_formats,
+    "json": _list_json_keys,
+    "options": _list_options,
+    "recipes": _list_recipes,
+    "schemes": _list_schemes,
+    "strategies": _list_strategies,
+}
