@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -21,7 +20,7 @@ if __name__ == "__main__":  # pytest has these folders in its path
 
 import pytest
 
-from doc_examples import has_examples, play, play_processes, run, without_times
+from doc_examples import has_examples, play, play_processes, without_times
 from doc_tables import update_tables
 from example_files import make_example_files
 from verify_tables import SCHEMA, update_schema

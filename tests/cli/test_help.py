@@ -44,7 +44,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 BEFORE = {
     "": ["model", "model.gguf", "downloaded.pt"],
     "ls": ["model", "model.gguf", "checkpoint.pt"],
-    "diff": ["model", "copy"],
+    "diff": ["model", "copy", "model.gguf"],
     "convert": ["model", "recipe.toml"],
     "shard": ["model", "rules.toml"],
     "verify": ["model", "model-q8.gguf"],
