@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import small_checkpoints
-from weightctl import open_weights
+from weightctl import Plan, convert, open_weights, save, shard
+from weightctl.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,8 +112,8 @@ def test_an_adapter_is_not_written_as_gguf(
     done = weightctl("convert", source, tmp_path / "out.gguf", *asked)
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert "is a LoRA adapter, which is not written as GGUF: its alpha (16) and its base" in said
-    assert "model (example/base)" in said
+    assert "is a LoRA adapter, which weightctl does not write as GGUF: the file would lack" in said
+    assert "lack the alpha (16) and the base model (example/base) in the form" in said
     assert "convert_lora_to_gguf.py" in said
     assert os.listdir(tmp_path) == ["adapter"]
 
@@ -122,7 +123,32 @@ def test_an_adapter_is_refused_without_its_config_too(weightctl: Run, tmp_path: 
     (source / "adapter_config.json").unlink()
     done = weightctl("convert", source / "adapter_model.safetensors", tmp_path / "out.gguf", "-n")
     assert done.returncode == 2
-    assert "its alpha and its base model would not be" in " ".join(done.stderr.split())
+    assert "lack the alpha and the base model in the form" in " ".join(done.stderr.split())
+
+
+def test_every_way_of_saving_refuses_an_adapter_as_gguf(tmp_path: Path) -> None:
+    weights = open_weights(small_checkpoints.adapter(tmp_path))
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        save(weights, tmp_path / "out.gguf")
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        save(Plan.copy(weights, "gguf"), tmp_path / "out.gguf")
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        convert(weights, tmp_path / "out.gguf", dtype="bf16", names="keep")
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[tensors]\n'.' = 'replicate'\n")
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        shard(weights, tmp_path / "out", tp=2, to="gguf", rules=rules)
+    assert sorted(os.listdir(tmp_path)) == ["adapter", "rules.toml"]
+
+
+def test_an_adapter_beside_the_config_of_a_model_is_refused_too(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    source = small_checkpoints.adapter(tmp_path)
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    done = weightctl("convert", source, tmp_path / "out.gguf", "-n")
+    assert done.returncode == 2
+    assert "is a LoRA adapter" in done.stderr
 
 
 def test_an_adapter_goes_to_a_directory_and_a_file_of_safetensors(

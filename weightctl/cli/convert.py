@@ -152,6 +152,16 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
+    weights_only: Annotated[
+        bool,
+        typer.Option(
+            "--weights-only",
+            help="Leave out what a training run stores beside the weights: optimizer state, step "
+            "counts, random number generators, hyperparameters. If one entry has all the weights "
+            "(Lightning's state_dict), the names begin below it.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = False,
     renamings: Annotated[
         list[str] | None,
         typer.Option(
@@ -229,6 +239,7 @@ def convert(
         allow_requantize=allow_requantize,
         fallback=not no_fallback,
         names=names,
+        weights_only=weights_only,
         rename=renamings or None,
         include=include or (),
         exclude=exclude or (),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
-from weightctl.formats.base import Part
+from weightctl.formats.base import LEVELS_KEY, Part
+from weightctl.plan.adapters import refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import list_first
@@ -144,13 +145,14 @@ class Plan:
     def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
         """Plan to store every tensor of a tree, or array by name, as it is in a container format.
 
-        Raises `ConversionError` for what is neither and for weights that are only declared, and
-        `MissingTensorError` for a node of a tree where nothing exists.
+        Raises `ConversionError` for what is neither, for weights that are only declared, and for a
+        LoRA adapter to GGUF; `MissingTensorError` for a node of a tree where nothing exists.
         """
         weights = loaded_checkpoint(weights)
         if weights.name and not weights:
             find_stored_name(weights)  # raises, with near names
         header = header_of(weights)
+        refuse_adapter(header, format_name)
         items = tuple(
             Item(info, info, origin=header.origins.get(name))
             for name, info in header.tensors.items()
@@ -195,6 +197,10 @@ class Plan:
         untied = (self.tied.keys() - tied) | (self.source.header.leaves.keys() - names)
         metadata = {key: value for key, value in self.metadata.items() if key not in untied}
         unkept = {name: leaf for name, leaf in self.unkept.items() if name in names}
+        if LEVELS_KEY in metadata:
+            from weightctl.formats.pytorch.levels import restrict_levels
+
+            metadata = restrict_levels(metadata, {*names, *kept, *tied})
         return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)
 
     def layouts(self) -> tuple[Layout, ...]:

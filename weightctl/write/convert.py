@@ -20,6 +20,7 @@ from weightctl.plan.plan import Plan
 from weightctl.plan.rename import Renaming, is_inline_rule, make_renaming, parse_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.types import type_of
+from weightctl.plan.weights_only import keep_weights
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
@@ -131,6 +132,7 @@ def convert(
     allow_requantize: bool = False,
     fallback: bool = True,
     names: Names | str = Names.AUTO,
+    weights_only: bool = False,
     rename: RenamingsLike | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -148,22 +150,28 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint to another format, dtype or quantization, as `weightctl convert` does.
 
-    `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan, which
-    has its names and tensors already: `names`, `rename`, `include` and `exclude` are not for it. A
-    node below the root of a tree is stored with its full names, which are kept. `out` is a path
-    whose suffix is the format unless `to` says it; without a suffix it is a model's directory.
+    `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
+    plan already has its names and tensors, so that `names`, `weights_only`, `rename`, `include`,
+    `exclude` and `partial` do not apply to it. A node below the root of a tree keeps its full
+    names. `out` is a path whose suffix gives the format, unless `to` does; a path without a suffix
+    is a model's directory.
 
-    `rename` is regular expressions with what replaces them, `"REGEX=NEW"`, the path of a TOML file
-    of such rules, or a list of these; `include` and `exclude` apply to the names in the output.
+    `partial` accepts a checkpoint in several files of which some are missing. `weights_only` leaves
+    out what a training run stores beside the weights: optimizer state, step counts, random number
+    generators and other values; if one entry contains all weights, such as Lightning's
+    `state_dict`, names are those within it. `rename` is a rule `"REGEX=NEW"`, a mapping of such
+    rules, the path of a TOML file of them, or a list of rules and paths. `include` and `exclude`
+    are patterns of the names in the output.
+
     `dtype` stores plain numbers, `quant` quantizes matrices by a recipe or to a type, and
-    `tensor_types` gives types by pattern of names, `"keep"` or None to keep what is stored.
-    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes
-    keys, by patterns too. Sizes are bytes, or text such as "5GB".
+    `tensor_types` gives types by pattern of names; `"keep"` or None keeps the stored type.
+    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys,
+    by patterns too. Sizes are bytes, or text such as "5GB".
 
-    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
-    returned say what would be, `notes` what to know of it, and its `save` carries it out. Raises
-    `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint;
-    the target is the complete new one or what it was before.
+    Returns what was done. With `dry_run` nothing is written: `plan`, `outcome` and `notes` of the
+    result describe the conversion, and its `save` carries it out. Raises `ConversionError`,
+    `FormatError` and `OutputError`, which are `WeightctlError`s with a hint; then the target is
+    what it was before.
     """
     # What a dry run is given is checked too.
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
@@ -172,7 +180,8 @@ def convert(
     where = out if isinstance(out, Target) else target(os.fspath(out), to)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     if isinstance(source, Plan):
-        _refuse_for_plan(source, where, names=names, rename=rename, patterns=(*include, *exclude))
+        has_choice = weights_only or rename is not None or bool([*include, *exclude])
+        _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
         weights = _weights_of(source, source_format)
@@ -181,6 +190,7 @@ def convert(
             weights,
             where,
             names=_names(names),
+            weights_only=weights_only,
             rename=rename,
             is_cast=is_cast,
             include=include,
@@ -262,6 +272,7 @@ def _make_plan(
     where: Target,
     *,
     names: Names,
+    weights_only: bool,
     rename: RenamingsLike | None,
     is_cast: bool,
     include: Sequence[str],
@@ -270,12 +281,15 @@ def _make_plan(
     """Plan to store a tree; a node of one is not a model, and its tensors keep their names."""
     prefix = weights.name
     tree = Checkpoint(source_of(weights)) if prefix else weights
+    if prefix and (rename is not None or weights_only):
+        name = "weights_only" if rename is None else "rename"
+        raise ConversionError(
+            f"{name} works on a whole checkpoint, and `{prefix}` is a part of one",
+            hint="convert the root of the tree, with include",
+        )
+    if weights_only:
+        tree = keep_weights(tree)
     if rename is not None:
-        if prefix:
-            raise ConversionError(
-                f"rename is for a whole checkpoint, and `{prefix}` is a part of one",
-                hint="convert the root of the tree, with include",
-            )
         tree = renamed(tree, _renamings(rename))
     plan = plan_of(
         tree,
@@ -294,18 +308,17 @@ def _make_plan(
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
 
 
-def _refuse_for_plan(
-    plan: Plan, where: Target, *, names: Names | str, rename: object, patterns: Sequence[str]
-) -> None:
+def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choice: bool) -> None:
     """Refuse what a plan has decided already."""
     if plan.format != where.format:
         raise ConversionError(
             f"the plan is for {plan.format}, and {where.path} for {where.format}",
             hint=f"make the plan with `Plan.copy(weights, '{where.format}')`",
         )
-    if _names(names) is not Names.AUTO or rename is not None or patterns:
+    if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, rename, include and exclude are not for a plan, which has its names already",
+            "names, weights_only, rename, include and exclude do not apply to a plan: its tensors "
+            "and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 

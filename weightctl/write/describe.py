@@ -15,6 +15,7 @@ from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST, SourceFingerprint
+from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
@@ -79,6 +80,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     if not written.rstrip("/"):
         raise ConversionError(f"`{written}` is not a name for an output", hint="name a directory")
     header = plan.source.header
+    refuse_adapter(header, plan.format)
     suffix = FORMATS[plan.format].suffix
     paths = [
         _PATHS[plan.layout].format(rank=rank, suffix=suffix) for rank in range(len(plan.ranks))

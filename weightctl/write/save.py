@@ -270,18 +270,24 @@ def _put_beside(plan: Plan | ShardPlan, outcome: Outcome, partial: Partial) -> N
 
 
 def _find_main_dtype(plan: Plan) -> str | None:
-    """Return torch's name for what most of the weights become, None where the config has it."""
+    """Return torch's name for what most of the weights become, None where the config has it.
+
+    8-bit floats do not count, since transformers computes in the dtype of the config and torch does
+    not compute in these: the tensors beside them decide.
+    """
+    is_stated = not plan.documents and all(item.is_copy for item in plan.items)
+    if is_stated:
+        return None
     sizes: Counter[str] = Counter()
     for item in plan.items:
         dtype = item.info.encoding.dtype
         if dtype is not None and dtype.is_float:
             sizes[dtype.value] += item.info.size
-    is_stated = not plan.documents and all(item.is_copy for item in plan.items)
-    if not sizes or is_stated:
-        return None
-    name = sizes.most_common(1)[0][0]
-    # transformers computes in what the config says, and nothing computes in 8-bit floats.
-    return None if name.startswith("float8") else name
+    wide = Counter({name: size for name, size in sizes.items() if not name.startswith("float8")})
+    if not wide:
+        # Every 8-bit float is one of bfloat16's values.
+        return "bfloat16" if sizes else None
+    return wide.most_common(1)[0][0]
 
 
 def _write_seams(
