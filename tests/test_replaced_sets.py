@@ -65,6 +65,6 @@ def test_a_set_without_its_first_file_is_refused(weightctl: Run, tmp_path: Path,
     for path in sorted(tmp_path.glob("out*"))[:1] + list(tmp_path.glob("*.json")):
         path.unlink()
     for path in tmp_path.iterdir():
-        done = weightctl("ls", path)
+        done = weightctl("convert", path, tmp_path / "copy", "--dry-run")
         assert done.returncode == 2
         assert "1 of 3 parts are missing" in done.stderr

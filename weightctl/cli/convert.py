@@ -208,6 +208,15 @@ def convert(
     ] = None,
     to: To = None,
     source: From = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial",
+            help="Convert the parts that exist of a checkpoint in several files, although others "
+            "are missing.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = False,
     force: Force = False,
     dry_run: DryRun = False,
     threads: Threads = None,
@@ -249,6 +258,7 @@ def convert(
         align=alignment,
         to=to,
         source_format=source,
+        partial=partial,
         memory=memory,
         dry_run=True,
     )

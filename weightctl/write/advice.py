@@ -41,6 +41,9 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
             f"{count} vectors are not F32, and llama.cpp computes with no other; --dtype or "
             "--quant makes them so"
         )
+    if plan.source.header.missing:
+        yield "the output lacks the tensors of the missing parts, so it does not load as a model"
+        return
     if plan.format == "gguf" and "general.architecture" not in plan.metadata:
         yield (
             "names and metadata stay as they are: without GGUF's own (`general.architecture` and "

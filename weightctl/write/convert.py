@@ -17,6 +17,7 @@ from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
+from weightctl.plan.recipes import Recipe
 from weightctl.plan.rename import Renaming, is_inline_rule, make_renaming, parse_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.types import type_of
@@ -25,7 +26,7 @@ from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
-from weightctl.weights.tree import Checkpoint, find_stored_name, source_of
+from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.advice import notes_on
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.describe import describe
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.dtype import DTypeLike, Encoding
-    from weightctl.plan.recipes import Recipe
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
@@ -49,6 +49,11 @@ __all__ = ["Conversion", "NonFinite", "convert"]
 
 
 _LEAST_MEMORY = 4_000_000
+
+_RECIPE_OF_PARTS = (
+    "a recipe chooses types by all tensors of a model: with parts missing, tensors can get other "
+    "types than in the whole model"
+)
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -142,6 +147,7 @@ def convert(
     align: int | str | None = None,
     to: str | None = None,
     source_format: str | None = None,
+    partial: bool = False,
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -181,10 +187,11 @@ def convert(
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
+        has_choice = has_choice or partial
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
-        weights = _weights_of(source, source_format)
+        weights = _weights_of(source, source_format, partial=partial)
         opened = source_of(weights)
         plan = _make_plan(
             weights,
@@ -213,6 +220,8 @@ def convert(
     )
     if quant is not None:
         plan = _note_where_nothing_is_quantized(plan)
+    if isinstance(chosen, Recipe) and opened.header.missing:
+        plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))
     if importance is not None:
         plan = apply_importance(plan, importance)
     plan = replace(plan, zero_nonfinite=is_zero)
@@ -255,14 +264,18 @@ def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
 
 
 def _weights_of(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any], format_name: str | None
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    format_name: str | None,
+    *,
+    partial: bool,
 ) -> Checkpoint:
     if isinstance(source, str | os.PathLike):
-        return open_weights(source, format_name)
-    if format_name is not None:
+        return open_weights(source, format_name, partial=partial)
+    if format_name is not None or partial:
+        name = "partial" if format_name is None else "source_format"
         raise ConversionError(
-            "source_format is for a path, and the source is open already",
-            hint="leave source_format out",
+            f"{name} applies to a path, and the source is already open",
+            hint=f"remove {name}, or give it to `open_weights`",
         )
     return loaded_checkpoint(source)
 
@@ -291,10 +304,12 @@ def _make_plan(
         tree = keep_weights(tree)
     if rename is not None:
         tree = renamed(tree, _renamings(rename))
+    # Only a whole model can be translated to another naming convention.
+    is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     plan = plan_of(
         tree,
         where.format,
-        names=Names.KEEP if prefix else names,
+        names=Names.KEEP if is_kept else names,
         is_model=where.file_name is not None,
         is_cast=is_cast,
         include=include,
@@ -317,8 +332,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, weights_only, rename, include and exclude do not apply to a plan: its tensors "
-            "and names are already chosen",
+            "names, weights_only, rename, include, exclude and partial do not apply to a plan: its "
+            "tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 
