@@ -10,6 +10,7 @@ import signal
 import statistics
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ import pytest
 from copying import contents
 from outcomes import KINDS, Kind, leftovers, random_model, random_weights, standing
 from strikes import strikes
-from weightctl import Plan, open_weights, save
+from weightctl import Plan, convert, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError, OutputError
 from weightctl.plan.cast import cast
@@ -27,11 +28,13 @@ from weightctl.system.temporary import JOURNAL
 from weightctl.write.claims import find_journal
 from weightctl.write.describe import describe
 from weightctl.write.journal import read_journal
+from weightctl.write.targets import target
 from weightctl.write.tasks import cut_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from conftest import Completed
     from strikes import Strikes
     from weightctl.write.save import Saved
 
@@ -105,6 +108,37 @@ def test_the_same_conversion_continues_and_gives_the_same_bytes_and_losses(
     assert saved.losses == whole.losses
     assert standing(place) == expected
     assert leftovers(place) == []
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_a_dry_run_says_how_much_would_be_kept(kind: Kind, source: Path, place: Path) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    assert convert(plan, where, dry_run=True).kept_bytes == 0
+    stop_halfway(plan, where)
+    there = leftovers(place)
+    planned = convert(plan, where, dry_run=True)
+    kept_bytes = planned.kept_bytes
+    assert kept_bytes
+    assert leftovers(place) == there
+    changed = replace(plan, zero_nonfinite=True)
+    assert convert(changed, where, dry_run=True, nonfinite="zero").kept_bytes == 0
+    assert planned.save().kept_bytes == kept_bytes
+    assert convert(plan, where, dry_run=True).kept_bytes == 0
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_the_command_says_in_a_dry_run_what_it_would_keep(
+    weightctl: Callable[..., Completed], source: Path, place: Path
+) -> None:
+    out = place / "out.gguf"
+    plan = convert(source, out, dtype="f32", dry_run=True).plan
+    stop_halfway(plan, target(str(out), "gguf"))
+    done = weightctl("convert", source, out, "--dtype", "f32", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "are complete from a run that was stopped, and would be kept" in done.stdout
+    done = weightctl("convert", source, out, "--dtype", "f16", "--dry-run")
+    assert "would be kept" not in done.stdout
 
 
 @EACH

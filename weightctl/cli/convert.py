@@ -32,6 +32,7 @@ from weightctl.cli.report import (
     overflow_notes,
     plan_kind,
     plan_row,
+    planned_resumption,
     summary,
     write_report,
 )
@@ -287,6 +288,8 @@ def convert(
         show_text(json.dumps(made) + "\n")
     elif not quiet:
         lines = summary(path, plan, where, outcome, saved=saved)
+        if dry_run:
+            lines += planned_resumption(conversion.kept_bytes)
         _tell(lines, plan, where, is_plan=dry_run)
     if dry_run:
         # Of a plan that cannot be carried out, all is shown, and then why it cannot.

@@ -15,7 +15,7 @@ from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, exa
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
-from weightctl.cli.report import note_when_stopped
+from weightctl.cli.report import note_when_stopped, planned_resumption
 from weightctl.cli.shares import document, share_rows, summary
 from weightctl.errors import ConversionError
 from weightctl.formats import format_by_suffix
@@ -214,6 +214,8 @@ def shard(
             show_table(share_rows(plan))
             show_lines([[]])
         show_lines(summary(path, target, plan, outcome, saved))
+        if dry_run:
+            show_lines(planned_resumption(sharded.kept_bytes))
     if dry_run:
         # Of a plan that cannot be carried out, all is shown, and then why it cannot.
         outcome.refuse(force=force)

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.write.tasks import Chunk, Portion, Task
 
-__all__ = ["DEFAULT_MEMORY", "ConversionWork", "Filled", "count_threads", "memory_budget"]
+__all__ = [
+    "DEFAULT_MEMORY",
+    "ConversionWork",
+    "Filled",
+    "add_loss",
+    "count_threads",
+    "memory_budget",
+]
 
 DEFAULT_MEMORY = 256 << 20
 # Chunks so small that the interpreter's share is most of the work are not worth a thread.
@@ -128,9 +135,7 @@ class ConversionWork:
                 file.write(offset, data)
                 if needs_crc:
                     crcs[info.name] = crc32(data, crcs.get(info.name, 0))
-            if loss is not None:
-                before = losses.get(info.name)
-                losses[info.name] = loss if before is None else before + loss
+            add_loss(losses, info.name, loss)
             report(data.nbytes)
         facts: dict[str, Any] = {"crc32": crcs} if needs_crc else {}
         if losses:
@@ -199,9 +204,14 @@ class ConversionWork:
             for name, fields in record.facts.get("losses", {}).items():
                 from weightctl.codecs.loss import Loss  # copies need no numpy
 
-                loss = Loss(*fields)
-                found[name] = found[name] + loss if name in found else loss
+                add_loss(found, name, Loss(*fields))
         return found
+
+
+def add_loss(losses: dict[str, Loss], name: str, loss: Loss | None) -> None:
+    """Add what rounding cost a part of a tensor to the losses by name."""
+    if loss is not None:
+        losses[name] = losses[name] + loss if name in losses else loss
 
 
 def _count_made(portion: Portion) -> int:

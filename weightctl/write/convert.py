@@ -31,6 +31,7 @@ from weightctl.write.advice import notes_on
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import refuse_altered
+from weightctl.write.resuming import count_kept_bytes
 from weightctl.write.save import save
 from weightctl.write.targets import Target, target
 
@@ -100,6 +101,13 @@ class Conversion:
     def paths(self) -> list[str]:
         """The paths of the output's files, that which leads to the others first."""
         return self.outcome.files
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
+        if self.saved is not None:
+            return self.saved.kept_bytes
+        return count_kept_bytes(self.plan, self.outcome)
 
     @property
     def losses(self) -> Mapping[str, Loss]:

@@ -19,7 +19,12 @@ from weightctl.storage.base import cannot_write
 from weightctl.storage.pipe import PipeWriter
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
-from weightctl.write.conversion_tasks import ConversionWork, count_threads, memory_budget
+from weightctl.write.conversion_tasks import (
+    ConversionWork,
+    add_loss,
+    count_threads,
+    memory_budget,
+)
 from weightctl.write.describe import describe, identify_run
 from weightctl.write.journal import Recorder
 from weightctl.write.partial import hold_output
@@ -351,9 +356,7 @@ class _Pull:
             self._ahead = next(self._filled, None)
         while self._ahead is not None and self._ahead.info is info:
             _, _, data, loss = self._ahead
-            if loss is not None:
-                before = self._losses.get(info.name)
-                self._losses[info.name] = loss if before is None else before + loss
+            add_loss(self._losses, info.name, loss)
             yield data
             if self._progress is not None:
                 self._progress(data.nbytes)
