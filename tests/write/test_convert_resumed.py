@@ -216,7 +216,7 @@ def test_another_plan_starts_over_and_says_so(source: Path, place: Path) -> None
     stop_halfway(plan, where)
     other = cast(Plan.copy(open_weights(source), "gguf"), ENCODINGS["Q5_0"])
     saved = save(other, where)
-    assert (saved.kept_bytes, saved.started_over) == (0, "the plan is another")
+    assert (saved.kept_bytes, saved.started_over) == (0, "the plan has changed")
     assert leftovers(place) == []
 
 
@@ -244,7 +244,7 @@ def test_importance_is_part_of_the_plan(source: Path, place: Path) -> None:
         for weight in (1, 2)
     ]
     stop_halfway(weighted[0], where)
-    assert save(weighted[1], where).started_over == "the plan is another"
+    assert save(weighted[1], where).started_over == "the plan has changed"
 
 
 @pytest.mark.usefixtures("journal_from_the_start")
@@ -252,7 +252,7 @@ def test_the_config_is_part_of_the_plan(source: Path, place: Path) -> None:
     stop_halfway(*KINDS["file"].plan(open_weights(source), place))
     (source / "config.json").write_text('{"num_attention_heads": 3}')
     saved = save(*KINDS["file"].plan(open_weights(source), place))
-    assert saved.started_over == "the plan is another"
+    assert saved.started_over == "the plan has changed"
 
 
 @pytest.mark.usefixtures("journal_from_the_start")

@@ -290,16 +290,16 @@ def convert(
         lines = summary(path, plan, where, outcome, saved=saved)
         if dry_run:
             lines += planned_resumption(conversion.kept_bytes)
-        _tell(lines, plan, where, is_plan=dry_run)
+        _show_summary(lines, plan, where, is_plan=dry_run)
     if dry_run:
         # Of a plan that cannot be carried out, all is shown, and then why it cannot.
         outcome.refuse(force=force)
-    # Numbers that were lost are told of whatever else was asked to be quiet.
+    # Lost values are reported with -q too.
     for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
         note(text)
 
 
-def _tell(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
+def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
     """Show a summary, below the plan where it is one; on stderr where stdout takes the output."""
     if is_plan:
         entries = {item.info.name: item for item in plan.items}
@@ -317,9 +317,10 @@ def _require_stdout(where: Target, *, as_json: bool) -> None:
         return
     if is_terminal():
         raise OutputError(
-            "a checkpoint is not text for a terminal", hint="redirect stdout, or name a file"
+            "a checkpoint cannot be written to a terminal", hint="redirect stdout, or name a file"
         )
     if as_json:
         raise ConversionError(
-            "stdout takes the output itself", hint="--report FILE keeps what --json shows"
+            "--json and the checkpoint cannot both go to stdout",
+            hint="use --report FILE instead of --json",
         )

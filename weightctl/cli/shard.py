@@ -166,7 +166,7 @@ def shard(
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather takes parts as they are")
+        _refuse(given, "--gather takes the cuts from the manifest")
         gather_into(
             path,
             _require_out(out, "--gather DIR OUT"),
@@ -180,7 +180,7 @@ def shard(
         return
     if tensor == _AUTO:
         given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
-        _refuse(given, "--tp auto writes nothing: it shows which N work for --layout ranks")
+        _refuse(given, "--tp auto writes nothing: it lists which N work for --layout ranks")
         found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
@@ -236,7 +236,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
     """Raise `ConversionError` where something is given, by its name, that means nothing here."""
     names = [name for name, value in given.items() if value is not None]
     if names:
-        raise ConversionError(why, hint=f"leave {' and '.join(names)} out")
+        raise ConversionError(why, hint=f"remove {' and '.join(names)}")
 
 
 def _require_out(out: str | None, usage: str) -> str:
@@ -249,12 +249,13 @@ def _directory(out: str) -> str:
     """Return a path that can only mean a directory; raises `ConversionError` for another."""
     if is_stream(out):
         raise ConversionError(
-            f"{stream_name(out)} takes one file, and shards are several", hint="name a directory"
+            f"{stream_name(out)} takes one file, and a sharded checkpoint has several",
+            hint="name a directory",
         )
     if format_by_suffix(out) and not os.path.isdir(out):
         raise ConversionError(
-            f"{out} has the suffix of a file, and shards are a directory",
-            hint="end it with a slash if it is meant",
+            f"{out} has the suffix of a file, and a sharded checkpoint is a directory",
+            hint="to create a directory of that name, end it with a slash",
         )
     return out
 
@@ -263,20 +264,22 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
     """Return the ranks that are asked for; raises `ConversionError` where none are, or too many."""
     if all(value is None for value in axes.values()):
         raise ConversionError(
-            "for how many ranks?",
-            hint="pass --tp N to cut layers, --ep N to share out experts, --pp N for stages of "
-            "layers; --tp auto shows which N work",
+            "the number of ranks is missing",
+            hint="use --tp N to cut layers, --ep N to distribute experts, --pp N for pipeline "
+            "stages; "
+            "--tp auto lists which N work",
         )
     numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
     for name, text in numbers.items():
         if not re.fullmatch(r"0*[1-9]\d{0,99}", text, re.ASCII):
             more = ", or auto" if name == "--tp" else ""
             raise ConversionError(
-                f"{name} {text} is not a number of ranks", hint=f"pass 1 or more{more}"
+                f"{name} {text} is not a number of ranks",
+                hint=f"use a whole number, 1 or more{more}",
             )
     grid = Grid(*map(int, numbers.values()))
     if grid.ranks > _MOST:
         raise ConversionError(
-            f"{grid.ranks:,} ranks are too many", hint=f"{_MOST:,} are the most there can be"
+            f"{grid.ranks:,} ranks are too many", hint=f"use at most {_MOST:,} ranks"
         )
     return grid

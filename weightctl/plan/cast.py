@@ -57,8 +57,8 @@ class TypeRule(NamedTuple):
         expression, equals, name = written.rpartition("=")
         if not equals or not expression:
             raise ConversionError(
-                f"`--tensor-type {written}` says no type",
-                hint="write REGEX=TYPE: 'ffn_down=Q8_0'",
+                f"`--tensor-type {written}` has no type",
+                hint="write REGEX=TYPE, for example 'ffn_down=Q8_0'",
             )
         return cls(regular_expression(expression), encoding_of(name))
 
@@ -99,11 +99,12 @@ def cast(
     if not isinstance(given, Plan):
         raise ConversionError(
             f"cast takes a Plan, not {type(given).__name__}",
-            hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does it all',
+            hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does all steps',
         )
     if isinstance(rules, str):
         raise ConversionError(
-            f"types by pattern are a mapping, not `{rules}`", hint='for example {"attn_v": "Q8_0"}'
+            f"`rules` is a mapping from patterns to types, not `{rules}`",
+            hint='for example {"attn_v": "Q8_0"}',
         )
     target = None if target is None else type_or_recipe(target)
     if isinstance(rules, Mapping):
@@ -116,7 +117,7 @@ def cast(
             tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
             raise ConversionError(
                 f"no tensor's name matches `{rule.pattern.pattern}`",
-                hint=f"`{tied}` is tied to `{plan.tied[tied]}`, which may get a type"
+                hint=f"`{tied}` is tied to `{plan.tied[tied]}`: give that tensor the type"
                 if tied
                 else plan.names_hint,
             )
@@ -146,7 +147,11 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     if is_no_type or goes_by_role(recipe, called, metadata):
         notes = list(list_unmatched(recipe, infos))
         if recipe.wants_importance and not weighted:
-            notes.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
+            notes.append(
+                f"{recipe.name} loses much precision without an importance matrix: use --imatrix "
+                "FILE "
+                "(imatrix in Python)"
+            )
         consulted = {recipe.path: "the recipe"} if recipe.path else {}
         plan = replace(
             plan,
@@ -157,7 +162,11 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
         return plan, recipe
     encoding = ENCODINGS[recipe.name]
     if any(other != encoding for other in recipe.encodings):
-        note = f"all {encoding}: as llama.cpp's recipe it goes by GGUF's names and metadata"
+        note = (
+            f"every matrix becomes {encoding}: llama.cpp's recipe of that name needs GGUF's names "
+            "and "
+            "metadata, which this model does not have"
+        )
         plan = replace(plan, notes=(*plan.notes, note))
     return plan, encoding
 
@@ -269,8 +278,8 @@ def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
         verb = "keeps its" if len(others) == 1 else "stay in a"
         yield (
             f"{pluralize(len(others), 'tensor')} {verb} wider type, such as norms, biases, "
-            f"routers, embeddings and the output projection: --tensor-type 'REGEX={name.lower()}' "
-            "converts more"
+            "routers, embeddings and the output projection. To convert more of them, use "
+            f"--tensor-type 'REGEX={name.lower()}' (tensor_types in Python)"
         )
 
 
@@ -324,8 +333,9 @@ def _refuse_second_loss(changed: list[Item]) -> None:
         first = twice[0]
         raise ConversionError(
             f"{len(twice)} tensors have already lost precision (`{first.source.name}` is "
-            f"{first.source.encoding}); {first.info.encoding} would lose more on top",
-            hint="start from the unquantized model, or pass --allow-requantize",
+            f"{first.source.encoding}), and would lose more as {first.info.encoding}",
+            hint="start from the unquantized model, or use --allow-requantize "
+            "(allow_requantize=True in Python)",
         )
 
 
@@ -335,10 +345,10 @@ def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
     if scaled:
         first = scaled[0]
         raise ConversionError(
-            f"{len(scaled)} tensors are numbers and scales of weights that are quantized already "
-            f"(`{first.name}` is {first.encoding}), and have no meaning alone",
-            hint="weightctl cannot take them apart yet: start from the unquantized model; "
-            "--tensor-type REGEX=keep leaves some as they are",
+            f"{len(scaled)} tensors are packed values or scales of quantized weights "
+            f"(`{first.name}` is {first.encoding}), and cannot be converted one by one",
+            hint="start from the unquantized model; to leave tensors unchanged, use --tensor-type "
+            "REGEX=keep (tensor_types in Python)",
         )
 
 
@@ -347,16 +357,18 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
     if substituted:
         first = substituted[0]
         raise ConversionError(
-            f"{len(substituted)} of the tensors cannot be what was asked: `{first.info.name}` has "
-            f"rows of {first.info.row}, which do not divide into blocks of {first.asked}",
-            hint=f"without --no-fallback they become {first.info.encoding}",
+            f"{len(substituted)} tensors cannot get the type that was asked for: "
+            f"`{first.info.name}` has rows of {first.info.row}, which do not divide into blocks of "
+            f"{first.asked}",
+            hint="without --no-fallback (fallback=False in Python) it becomes "
+            f"{first.info.encoding}",
         )
 
 
 def _update_type_metadata(
     plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
 ) -> dict[str, MetadataValue]:
-    """Keep the two keys that tell llama.cpp of the types in step with them."""
+    """Update the two keys by which llama.cpp knows the types of a file."""
     metadata = dict(plan.metadata)
     if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
         number = target.file_type if isinstance(target, Recipe) else None

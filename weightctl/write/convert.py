@@ -216,7 +216,7 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     chosen = type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    files = dict.fromkeys(_rule_files(rename), "the rules of names")
+    files = dict.fromkeys(_rule_files(rename), "the file of naming rules")
     plan = replace(plan, consulted={**plan.consulted, **files})
     plan = cast(
         plan,
@@ -255,7 +255,7 @@ def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Se
         given: Any = each  # a caller's types are not checked
         if not isinstance(given, Setting):
             raise ConversionError(
-                f"metadata is values by key, not {given!r:.80}",
+                f"metadata is a mapping from keys to values, not {given!r:.80}",
                 hint='for example `metadata={"general.name": "mine"}`',
             )
     return metadata
@@ -265,8 +265,8 @@ def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
     if not plan.items or any(item.info.encoding.quantization for item in plan.items):
         return plan
     note = (
-        "no tensor is quantized: only matrices whose names end in `.weight` are, and not norms or "
-        "routers; --tensor-type gives others a type"
+        "no tensor is quantized: only matrices whose names end in `.weight` are, except norms and "
+        "routers; for other tensors, use --tensor-type (tensor_types in Python)"
     )
     return replace(plan, notes=(*plan.notes, note))
 
@@ -335,7 +335,7 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
     """Refuse what a plan has decided already."""
     if plan.format != where.format:
         raise ConversionError(
-            f"the plan is for {plan.format}, and {where.path} for {where.format}",
+            f"the plan is for {plan.format}, and {where.path} would be {where.format}",
             hint=f"make the plan with `Plan.copy(weights, '{where.format}')`",
         )
     if _names(names) is not Names.AUTO or has_choice:
@@ -364,13 +364,18 @@ def _rule_files(given: RenamingsLike | None) -> list[str]:
 def _split(plan: Plan, most: int | str) -> Plan:
     limit = _nbytes(most)
     if limit <= 0:
-        raise ConversionError(f"a file of {most} holds nothing", hint="write it like 5GB")
+        raise ConversionError(
+            f"the largest size of a file cannot be {most}", hint="write a size such as 5GB"
+        )
     plan = split(plan, limit)
     layouts = plan.layouts()
     larger = sum(layout.nbytes > limit for layout in layouts)
     if not larger:
         return plan
-    note = f"{larger} of {len(layouts)} files are larger than {most}: no tensor is split"
+    note = (
+        f"{larger} of {len(layouts)} files are larger than {most}: a tensor is not divided "
+        "between files"
+    )
     return replace(plan, notes=(*plan.notes, note))
 
 
@@ -386,5 +391,5 @@ def _choice(kind: type[_Choice], given: _Choice | str, what: str) -> _Choice:
     try:
         return kind(given)
     except ValueError as error:
-        known = ", ".join(str(each.value) for each in kind)
-        raise ConversionError(f"{what} cannot be {given!r}", hint=f"choices: {known}") from error
+        choices = ", ".join(str(each.value) for each in kind)
+        raise ConversionError(f"{what} cannot be {given!r}", hint=f"choices: {choices}") from error

@@ -297,11 +297,11 @@ def _find_resumable(path: str, identify: Callable[[], Purpose] | None) -> _Resum
             before, records = found
             now = None if identify is None else identify()
             if now is None:
-                lost = "what is in memory cannot be recognized"
+                lost = "the input is in memory, and cannot be compared"
             elif before.input != now.input:
                 lost = "the input has changed"
             elif before.plan != now.plan:
-                lost = "the plan is another"
+                lost = "the plan has changed"
             else:
                 return _Resumable(token_of(name), tuple(records))
     return _Resumable(new_token(), lost=lost)

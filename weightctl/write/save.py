@@ -372,7 +372,7 @@ def open_stream(path: str) -> Generator[PipeWriter, None, None]:
     """
     if stream_name(path) == stream_name(STDOUT):
         if not sys.stdout:  # it was closed before this process began
-            raise OutputError("stdout is closed", hint="name a file")
+            raise OutputError("stdout is closed", hint="write to a file")
         sys.stdout.flush()
         yield PipeWriter(sys.stdout.fileno(), "stdout")
         return
