@@ -161,11 +161,11 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"metadata": {"k": object()}}, "cannot be set to"),
         ({"metadata": {"k": [1, "x"]}}, "cannot be set to"),
         ({"metadata": {"k": []}}, "cannot be set to"),
-        ({"max_shard_size": 0}, "holds nothing"),
-        ({"max_shard_size": -1}, "holds nothing"),
+        ({"max_shard_size": 0}, "the largest size of a file cannot be"),
+        ({"max_shard_size": -1}, "the largest size of a file cannot be"),
         ({"align": 48}, "cannot be aligned"),
-        ({"memory": 10}, "too little to work in"),
-        ({"source_format": "gguf"}, "is for a path"),
+        ({"memory": 10}, "is too little"),
+        ({"source_format": "gguf"}, "applies to a path"),
         ({"rename": {"zzz": "a"}}, "no tensor's name matches"),
         ({"rename": "no-such.toml"}, "no-such.toml"),
         ({"rename": ["a=b", "no-such.toml"]}, "no-such.toml"),
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     "options", [{"names": "hf"}, {"rename": {"a": "b"}}, {"include": ["a*"]}, {"exclude": ["a*"]}]
 )
 def test_what_a_plan_has_decided_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="not for a plan"):
+    with pytest.raises(ConversionError, match="do not apply to a plan"):
         convert(Plan.copy(ARRAYS, "gguf"), tmp_path / "out.gguf", **options)
     with pytest.raises(ConversionError, match="is for safetensors"):
         convert(Plan.copy(ARRAYS, "safetensors"), tmp_path / "out.gguf")
@@ -257,8 +257,8 @@ def test_cast_takes_a_plan(given: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tensor_types": "a=Q8_0"}, "are a mapping, not `a=Q8_0`"),
-        ({"metadata": [("a", "b")]}, "metadata is values by key"),
+        ({"tensor_types": "a=Q8_0"}, "is a mapping from patterns to types, not `a=Q8_0`"),
+        ({"metadata": [("a", "b")]}, "metadata is a mapping from keys to values"),
     ],
 )
 def test_options_of_other_types_are_refused(options: dict[str, Any], says: str) -> None:

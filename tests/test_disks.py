@@ -106,9 +106,9 @@ def test_a_read_only_disk_is_refused_as_such(kind: Kind, disk: Path, small: Path
     old_output(kind, disk, TENSORS)
     make_read_only(disk)
     plan, where = kind.plan(open_weights(small), disk)
-    with untouched(disk), pytest.raises(OutputError, match="may not be written") as caught:
+    with untouched(disk), pytest.raises(OutputError, match="is not writable") as caught:
         save(plan, where, force=True)
-    assert "choose another place" in caught.value.hint
+    assert "choose another directory" in caught.value.hint
 
 
 @EACH_KIND

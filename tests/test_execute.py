@@ -121,7 +121,7 @@ def test_where_few_threads_can_start_they_do_it_all(monkeypatch: pytest.MonkeyPa
 
 def test_where_no_thread_can_start_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     start_only(0, monkeypatch)
-    with pytest.raises(ConversionError, match="no thread can be started") as caught:
+    with pytest.raises(ConversionError, match="cannot start a thread") as caught:
         run(plan_for(LARGE, "Q8_0"), threads=8)
     assert "-j 2" in caught.value.hint
 
@@ -132,7 +132,7 @@ def test_memory_that_there_is_not_is_reported(monkeypatch: pytest.MonkeyPatch) -
 
     plan = plan_for(LARGE, "Q8_0")
     monkeypatch.setattr(plan.source, "read_into", refuse)
-    with pytest.raises(ConversionError, match="no memory for 8 threads") as caught:
+    with pytest.raises(ConversionError, match="not enough memory for 8 threads") as caught:
         run(plan, threads=8)
     assert "-j 2" in caught.value.hint
 

@@ -120,7 +120,7 @@ def test_a_tensor_that_comes_out_short_is_not_an_output(tmp_path: Path) -> None:
     item = plan.items[0]
     longer = item.info._replace(shape=(512, 1024))
     plan = plan.with_items((item.__class__(longer, item.source),))
-    with pytest.raises(ConversionError, match="came out as 1048576 bytes, where 2097152 belong"):
+    with pytest.raises(ConversionError, match="has become 1048576 bytes instead of 2097152"):
         save(plan, tmp_path / "out.gguf")
     assert os.listdir(tmp_path) == []
 
@@ -133,6 +133,6 @@ def test_names_that_collide_are_refused_before_anything_is_written(
     save(plan, where)
     same = plan.items[0].info.name
     items = (plan.items[0], *(replace(i, info=i.info._replace(name=same)) for i in plan.items[1:]))
-    collision = pytest.raises(ConversionError, match=rf"3 tensors would be called `{same}`")
+    collision = pytest.raises(ConversionError, match=rf"3 tensors would have the name `{same}`")
     with untouched(tmp_path), collision:
         save(plan.with_items(items), where, force=True)

@@ -44,7 +44,7 @@ def test_the_directory_of_the_input_is_never_the_output(tmp_path: Path) -> None:
     source = tmp_path / "model" / "model.safetensors"
     source.parent.mkdir()
     save(Plan.copy(random_weights(2), "safetensors"), source)
-    with untouched(tmp_path), pytest.raises(OutputError, match="holds the input"):
+    with untouched(tmp_path), pytest.raises(OutputError, match="contains the input"):
         save(Plan.copy(open_weights(source), "safetensors"), source.parent, force=True)
 
 
@@ -99,7 +99,7 @@ def test_no_part_of_an_output_is_ever_a_part_of_the_input(parts: list[Path]) -> 
 
 def test_the_directory_of_a_split_input_is_never_the_output(parts: list[Path]) -> None:
     directory = parts[0].parent
-    with untouched(directory.parent), pytest.raises(OutputError, match="holds the input"):
+    with untouched(directory.parent), pytest.raises(OutputError, match="contains the input"):
         save(Plan.copy(open_weights(parts[-1]), "safetensors"), directory, force=True)
 
 

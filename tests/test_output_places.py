@@ -62,7 +62,7 @@ def test_a_place_that_may_not_be_written_is_refused_as_such(kind: Kind, tmp_path
     tmp_path.chmod(0o500)
     plan, where = kind.plan(random_weights(3, 8), tmp_path)
     try:
-        with pytest.raises(OutputError, match="may not be written"):
+        with pytest.raises(OutputError, match="is not writable"):
             save(plan, where)
     finally:
         tmp_path.chmod(0o700)

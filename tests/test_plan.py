@@ -191,13 +191,15 @@ def test_eight_bit_numbers_with_scales_beside_them_are_not_taken_for_weights() -
             for name, dtype in names.items()
         }
     )
-    with pytest.raises(ConversionError, match="2 tensors are numbers and scales of weights"):
+    with pytest.raises(
+        ConversionError, match="2 tensors are packed values or scales of quantized weights"
+    ):
         cast(Plan.copy(weights, "safetensors"), BF16)
 
 
 def test_what_no_codec_does_is_refused_before_anything_is_written() -> None:
     with pytest.raises(
-        ConversionError, match="`weight` would be IQ3_S, which weightctl cannot make"
+        ConversionError, match="`weight` would be IQ3_S, which weightctl cannot encode"
     ):
         cast(Plan.copy(tree(weight=(2, 256)), "gguf"), ENCODINGS["IQ3_S"]).layouts()
     raw = np.zeros((4, 36), np.uint8)

@@ -48,7 +48,7 @@ def test_any_file_of_an_output_that_exists_is_kept_without_force(
 def test_a_file_that_appears_meanwhile_stays_without_force(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     plan = Plan.copy(random_weights(1), "gguf")
-    with pytest.raises(OutputError, match="has appeared meanwhile"):
+    with pytest.raises(OutputError, match="was created during the run"):
         save(plan, out, progress=lambda _: out.write_bytes(OLD))
     assert out.read_bytes() == OLD
     assert os.listdir(tmp_path) == ["out.gguf"]

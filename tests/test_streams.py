@@ -248,8 +248,8 @@ def test_a_report_is_kept_beside_an_output_into_stdout(
 def test_stdout_needs_a_format(weightctl: Run, tiny_llama: Path, out: str) -> None:
     done = weightctl("convert", tiny_llama, out)
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint(done) == "error: stdout: which format?"
-    assert "hint: pass --to and one of safetensors, gguf" in done.stderr
+    assert complaint(done) == "error: the format for stdout is not stated"
+    assert "hint: use --to (to in Python) with one of safetensors, gguf" in done.stderr
 
 
 def test_a_pipe_without_a_suffix_needs_a_format(
@@ -258,7 +258,7 @@ def test_a_pipe_without_a_suffix_needs_a_format(
     os.mkfifo(tmp_path / "pipe")
     done = weightctl("convert", tiny_llama, tmp_path / "pipe")
     assert done.returncode == 2
-    assert complaint(done) == f"error: {tmp_path}/pipe: which format?"
+    assert complaint(done) == f"error: the format for {tmp_path}/pipe is not stated"
 
 
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
@@ -267,7 +267,7 @@ def test_json_and_the_output_do_not_share_stdout(
 ) -> None:
     done = weightctl("convert", tiny_llama, out, "--to", "gguf", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint(done) == "error: stdout takes the output itself"
+    assert complaint(done) == "error: --json and the checkpoint cannot both go to stdout"
     assert "--report FILE" in done.stderr
 
 
@@ -313,21 +313,21 @@ def test_a_terminal_takes_no_checkpoint(tiny_llama: Path, out: str) -> None:
         errors = process.stderr.read()
     assert process.returncode == 2
     assert shown == b""
-    assert b"error: a checkpoint is not text for a terminal" in errors
+    assert b"error: a checkpoint cannot be written to a terminal" in errors
 
 
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
 def test_several_files_do_not_go_into_stdout(tiny_llama: Path, out: str) -> None:
     done = shell(f"{COMMAND} {tiny_llama} {out} --to gguf --max-shard-size 1MB | cat")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert complaint(done) == "error: stdout is one pipe, and this would be 5 files"
+    assert complaint(done) == "error: stdout takes one file, and the output would be 5 files"
 
 
 def test_several_files_do_not_go_into_a_named_pipe(tiny_llama: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "out.gguf"
     os.mkfifo(pipe)
     plan = split(Plan.copy(open_weights(tiny_llama), "gguf"), 1_000_000)
-    with pytest.raises(ConversionError, match=r"out\.gguf is one pipe") as caught:
+    with pytest.raises(ConversionError, match=r"out\.gguf takes one file") as caught:
         save(plan, pipe)
     assert "--max-shard-size" in caught.value.hint
 

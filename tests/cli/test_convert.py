@@ -74,7 +74,7 @@ def test_names_that_stay_in_a_gguf_are_reported(
     out = tmp_path / "out.gguf"
     done = weightctl("convert", tiny_llama, out, "--quant", "q8_0", "--names", "keep")
     assert "7 x BF16 kept" in done.stdout
-    assert done.stderr.startswith("note: names and metadata stay as they are")
+    assert done.stderr.startswith("note: names and metadata are not translated")
 
 
 def test_quiet_says_nothing(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_files_that_come_out_larger_than_asked_are_reported(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--max-shard-size", "5B")
-    assert "30 of 30 files are larger than 5B: no tensor is split" in done.stderr
+    assert "30 of 30 files are larger than 5B: a tensor is not divided between files" in done.stderr
     assert "out-00001-of-00030.gguf and 29 more (gguf)" in done.stdout
     missing = weightctl("ls", tmp_path / "out.gguf")
     assert "did you mean" in missing.stderr

@@ -37,7 +37,7 @@ def test_a_dry_run_shows_the_recipe_and_what_it_chose(
     (output,) = (line.split() for line in done.stdout.splitlines() if line.startswith("output.w"))
     assert output[3:5] == ["->", "Q6_K"]
     assert output[-1] == "output"
-    assert "attn_v: outer and every third" in done.stdout
+    assert "attn_v: first and last eighth and every third layer" in done.stdout
 
 
 def test_a_script_learns_the_recipe_and_its_lines(
@@ -104,7 +104,7 @@ def test_why_a_type_was_chosen_gives_way_on_a_narrow_terminal(tmp_path: Path) ->
     )
     assert max(map(len, narrow.splitlines())) <= 80
     assert "not Q6_K\n" in narrow
-    assert "instead of Q6_K (attn_v: outer and every third)\n" in wide
+    assert "instead of Q6_K (attn_v: first and last eighth and every third layer)\n" in wide
     assert "instead of Q4_K\n" in wide
 
 

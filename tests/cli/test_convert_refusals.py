@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import small_checkpoints
-from weightctl import open_weights
+from weightctl import Plan, convert, open_weights, save, shard
+from weightctl.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,35 +24,35 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--tensor-type", "q8_0"], "says no type"),
-        (["--tensor-type", "=q8_0"], "says no type"),
+        (["--tensor-type", "q8_0"], "has no type"),
+        (["--tensor-type", "=q8_0"], "has no type"),
         (["--tensor-type", "(=q8_0"], "is not a regular expression"),
         (["--tensor-type", "norm=i8"], "I8 is not a type for weights"),
-        (["--tensor-type", "norm=iq2_xs"], "cannot make IQ2_XS"),
-        (["--tensor-type", "norm=q4_k_m"], "is a mixture of types"),
+        (["--tensor-type", "norm=iq2_xs"], "cannot encode IQ2_XS"),
+        (["--tensor-type", "norm=q4_k_m"], "is a recipe, and a single type is needed here"),
         (["--tensor-type", "nrm=f32"], "no tensor's name matches `nrm`"),
         (["--include", "nrm"], "no tensor matches `nrm`"),
         (["--include", "*.[0-999999999].*"], "is too many numbers"),
-        (["--set", "a"], "`a` sets nothing"),
+        (["--set", "a"], "`--set a` does not have the form"),
         (["--unset", "general.nam"], "there is no metadata"),
         (["--align", "48"], "cannot be aligned to 48 bytes"),
         (["--align", "page"], "is not a size"),
         (["--max-shard-size", "some"], "is not a size"),
         (["--max-shard-size", "5"], "`5` has no unit\nhint: write 5GB, 5MiB"),
-        (["--max-shard-size", "0GB"], "holds nothing"),
+        (["--max-shard-size", "0GB"], "the largest size of a file cannot be 0GB"),
         (["--threads", "0"], "is not in the range"),
         (["--report", "no/such/place.json"], "does not exist"),
-        (["--dtype", "q8_0"], "--quant takes block types"),
+        (["--dtype", "q8_0"], "for block types, use --quant"),
         (["--dtype", "i8"], "is not a type for weights"),
         (["--dtype", "nonsense"], "is not a type that weightctl knows"),
-        (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
+        (["--quant", "bf16"], "to store plain numbers, use --dtype bf16"),
         (["--quant", "q4_k_xl"], "recipes: Q2_K_S, Q3_K_S, Q3_K_M"),
         (["--quant", "Q4KM"], "did you mean Q4_K_M? "),
         (["--quant", "q4_k_medium"], "did you mean Q4_K_M? "),
         (["--quant", "Q8"], "did you mean Q8_0? "),
         (["--quant", "int4"], "did you mean Q4_0 or "),
         (["--quant", "Q4_K_M.tml"], "did you mean Q4_K_M? "),
-        (["--quant", "int8"], "and by the recipes Q2_K_S"),
+        (["--quant", "int8"], "recipes: Q2_K_S"),
         (["--quant", "q8_k"], "cannot quantize to Q8_K"),
         (["--quant", "iq3_s"], "cannot quantize to IQ3_S"),
         (["--quant", "no/such.toml"], "cannot read the recipe no/such.toml"),
@@ -81,7 +82,7 @@ def test_a_mixture_by_role_is_refused_for_names_that_tell_no_role(
     bare.write_bytes((tiny_llama / "model.safetensors").read_bytes())
     done = weightctl("convert", bare, tmp_path / "out.gguf", "--quant", "q4_k_m")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--quant Q4_K is one type throughout" in done.stderr
+    assert "use --quant Q4_K (quant in Python)" in done.stderr
     assert os.listdir(tmp_path) == ["bare.safetensors"]
 
 
@@ -89,7 +90,7 @@ def test_an_unknown_suffix_asks_for_the_format(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.weights"
-    assert "pass --to" in weightctl("convert", tiny_llama, out).stderr
+    assert "use --to FORMAT" in weightctl("convert", tiny_llama, out).stderr
     assert weightctl("convert", tiny_llama, out, "--to", "gguf").returncode == 0
     assert out.read_bytes()[:4] == b"GGUF"
 
@@ -111,8 +112,8 @@ def test_an_adapter_is_not_written_as_gguf(
     done = weightctl("convert", source, tmp_path / "out.gguf", *asked)
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert "is a LoRA adapter, which is not written as GGUF: its alpha (16) and its base" in said
-    assert "model (example/base)" in said
+    assert "is a LoRA adapter, which weightctl does not write as GGUF: the file would lack" in said
+    assert "lack the alpha (16) and the base model (example/base) in the form" in said
     assert "convert_lora_to_gguf.py" in said
     assert os.listdir(tmp_path) == ["adapter"]
 
@@ -122,7 +123,32 @@ def test_an_adapter_is_refused_without_its_config_too(weightctl: Run, tmp_path: 
     (source / "adapter_config.json").unlink()
     done = weightctl("convert", source / "adapter_model.safetensors", tmp_path / "out.gguf", "-n")
     assert done.returncode == 2
-    assert "its alpha and its base model would not be" in " ".join(done.stderr.split())
+    assert "lack the alpha and the base model in the form" in " ".join(done.stderr.split())
+
+
+def test_every_way_of_saving_refuses_an_adapter_as_gguf(tmp_path: Path) -> None:
+    weights = open_weights(small_checkpoints.adapter(tmp_path))
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        save(weights, tmp_path / "out.gguf")
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        save(Plan.copy(weights, "gguf"), tmp_path / "out.gguf")
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        convert(weights, tmp_path / "out.gguf", dtype="bf16", names="keep")
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[tensors]\n'.' = 'replicate'\n")
+    with pytest.raises(ConversionError, match="is a LoRA adapter"):
+        shard(weights, tmp_path / "out", tp=2, to="gguf", rules=rules)
+    assert sorted(os.listdir(tmp_path)) == ["adapter", "rules.toml"]
+
+
+def test_an_adapter_beside_the_config_of_a_model_is_refused_too(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    source = small_checkpoints.adapter(tmp_path)
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    done = weightctl("convert", source, tmp_path / "out.gguf", "-n")
+    assert done.returncode == 2
+    assert "is a LoRA adapter" in done.stderr
 
 
 def test_an_adapter_goes_to_a_directory_and_a_file_of_safetensors(

@@ -188,7 +188,10 @@ def test_a_rule_renames_what_keeps_its_names_otherwise(weightctl: Run, tmp_path:
     ("rules", "says"),
     [
         ("[rename]\nnothing = 'b'", "no tensor's name matches `nothing`"),
-        ("[rename]\n'k_proj' = 'v_proj'", "would be called `model.layers.0.self_attn.v_proj"),
+        (
+            "[rename]\n'k_proj' = 'v_proj'",
+            "would get the same name, `model.layers.0.self_attn.v_proj",
+        ),
         ("[rename]\n'layers' = '\\1'", "invalid group reference 1"),
         ("rename", "is not TOML"),
     ],
@@ -210,5 +213,5 @@ def test_a_file_of_rules_is_never_the_output(
     done = weightctl("convert", tiny_llama, rules, "--to", "gguf", "--rename", rules, "--force",
                      "--names", "keep")  # fmt: skip
     assert done.returncode == 2
-    assert f"{rules} is the rules of names" in done.stderr
+    assert f"{rules} is the file of naming rules" in done.stderr
     assert rules.read_text().startswith("[rename]")

@@ -79,8 +79,8 @@ def test_it_says_what_it_has_written(weightctl: Run, tmp_path: Path) -> None:
     size = (tmp_path / "out" / "rank-0" / "model.safetensors").stat().st_size
     assert lines == [
         f"{TINY} -> out (safetensors, 2 ranks: tp 2)",
-        "30 tensors, 3.87 MB: 23 cut, 7 replicated; copies take 3.58 kB more",
-        f"2 files of {2 * size / 1e6:.2f} MB together",
+        "30 tensors, 3.87 MB: 23 cut, 7 replicated; copies add 3.58 kB",
+        f"2 files of {2 * size / 1e6:.2f} MB in all",
         f"  rank-[0-1]/model.safetensors: 30 tensors, {size / 1e6:.2f} MB each",
         "with config.json, tokenizer.json and 3 more beside each",
     ]
@@ -104,8 +104,10 @@ def test_a_dry_run_that_cannot_be_carried_out_is_shown_and_refused(tmp_path: Pat
     done = asked(TINY, tmp_path, "--tp", "2", "--dry-run")
     assert "nothing was written" in done.stdout
     assert f"{tmp_path} exists and is not empty" in str(done.exception)
-    assert "--force would not replace notes.txt" in str(done.exception)
-    assert "would not write: notes.txt" in refusal(TINY, tmp_path, "--tp", "2", "-n", "--force")
+    assert "--force does not replace notes.txt" in str(done.exception)
+    assert "are not part of the output: notes.txt" in refusal(
+        TINY, tmp_path, "--tp", "2", "-n", "--force"
+    )
 
 
 def test_a_dry_run_knows_the_files_to_the_byte(tmp_path: Path) -> None:
@@ -144,9 +146,9 @@ def test_a_cut_checkpoint_is_put_together_byte_for_byte(halves: Path, tmp_path: 
     assert done.exit_code == 0
     assert done.stdout.splitlines()[:4] == [
         f"{halves} -> {tmp_path / 'whole'} (safetensors)",
-        "30 tensors of 2 ranks, 3.87 MB; the file takes 3.87 MB",
+        "30 tensors from 2 ranks, 3.87 MB; the file takes 3.87 MB",
         "with config.json, tokenizer.json and 3 more beside",
-        "every part has the SHA-256 that it was written with",
+        "all shards match the SHA-256 in the manifest",
     ]
     assert sorted(os.listdir(tmp_path / "whole")) == sorted(os.listdir(TINY))
     for name in os.listdir(TINY):
@@ -184,12 +186,12 @@ def test_an_altered_part_is_named_and_nothing_written(halves: Path, tmp_path: Pa
 def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path) -> None:
     out = tmp_path / "whole.gguf"
     message = refusal("--gather", halves, out)
-    assert "are safetensors, and are put together as they are" in message
-    assert f"hint: `weightctl convert {halves} {out}` writes gguf" in message
+    assert "are safetensors, and gathering keeps the format" in message
+    assert f"hint: to write gguf, use `weightctl convert {halves} {out}`" in message
     bare = tmp_path / "out"
     message = refusal("--gather", halves, bare, "--to", "gguf")
-    assert f"hint: `weightctl convert {halves} {bare}.gguf` writes gguf" in message
-    assert "writes into a pipe" in refusal("--gather", halves, "-")
+    assert f"hint: to write gguf, use `weightctl convert {halves} {bare}.gguf`" in message
+    assert "to write into a pipe, use" in refusal("--gather", halves, "-")
 
 
 @pytest.mark.parametrize(
@@ -198,28 +200,34 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny}", "the number of ranks is missing"),
         ("{tiny} out", "the number of ranks is missing"),
         ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard IN OUT --tp N"),
-        ("{tiny} out --tp 0", "--tp 0 is not a number of ranks\n  hint: pass 1 or more, or auto"),
+        (
+            "{tiny} out --tp 0",
+            "--tp 0 is not a number of ranks\n  hint: use a whole number, 1 or more, or auto",
+        ),
         ("{tiny} out --tp two", "--tp two is not a number of ranks"),
         ("{tiny} out --tp 99999999999", "99,999,999,999 ranks are too many"),
         ("{tiny} out --tp 99999 --pp 3", "299,997 ranks are too many"),
         ("{tiny} out --ep 2", "the model has no experts, which 2 groups cannot share"),
         ("{tiny} out --pp 4", "3 layers, which 4 stages cannot share\n  hint: --pp takes up to 3"),
         ("{tiny} out --tp auto", "--tp auto writes nothing"),
-        ("{tiny} --tp auto --pp 2 --to gguf", "hint: leave --pp and --to out"),
+        ("{tiny} --tp auto --pp 2 --to gguf", "hint: remove --pp and --to"),
         ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
         ("{tiny} out --tp 2 --to none", "`none` is not a format\n  hint: formats: safetensors"),
         ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
         ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
-        ("{tiny} - --tp 2", "stdout is one file, and shards are several files"),
+        ("{tiny} - --tp 2", "stdout takes one file, and a sharded checkpoint has several"),
         ("nowhere out --tp 2", "nowhere: No such file or directory"),
         ("nowhere --tp auto", "nowhere: No such file or directory"),
         ("{readme} out --tp 2", "no checkpoint that weightctl reads: it is text"),
         ("{training} out --tp 2", "; --plan FILE says how its tensors are cut"),
         ("--gather {tiny}", "OUT is missing\n  hint: weightctl shard --gather DIR OUT"),
-        ("--gather {tiny} whole", "is not a sharded checkpoint: it has no manifest of one"),
+        ("--gather {tiny} whole", "is not a sharded checkpoint: it has no manifest"),
         ("--gather nowhere whole", "nowhere: No such file or directory"),
-        ("--gather {tiny} whole --tp 2", "joins shards as they are\n  hint: leave --tp out"),
-        ("--gather {tiny} whole --layout vllm", "hint: leave --layout out"),
+        (
+            "--gather {tiny} whole --tp 2",
+            "takes the cuts from the manifest\n  hint: remove --tp",
+        ),
+        ("--gather {tiny} whole --layout vllm", "hint: remove --layout"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_what_can(arguments: str, message: str) -> None:

@@ -43,21 +43,21 @@ def test_a_device_that_is_not_there_is_reported_before_anything_is_read() -> Non
     error = refusal("nowhere", "--device", "cuda:9999")
     assert isinstance(error, ConversionError)
     assert error.message.startswith("cuda:9999 was asked for")
-    assert error.hint == "--device cpu needs none"
+    assert error.hint == "use --device cpu"
 
 
 def test_layers_are_a_number_or_from_one_to_another() -> None:
     assert layers_named("5") == range(5, 6)
     assert layers_named("0-3") == layers_named(" 0 - 3 ") == range(4)
     for written in ("", "3-1", "-1", "0-", "a", "0:3", "1,2", "9" * 30, "٣"):
-        with pytest.raises(ConversionError, match="names no layers"):
+        with pytest.raises(ConversionError, match="is not a range of layers"):
             layers_named(written)
 
 
 def test_tokens_are_numbers_with_commas_or_spaces_between() -> None:
     assert parse_tokens("1,42,7") == parse_tokens(" 1, 42 7,") == (1, 42, 7)
     for written in ("", ",", "1,a", "-1", "1.5", "9" * 30, "٣"):
-        with pytest.raises(ConversionError, match="lists no tokens"):
+        with pytest.raises(ConversionError, match="is not a list of token ids"):
             parse_tokens(written)
 
 
@@ -76,13 +76,13 @@ def test_a_long_text_is_cut_between_letters(tmp_path: Path) -> None:
 def test_a_file_that_is_not_text_says_where(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"abc\xff")
-    with pytest.raises(ConversionError, match="byte 3: this is not text in UTF-8"):
+    with pytest.raises(ConversionError, match="byte 3: the file is not UTF-8 text"):
         text_of(str(path))
     path.write_bytes(b"ab\xc3")
-    with pytest.raises(ConversionError, match="not text in UTF-8"):
+    with pytest.raises(ConversionError, match="the file is not UTF-8 text"):
         text_of(str(path))
     path.write_bytes(b" \n")
-    with pytest.raises(ConversionError, match="there is no text in it"):
+    with pytest.raises(ConversionError, match="the file contains no text"):
         text_of(str(path))
     with pytest.raises(FileNotFoundError):
         text_of(str(tmp_path / "nowhere"))

@@ -233,6 +233,9 @@ CASES: dict[str, Case] = {
     **OTHERS,
 }
 
+# Sets of which nothing but other parts is missing.
+LISTED = ["split-part-missing", "index-part-missing"]
+
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
@@ -273,7 +276,13 @@ def test_refusing_a_file_takes_little_time_and_memory(name: str, figures: dict[s
     assert_cheap(figures[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", LISTED)
+def test_what_exists_of_a_set_is_listed_with_a_note(name: str, figures: dict[str, Any]) -> None:
+    assert (figures[name]["code"], figures[name]["stderr"].count("\n")) == (0, 1)
+    assert figures[name]["stderr"].startswith("note: part 1 of ")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LISTED])
 def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
     assert_one_error(figures[name])
 

@@ -312,3 +312,60 @@ def test_a_path_that_is_not_a_file_is_a_clear_error(kind: str, tmp_path: Path) -
     with pytest.raises(FormatError, match=r"regular|No such|null byte|too long") as caught:
         open_weights(tmp_path / kind)
     assert caught.value.hint
+
+
+# Sets of which parts are missing
+
+
+def test_a_part_without_the_others_can_be_opened(split: Path) -> None:
+    (split / GGUF_PARTS[0]).unlink()
+    (split / GGUF_PARTS[2]).unlink()
+    weights = open_weights(split / GGUF_PARTS[1], partial=True)
+    assert contents(weights) == {"b": ALL_THREE["b"]}
+    assert weights.header.missing == (GGUF_PARTS[0], GGUF_PARTS[2])
+    assert weights.header.notes == (
+        f"part 2 of 3; the other parts are missing: `{GGUF_PARTS[0]}`, `{GGUF_PARTS[2]}`",
+    )
+    assert not [key for key in weights.metadata if key.startswith("split.")]
+
+
+@pytest.mark.parametrize("name", [TENSOR_PARTS[1], INDEX, "."])
+def test_an_index_without_all_of_its_parts_can_be_opened(sharded: Path, name: str) -> None:
+    (sharded / TENSOR_PARTS[0]).unlink()
+    weights = open_weights(sharded / name, partial=True)
+    assert contents(weights) == {"b": ALL_THREE["b"]}
+    assert weights.header.notes == (f"part 2 of 2; the other part is missing: `{TENSOR_PARTS[0]}`",)
+
+
+def test_several_parts_that_exist_are_opened_together(split: Path) -> None:
+    (split / GGUF_PARTS[1]).unlink()
+    weights = open_weights(split, partial=True)
+    assert [*weights.header.tensors] == ["a", "c"]
+    assert weights.header.notes == (f"1 of 3 parts are missing: `{GGUF_PARTS[1]}`",)
+
+
+def test_missing_parts_are_an_error_that_says_how_to_convert_the_others(split: Path) -> None:
+    (split / GGUF_PARTS[1]).unlink()
+    with pytest.raises(FormatError, match="1 of 3 parts are missing") as caught:
+        open_weights(split)
+    assert caught.value.hint.endswith("use --partial (partial=True in Python)")
+
+
+def test_a_set_without_any_part_is_an_error_all_the_same(sharded: Path) -> None:
+    for name in TENSOR_PARTS:
+        (sharded / name).unlink()
+    with pytest.raises(FormatError, match="2 of 2 parts are missing") as caught:
+        open_weights(sharded / INDEX, partial=True)
+    assert "--partial" not in caught.value.hint
+
+
+def test_a_whole_set_says_nothing_of_parts(split: Path) -> None:
+    header = open_weights(split, partial=True).header
+    assert (header.missing, header.notes) == ((), ())
+
+
+def test_parts_that_exist_must_be_sound_and_in_their_place(split: Path) -> None:
+    (split / GGUF_PARTS[0]).unlink()
+    (split / GGUF_PARTS[2]).rename(split / GGUF_PARTS[1])
+    with pytest.raises(FormatError, match=r"`split\.no` is 2, where 1 belongs"):
+        open_weights(split, partial=True)

@@ -65,10 +65,10 @@ REFUSALS = {
     "a second loss": (["--quant", "Q5_0"], "already lost precision"),
     "a rule for nothing": (["--tensor-type", "nothing=Q8_0"], "no tensor's name matches `nothing`"),
     "a choice of nothing": (["--include", "nothing"], "no tensor matches `nothing`"),
-    "metadata that is not there": (["--unset", "nothing"], "no metadata `nothing`"),
+    "metadata that is not there": (["--unset", "nothing"], "no metadata key `nothing`"),
     "metadata of another type": (["--set", "n:u32=many"], "`many` is not a valid u32"),
     "no alignment": (["--align", "3"], "cannot be aligned to 3 bytes"),
-    "too little memory": (["--mem", "1kB"], "too little to work in"),
+    "too little memory": (["--mem", "1kB"], "is too little"),
     "no size": (["--max-shard-size", "some"], "`some` is not a size"),
     "a report over the output": (["--report", "out.gguf"], "is the output itself"),
     "a report nowhere": (["--report", "nowhere/report.json"], "does not exist"),
@@ -119,4 +119,4 @@ def test_a_full_disk_and_a_missing_directory_give_different_messages(tmp_path: P
     with pytest.raises(OutputError, match=r"the directory .* does not exist") as missing:
         save(plan, tmp_path / "nowhere" / "out.gguf")
     assert full.value.hint == "free some space, or choose another disk"
-    assert missing.value.hint == "create it first"
+    assert missing.value.hint == "create the directory first"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import TypeRule, cast
+from weightctl.plan.plan import Item
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
 
@@ -110,3 +112,59 @@ def test_the_file_type_is_that_of_most_numbers() -> None:
     mixed = cast(plan, None, [TypeRule(re.compile("weight"), ENCODINGS["Q8_0"])])
     assert mixed.metadata["general.file_type"] == MetadataValue("u32", 7)
     assert mixed.metadata["general.quantization_version"] == MetadataValue("u32", 2)
+
+
+# 8-bit floats without scales
+
+MODEL = {
+    "model.embed_tokens.weight": (32, 16),
+    "model.layers.0.input_layernorm.weight": (16,),
+    "model.layers.0.mlp.gate.weight": (8, 16),
+    "model.layers.0.mlp.experts.gate_up_proj": (8, 32, 16),
+    "model.layers.0.mlp.experts.gate_up_proj_bias": (8, 32),
+    "model.layers.0.self_attn.q_proj.weight": (16, 16),
+    "model.layers.0.self_attn.q_proj.bias": (16,),
+    "lm_head.weight": (32, 16),
+}
+PROJECTIONS = ["model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.self_attn.q_proj.weight"]
+
+
+def plan_of_model(dtype: type = np.float16) -> Plan:
+    arrays = {name: np.ones(shape, dtype) for name, shape in MODEL.items()}
+    return Plan.copy(arrays, "safetensors")
+
+
+@pytest.mark.parametrize("target", ["F8_E4M3", "F8_E5M2"])
+def test_small_floats_are_for_the_matrices_of_layers_alone(target: str) -> None:
+    plan = cast(plan_of_model(), target)
+    small = [item.info.name for item in plan.items if item.info.encoding.name == target]
+    assert small == PROJECTIONS
+    assert {item.info.encoding.name for item in plan.items} == {target, "F16"}
+
+
+def test_a_rule_gives_a_small_float_to_anything() -> None:
+    plan = cast(plan_of_model(), "F8_E4M3", {".": "F8_E4M3"})
+    assert {item.info.encoding.name for item in plan.items} == {"F8_E4M3"}
+
+
+def test_a_note_says_that_small_floats_have_no_scales() -> None:
+    unscaled, wide = cast(plan_of_model(), "F8_E4M3").notes
+    assert unscaled.startswith("2 tensors become F8_E4M3 without scales")
+    assert wide.startswith("6 tensors stay in a wider type")
+    assert "--tensor-type 'REGEX=f8_e4m3'" in wide
+    (note,) = cast(plan_of_model(), None, {"q_proj.weight": "F8_E5M2"}).notes[:1]
+    assert note.startswith("1 tensor becomes F8_E5M2 without scales")
+    assert not cast(plan_of_model(), "BF16").notes
+
+
+def test_blocks_around_small_floats_become_bf16() -> None:
+    arrays = {
+        "token_embd.weight": np.ones((32, 32), np.float32),
+        "blk.0.ffn_up.weight": np.ones((32, 32), np.float32),
+    }
+    plan = cast(Plan.copy(arrays, "gguf"), None, {".": "Q8_0"})
+    blocks = replace(
+        plan, format="safetensors", items=tuple(Item(i.info, i.info) for i in plan.items)
+    )
+    made = cast(blocks, "F8_E4M3", requantize=True)
+    assert [item.info.encoding.name for item in made.items] == ["BF16", "F8_E4M3"]

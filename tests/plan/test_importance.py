@@ -80,7 +80,7 @@ def test_each_matrix_of_a_tensor_has_its_own_row_of_importance() -> None:
 def test_a_type_whose_search_heeds_nothing_gets_nothing(encoding: str) -> None:
     plan = apply_importance(planned(encoding), importance(**{MATRIX: 256}))
     assert all(item.importance is None for item in plan.items)
-    assert plan.notes == ("i.gguf changes nothing: no tensor becomes a type whose search heeds it",)
+    assert plan.notes == ("i.gguf changes nothing: no tensor becomes a type that can use it",)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_an_embedding_of_another_size_is_quantized_without() -> None:
 def test_notes_count_tensors_without_entries_and_entries_without_tensors() -> None:
     plan = apply_importance(planned(), importance(**{MATRIX: 256, "blk.9.attn_q.weight": 256}))
     assert plan.notes == (
-        "2 of 3 tensors have no importance in i.gguf, and are quantized without: "  # noqa: ISC004
+        "2 of 3 tensors have no entry in i.gguf, and are quantized without it: "  # noqa: ISC004
         f"`{EMBEDDING}`, `{EXPERTS}`",
-        "1 of 2 entries of i.gguf are of no tensor: `blk.9.attn_q.weight`",
+        "1 of 2 entries of i.gguf belong to no tensor: `blk.9.attn_q.weight`",
     )
 
 
@@ -136,7 +136,7 @@ def test_a_matrix_whose_importance_is_0_is_quantized_without_and_told_of(idle: f
     assert [item.importance is None for item in plan.items] == [True, False]
     assert plan.notes == (
         "the importance in i.dat is 0 for 2 of 4 matrices of 2 tensors, which are quantized "  # noqa: ISC004
-        f"without: `{MATRIX}`, `{EXPERTS}`",
+        f"without it: `{MATRIX}`, `{EXPERTS}`",
     )
     made = {info.name: b"" for info in (item.info for item in plan.items)}
     for info, piece in execute(plan, tuple(item.info for item in plan.items)):
@@ -173,14 +173,14 @@ def test_importance_that_overflows_a_scale_is_reported_with_what_holds_the_tenso
              "--imatrix", imatrix)  # fmt: skip
     done = weightctl(*asked)
     assert done.returncode == 2
-    assert "overflows the scale of its block of Q4_K with the importance" in done.stderr
+    assert "overflows the scale of its Q4_K block, with the importance" in done.stderr
     rule = r"^blk\.0\.attn_q\.weight$=bf16"
     assert f"--tensor-type '{rule}'" in done.stderr
     assert weightctl(*asked, "--tensor-type", rule).returncode == 0
 
 
 def test_the_matrix_of_another_model_is_refused() -> None:
-    with pytest.raises(ConversionError, match="no entry for any tensor: it names `h") as error:
+    with pytest.raises(ConversionError, match="no entry for any tensor: an entry is `h") as error:
         plan_importance(planned(), **{"h.0.w": 256})
     assert error.value.hint
 

@@ -74,9 +74,9 @@ def test_a_pattern_that_names_no_matrix_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="goes by GGUF's names") as caught:
+    with pytest.raises(ConversionError, match="needs GGUF's names") as caught:
         made(tmp_path, "base = 'Q6_K'", described=None)
-    assert "`default` instead of a `base`" in caught.value.hint
+    assert "`default` instead of `base`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
         ("[types", "is not TOML"),
         ("[" * 5000, "is not TOML"),
         ("types = 3", "`types` is not a table"),
-        ("otherwise = 'Q8_0'", "`otherwise` means nothing"),
+        ("otherwise = 'Q8_0'", "`otherwise` is not a key"),
         ("base = 'Q4_K_M'\ndefault = 'Q4_K'", "both given"),
-        ("base = 'Q4_K'", "no recipe that weightctl knows"),
-        ("base = 4", "no recipe that weightctl knows"),
-        ("default = 'Q4_K_M'", "Q4_K_M is a mixture of types"),
-        ("[types]\n'attn_v' = 'Q4_K_M'", "Q4_K_M is a mixture of types"),
+        ("base = 'Q4_K'", "which is not a recipe"),
+        ("base = 4", "which is not a recipe"),
+        ("default = 'Q4_K_M'", "Q4_K_M is a recipe, and a single type is needed here"),
+        ("[types]\n'attn_v' = 'Q4_K_M'", "Q4_K_M is a recipe, and a single type is needed here"),
         ("default = 'nonsense'", "is not a type that weightctl knows"),
         ("default = 'i8'", "I8 is not a type for weights"),
         ("default = 'F4'", "F4 is not a type for weights"),
         ("default = 'F8_E8M0'", "F8_E8M0 is not a type for weights"),
-        ("default = 'IQ2_XS'", "weightctl cannot make IQ2_XS"),
+        ("default = 'IQ2_XS'", "weightctl cannot encode IQ2_XS"),
         ("[types]\n'(' = 'Q8_0'", "`(` is not a regular expression"),
         ("[types]\nblk.0 = 'Q8_0'", "the type of `blk` is not a string"),
         ("#" * (1 << 20) + "##", "too large for a recipe"),
@@ -119,7 +119,7 @@ def test_a_file_with_the_name_of_a_type_is_a_recipe_all_the_same(tmp_path: Path)
     path = tmp_path / "Q8_0"
     path.write_text("base = 'Q4_K_M'\n")
     held = {"lm_head.weight": WeightData.from_numpy(np.ones((4, 256), np.float16), "lm_head")}
-    with pytest.raises(ConversionError, match="goes by GGUF's names"):
+    with pytest.raises(ConversionError, match="needs GGUF's names"):
         cast(Plan.copy(as_checkpoint(held), "gguf"), read_recipe(str(path)))
 
 

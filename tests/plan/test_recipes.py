@@ -162,7 +162,7 @@ def test_stacks_become_mxfp4_but_not_those_of_no_expert() -> None:
     stacked = {"shape": (2, 256, 256)}
     assert chosen("MXFP4_MOE", *names, **stacked) == ["MXFP4", "MXFP4"]
     assert chosen("MXFP4_MOE", *names, architecture="bailingmoe3", **stacked) == ["Q8_0", "MXFP4"]
-    assert [str(line) for line in LLAMA_RECIPES["MXFP4_MOE"].lines] == ["output", "experts"]
+    assert [str(line) for line in LLAMA_RECIPES["MXFP4_MOE"].lines] == ["output", "stacked experts"]
 
 
 def test_a_part_of_a_model_gets_the_types_of_the_whole() -> None:
@@ -186,7 +186,7 @@ def test_a_choice_names_its_line() -> None:
              for name in ("blk.0.attn_v.weight", "blk.0.attn_q.weight")]  # fmt: skip
     found = choose(LLAMA_RECIPES["Q4_K_S"], infos, metadata("llama"))
     assert found == {
-        "blk.0.attn_v.weight": RecipeChoice(ENCODINGS["Q5_K"], "attn_v: first 4"),
+        "blk.0.attn_v.weight": RecipeChoice(ENCODINGS["Q5_K"], "attn_v: first 4 layers"),
         "blk.0.attn_q.weight": RecipeChoice(ENCODINGS["Q4_K"], "otherwise"),
     }
 
@@ -219,7 +219,7 @@ def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
 
 def test_a_substitute_in_a_recipe_can_be_refused() -> None:
     described = Shaped.of("llama 30 layers, tied, rows of 576 (SmolLM2 shape)")
-    with pytest.raises(ConversionError, match="181 of the tensors cannot be what was asked"):
+    with pytest.raises(ConversionError, match="181 tensors cannot get the type that was asked for"):
         cast(described.plan(), LLAMA_RECIPES["Q4_K_M"], fallback=False)
 
 
@@ -232,16 +232,19 @@ def test_without_importance_a_recipe_that_wants_it_says_so() -> None:
 @pytest.mark.parametrize("described", [None, metadata("llama")], ids=["bare", "llama"])
 def test_a_mixture_needs_names_that_tell_roles(described: dict[str, MetadataValue] | None) -> None:
     plan = small("model.embed_tokens.weight", "lm_head.weight", described=described)
-    with pytest.raises(ConversionError, match="Q4_K_M goes by GGUF's names") as caught:
+    with pytest.raises(ConversionError, match="Q4_K_M needs GGUF's names") as caught:
         cast(plan, LLAMA_RECIPES["Q4_K_M"])
-    assert "--quant Q4_K is one type throughout" in caught.value.hint
+    assert "use --quant Q4_K (quant in Python)" in caught.value.hint
 
 
 def test_a_recipe_with_the_name_of_a_type_is_that_type_under_other_names() -> None:
     plan = cast(small("model.embed_tokens.weight", "lm_head.weight"), LLAMA_RECIPES["Q6_K"])
     assert [item.info.encoding.name for item in plan.items] == ["Q6_K", "Q6_K"]
     assert plan.recipe == ""
-    assert plan.notes == ("all Q6_K: as llama.cpp's recipe it goes by GGUF's names and metadata",)
+    assert plan.notes == (
+        "every matrix becomes Q6_K: llama.cpp's recipe of that name needs GGUF's names and "  # noqa: ISC004
+        "metadata, which this model does not have",
+    )
 
 
 def test_q8_0_is_the_same_under_all_names() -> None:

@@ -70,23 +70,23 @@ def test_a_rule_that_is_found_in_no_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_an_earlier_one_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="or an earlier rule takes all that do"):
+    with pytest.raises(ConversionError, match="or earlier rules apply to all"):
         renamed(tmp_path, "[rename]\nencoder = 'e'\nquery = 'q'")
 
 
 def test_two_tensors_of_one_name_are_refused_with_both(tmp_path: Path) -> None:
-    both = r"`encoder\.0\.query` and `encoder\.1\.query` would be called `encoder\.query`"
+    both = r"`encoder\.0\.query` and `encoder\.1\.query` would get the same name, `encoder\.query`"
     with pytest.raises(ConversionError, match=both):
         renamed(tmp_path, "[rename]\n'\\.\\d+' = ''")
 
 
 def test_a_new_name_that_another_tensor_keeps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="would be called `head`"):
+    with pytest.raises(ConversionError, match="would get the same name, `head`"):
         renamed(tmp_path, "[rename]\n'^encoder.10.key$' = 'head'")
 
 
 def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="`head` would be called ``"):
+    with pytest.raises(ConversionError, match="`head` would get an empty name"):
         renamed(tmp_path, "[rename]\nhead = ''")
 
 
@@ -94,11 +94,11 @@ def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
     ("rules", "says"),
     [
         ("encoder", "is not TOML"),
-        ("a = 1", "there is one table, `rename`"),
-        ("[rename]", "there is one table, `rename`"),
-        ("rename = 'a'", "there is one table, `rename`"),
-        ("[rename]\na = 'b'\n[types]\na = 'F32'", "there is one table, `rename`"),
-        ("[rename]\nhead = 5", "what `head` becomes is not text"),
+        ("a = 1", "must have one table, `rename`"),
+        ("[rename]", "must have one table, `rename`"),
+        ("rename = 'a'", "must have one table, `rename`"),
+        ("[rename]\na = 'b'\n[types]\na = 'F32'", "must have one table, `rename`"),
+        ("[rename]\nhead = 5", "the replacement for `head` is not text"),
         ("[rename]\n'(' = 'b'", r"`\(` is not a regular expression"),
         ("[rename]\n'head' = '\\1'", "invalid group reference 1"),
         ("[rename]\n'head' = '\\g<part>'", "unknown group name 'part'"),
@@ -134,7 +134,7 @@ def test_rules_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_too_large_for_rules_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_bytes(b"#" * (1 << 20) + b"\n")
-    with pytest.raises(ConversionError, match="is too large for a file of rules"):
+    with pytest.raises(ConversionError, match="is too large for a file of naming rules"):
         read_renamings(str(tmp_path / "rules.toml"))
 
 

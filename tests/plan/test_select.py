@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from build import safetensors_of
+from conftest import ROOT
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
 from weightctl.plan.arrangement import select
@@ -49,6 +51,16 @@ def test_a_tied_name_can_be_left_out(tied: Weights, tmp_path: Path) -> None:
     out = saved(tied, tmp_path / "out.safetensors", exclude=("head",))
     assert out.header.aliases == {"tail": "embed"}
     assert "head" not in out.metadata
+
+
+def test_the_record_of_nesting_covers_only_what_is_chosen(tmp_path: Path) -> None:
+    training = open_weights(ROOT / "fixtures" / "training.pt")
+    out = saved(training, tmp_path / "out.safetensors", "model.*", "epoch")
+    levels = json.loads(out.metadata["pytorch.levels"].content)
+    assert levels == {"model": "dict", "model._metadata": "_metadata", "epoch": "int"}
+    out = saved(training, tmp_path / "other.safetensors", exclude=("model.*", "*.param_groups.*"))
+    assert not [name for name in out.metadata if "model" in name or "param_groups" in name]
+    assert "param_groups" not in out.metadata["pytorch.levels"].content
 
 
 def test_a_branch_can_be_copied_alone(tiny_llama: Path, tmp_path: Path) -> None:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.formats.base import Layout
 from weightctl.system.threads import thread_count
-from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, count_threads
+from weightctl.write.conversion_tasks import (
+    DEFAULT_MEMORY,
+    ConversionWork,
+    add_loss,
+    count_threads,
+)
 from weightctl.write.tasks import cut_tasks
 from weightctl.write.threads import run_in_order
 
@@ -43,8 +48,8 @@ def execute(
     )
     try:
         for info, _, data, loss in filled:
-            if loss is not None and losses is not None:
-                losses[info.name] = losses[info.name] + loss if info.name in losses else loss
+            if losses is not None:
+                add_loss(losses, info.name, loss)
             yield info, data
     finally:
         filled.close()

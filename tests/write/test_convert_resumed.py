@@ -10,6 +10,7 @@ import signal
 import statistics
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ import pytest
 from copying import contents
 from outcomes import KINDS, Kind, leftovers, random_model, random_weights, standing
 from strikes import strikes
-from weightctl import Plan, open_weights, save
+from weightctl import Plan, convert, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError, OutputError
 from weightctl.plan.cast import cast
@@ -27,11 +28,13 @@ from weightctl.system.temporary import JOURNAL
 from weightctl.write.claims import find_journal
 from weightctl.write.describe import describe
 from weightctl.write.journal import read_journal
+from weightctl.write.targets import target
 from weightctl.write.tasks import cut_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from conftest import Completed
     from strikes import Strikes
     from weightctl.write.save import Saved
 
@@ -109,6 +112,37 @@ def test_the_same_conversion_continues_and_gives_the_same_bytes_and_losses(
 
 @EACH
 @pytest.mark.usefixtures("journal_from_the_start")
+def test_a_dry_run_says_how_much_would_be_kept(kind: Kind, source: Path, place: Path) -> None:
+    plan, where = kind.plan(open_weights(source), place)
+    assert convert(plan, where, dry_run=True).kept_bytes == 0
+    stop_halfway(plan, where)
+    there = leftovers(place)
+    planned = convert(plan, where, dry_run=True)
+    kept_bytes = planned.kept_bytes
+    assert kept_bytes
+    assert leftovers(place) == there
+    changed = replace(plan, zero_nonfinite=True)
+    assert convert(changed, where, dry_run=True, nonfinite="zero").kept_bytes == 0
+    assert planned.save().kept_bytes == kept_bytes
+    assert convert(plan, where, dry_run=True).kept_bytes == 0
+
+
+@pytest.mark.usefixtures("journal_from_the_start")
+def test_the_command_says_in_a_dry_run_what_it_would_keep(
+    weightctl: Callable[..., Completed], source: Path, place: Path
+) -> None:
+    out = place / "out.gguf"
+    plan = convert(source, out, dtype="f32", dry_run=True).plan
+    stop_halfway(plan, target(str(out), "gguf"))
+    done = weightctl("convert", source, out, "--dtype", "f32", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "are complete from a run that was stopped, and would be kept" in done.stdout
+    done = weightctl("convert", source, out, "--dtype", "f16", "--dry-run")
+    assert "would be kept" not in done.stdout
+
+
+@EACH
+@pytest.mark.usefixtures("journal_from_the_start")
 def test_the_old_output_stays_until_the_new_one_is_whole(
     kind: Kind, source: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -182,7 +216,7 @@ def test_another_plan_starts_over_and_says_so(source: Path, place: Path) -> None
     stop_halfway(plan, where)
     other = cast(Plan.copy(open_weights(source), "gguf"), ENCODINGS["Q5_0"])
     saved = save(other, where)
-    assert (saved.kept_bytes, saved.started_over) == (0, "the plan is another")
+    assert (saved.kept_bytes, saved.started_over) == (0, "the plan has changed")
     assert leftovers(place) == []
 
 
@@ -210,7 +244,7 @@ def test_importance_is_part_of_the_plan(source: Path, place: Path) -> None:
         for weight in (1, 2)
     ]
     stop_halfway(weighted[0], where)
-    assert save(weighted[1], where).started_over == "the plan is another"
+    assert save(weighted[1], where).started_over == "the plan has changed"
 
 
 @pytest.mark.usefixtures("journal_from_the_start")
@@ -218,7 +252,7 @@ def test_the_config_is_part_of_the_plan(source: Path, place: Path) -> None:
     stop_halfway(*KINDS["file"].plan(open_weights(source), place))
     (source / "config.json").write_text('{"num_attention_heads": 3}')
     saved = save(*KINDS["file"].plan(open_weights(source), place))
-    assert saved.started_over == "the plan is another"
+    assert saved.started_over == "the plan has changed"
 
 
 @pytest.mark.usefixtures("journal_from_the_start")

@@ -225,7 +225,7 @@ def test_no_part_is_ever_a_target(out: str, parts: Path, tmp_path: Path) -> None
 def test_a_directory_of_parts_is_never_a_target(tiny_llama: Path, tmp_path: Path) -> None:
     parts = write_shards(shard_plan(open_weights(tiny_llama), Grid(2)), tmp_path / "parts")
     for out in (parts, parts / "rank-1"):
-        with pytest.raises(OutputError, match="holds the input"):
+        with pytest.raises(OutputError, match="contains the input"):
             gather(parts, out, force=True)
     assert contents_of(parts) == contents_of(tiny_llama)
 

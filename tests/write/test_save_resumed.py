@@ -198,7 +198,7 @@ def test_another_plan_starts_over_and_says_so(
     stopped(cut(source, 2), out)
     plan = plan_of(open_weights(source), Grid(ranks), how)
     saved = save_shards(plan, out)
-    assert (saved.kept_bytes, saved.started_over) == (0, "the plan is another")
+    assert (saved.kept_bytes, saved.started_over) == (0, "the plan has changed")
     assert_whole(plan, out, tmp_path)
 
 

@@ -39,6 +39,7 @@ from weightctl.cli.report import (
     overflow_notes,
     plan_kind,
     plan_row,
+    planned_resumption,
     summary,
     write_report,
 )
@@ -178,6 +179,16 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
+    weights_only: Annotated[
+        bool,
+        typer.Option(
+            "--weights-only",
+            help="Leave out what a training run stores beside the weights: optimizer state, step "
+            "counts, random number generators, hyperparameters. If one entry has all the weights "
+            "(Lightning's state_dict), the names begin below it.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = False,
     renamings: Annotated[
         list[str] | None,
         typer.Option(
@@ -228,6 +239,15 @@ def convert(
     ] = None,
     to: To = None,
     source: From = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial",
+            help="Convert the parts that exist of a checkpoint in several files, although others "
+            "are missing.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = False,
     force: Force = False,
     dry_run: DryRun = False,
     threads: Threads = None,
@@ -263,6 +283,7 @@ def convert(
         allow_requantize=allow_requantize,
         fallback=not no_fallback,
         names=names,
+        weights_only=weights_only,
         rename=renamings or None,
         include=include or (),
         exclude=exclude or (),
@@ -272,6 +293,7 @@ def convert(
         align=alignment,
         to=to,
         source_format=source,
+        partial=partial,
         memory=memory,
         dry_run=True,
     )
@@ -300,16 +322,18 @@ def convert(
         show_text(json.dumps(made) + "\n")
     elif not quiet:
         lines = summary(path, plan, where, outcome, saved=saved)
-        _tell(lines, plan, where, is_plan=dry_run)
+        if dry_run:
+            lines += planned_resumption(conversion.kept_bytes)
+        _show_summary(lines, plan, where, is_plan=dry_run)
     if dry_run:
         # Of a plan that cannot be carried out, all is shown, and then why it cannot.
         outcome.refuse(force=force)
-    # Numbers that were lost are told of whatever else was asked to be quiet.
+    # Lost values are reported with -q too.
     for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
         note(text)
 
 
-def _tell(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
+def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
     """Show a summary, below the plan where it is one; on stderr where stdout takes the output."""
     if is_plan:
         entries = {item.info.name: item for item in plan.items}
@@ -327,9 +351,10 @@ def _require_stdout(where: Target, *, as_json: bool) -> None:
         return
     if is_terminal():
         raise OutputError(
-            "a checkpoint is not text for a terminal", hint="redirect stdout, or name a file"
+            "a checkpoint cannot be written to a terminal", hint="redirect stdout, or name a file"
         )
     if as_json:
         raise ConversionError(
-            "stdout takes the output itself", hint="--report FILE keeps what --json shows"
+            "--json and the checkpoint cannot both go to stdout",
+            hint="use --report FILE instead of --json",
         )

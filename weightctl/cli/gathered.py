@@ -1,4 +1,4 @@
-"""`weightctl shard --gather`: the parts of a sharded checkpoint put together again."""
+"""`weightctl shard --gather`: the whole checkpoint from the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gather_into(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Put the parts in the directory at `path` together, and tell of it.
+    """Gather the shards in the directory at `path`, and show what was done.
 
     Raises as `gathering` and `put_together` do, and `ConversionError` for a pipe as the output.
     """
@@ -39,7 +39,8 @@ def gather_into(
     if described.outcome.where.is_stream:
         raise ConversionError(
             "--gather writes a file or a directory",
-            hint=f"`weightctl convert {path} - --to {described.plan.format}` writes into a pipe",
+            hint="to write into a pipe, use "
+            f"`weightctl convert {path} - --to {described.plan.format}`",
         )
     for text in () if quiet else _notes(described):
         note(text)
@@ -67,13 +68,13 @@ def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> 
     ranks = pluralize(described.gathered.manifest.grid.ranks, "rank")
     lines = [
         [Cell(f"{printable(path)} -> {printable(out)} ({plan.format})", "bold")],
-        [Cell(f"{tensors} of {ranks}, {size}; the file takes {format_size(outcome.nbytes)}")],
+        [Cell(f"{tensors} from {ranks}, {size}; the file takes {format_size(outcome.nbytes)}")],
     ]
     if outcome.carried:
         lines.append([Cell(beside(outcome.carried))])
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
-    lines.append([Cell("every part has the SHA-256 that it was written with")])
+    lines.append([Cell("all shards match the SHA-256 in the manifest")])
     return [*lines, [Cell(pace(saved.nbytes))]]
 
 

@@ -176,7 +176,7 @@ def ls(
     shown = 0
     for path in paths:
         try:
-            weights = open_weights(path, source)
+            weights = open_weights(path, source, partial=True)
             if shown and not as_json and not meta:
                 show_lines([[]])
             _show(path, weights, asked)

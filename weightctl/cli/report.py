@@ -48,6 +48,7 @@ __all__ = [
     "pace",
     "plan_kind",
     "plan_row",
+    "planned_resumption",
     "resumption",
     "summary",
     "write_report",
@@ -128,6 +129,14 @@ def resumption(saved: Saved) -> Iterator[list[Cell]]:
         yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
     if saved.started_over:
         yield [Cell(f"an unfinished run was started over: {saved.started_over}", "yellow")]
+
+
+def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
+    """Return the lines that say of a plan what it would keep of a run that was stopped."""
+    if not kept_bytes:
+        return []
+    kept = format_size(kept_bytes)
+    return [[Cell(f"{kept} are complete from a run that was stopped, and would be kept", "green")]]
 
 
 def pace(nbytes: int) -> str:

@@ -32,7 +32,7 @@ def device_named(name: str) -> DeviceRef:
         require_devices([device])
     except EngineError as error:
         message = error.message.replace(str(device), name.strip())
-        raise ConversionError(message, hint="--device cpu needs none") from error
+        raise ConversionError(message, hint="use --device cpu") from error
     return device
 
 
@@ -44,7 +44,7 @@ def layers_named(written: str) -> range:
     match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", written, re.ASCII)
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise ConversionError(
-            f"`--layers {written}` names no layers", hint="write 0-3, or 5; they count from 0"
+            f"`--layers {written}` is not a range of layers", hint="write 0-3, or 5; the first is 0"
         )
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
@@ -54,7 +54,8 @@ def parse_tokens(written: str) -> tuple[int, ...]:
     numbers = [number for number in re.split(r"[,\s]+", written.strip()) if number]
     if not numbers or not all(re.fullmatch(r"\d{1,9}", each, re.ASCII) for each in numbers):
         raise ConversionError(
-            f"`--tokens {written}` lists no tokens", hint="write their numbers: --tokens 1,42,7"
+            f"`--tokens {written}` is not a list of token ids",
+            hint="write numbers with commas: --tokens 1,42,7",
         )
     return tuple(map(int, numbers))
 
@@ -72,9 +73,11 @@ def text_of(path: str) -> str:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, len(raw) < _TEXT_BYTES)
     except UnicodeDecodeError as error:
         raise ConversionError(
-            f"{path}, byte {error.start}: this is not text in UTF-8",
+            f"{path}, byte {error.start}: the file is not UTF-8 text",
             hint="--text-file takes plain text, such as a page of a book",
         ) from error
     if not text.strip():
-        raise ConversionError(f"{path}: there is no text in it")
+        raise ConversionError(
+            f"{path}: the file contains no text", hint="name a file with a paragraph of text"
+        )
     return text

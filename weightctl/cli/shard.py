@@ -15,7 +15,7 @@ from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, exa
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
-from weightctl.cli.report import note_when_stopped
+from weightctl.cli.report import note_when_stopped, planned_resumption
 from weightctl.cli.shares import document, share_rows, summary
 from weightctl.errors import ConversionError
 from weightctl.formats import format_by_suffix
@@ -171,7 +171,7 @@ def shard(
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather joins shards as they are")
+        _refuse(given, "--gather takes the cuts from the manifest")
         gather_into(
             path,
             _require_out(out, "--gather DIR OUT"),
@@ -185,7 +185,7 @@ def shard(
         return
     if tensor == _AUTO:
         given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
-        _refuse(given, "--tp auto writes nothing: it lists the possible N for --layout ranks")
+        _refuse(given, "--tp auto writes nothing: it lists which N work for --layout ranks")
         found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
@@ -219,6 +219,8 @@ def shard(
             show_table(share_rows(plan))
             show_lines([[]])
         show_lines(summary(path, target, plan, outcome, saved))
+        if dry_run:
+            show_lines(planned_resumption(sharded.kept_bytes))
     if dry_run:
         # A plan that cannot be carried out is shown in full, then the reason.
         outcome.refuse(force=force)
@@ -239,7 +241,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
     """Raise `ConversionError` if an option is given that has no effect here."""
     names = [name for name, value in given.items() if value is not None]
     if names:
-        raise ConversionError(why, hint=f"leave {' and '.join(names)} out")
+        raise ConversionError(why, hint=f"remove {' and '.join(names)}")
 
 
 def _require_out(out: str | None, usage: str) -> str:
@@ -252,12 +254,13 @@ def _directory(out: str) -> str:
     """Return a path that names a directory; raises `ConversionError` for another."""
     if is_stream(out):
         raise ConversionError(
-            f"{stream_name(out)} is one file, and shards are several files", hint="name a directory"
+            f"{stream_name(out)} takes one file, and a sharded checkpoint has several",
+            hint="name a directory",
         )
     if format_by_suffix(out) and not os.path.isdir(out):
         raise ConversionError(
-            f"{out} has the suffix of a file, and shards are written to a directory",
-            hint="end the name with a slash to use it for a directory",
+            f"{out} has the suffix of a file, and a sharded checkpoint is a directory",
+            hint="to create a directory of that name, end it with a slash",
         )
     return out
 
@@ -267,19 +270,20 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
     if all(value is None for value in axes.values()):
         raise ConversionError(
             "the number of ranks is missing",
-            hint="pass --tp N to cut layers, --ep N to distribute experts, or --pp N for pipeline "
-            "stages; --tp auto lists the possible N",
+            hint="use --tp N to cut layers, --ep N to distribute experts, --pp N for pipeline "
+            "stages; --tp auto lists which N work",
         )
     numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
     for name, text in numbers.items():
         if not re.fullmatch(r"0*[1-9]\d{0,99}", text, re.ASCII):
             more = ", or auto" if name == "--tp" else ""
             raise ConversionError(
-                f"{name} {text} is not a number of ranks", hint=f"pass 1 or more{more}"
+                f"{name} {text} is not a number of ranks",
+                hint=f"use a whole number, 1 or more{more}",
             )
     grid = Grid(*map(int, numbers.values()))
     if grid.ranks > _MOST:
         raise ConversionError(
-            f"{grid.ranks:,} ranks are too many", hint=f"at most {_MOST:,} are possible"
+            f"{grid.ranks:,} ranks are too many", hint=f"use at most {_MOST:,} ranks"
         )
     return grid

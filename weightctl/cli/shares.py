@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["document", "share_rows", "summary"]
 
-# What becomes of tensors, and how so many are told of.
-_KINDS = {"cut": "cut", "replicate": "replicated", "whole": "whole on a rank"}
+# What becomes of tensors, and how a count of them is described.
+_KINDS = {"cut": "cut", "replicate": "replicated", "whole": "on one rank"}
 
 
 class _Share(NamedTuple):
@@ -92,7 +92,7 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
 def summary(
     path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
 ) -> list[list[Cell]]:
-    """Return the lines that tell of a cut; `saved` is None where none took place."""
+    """Return the lines that describe a cut; `saved` is None before it is carried out."""
     title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
     lines = [[Cell(title, "bold")], *([Cell(text)] for text in _summarize_plan(plan, outcome))]
     if outcome.carried:
@@ -118,12 +118,12 @@ def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
     counts = (
         f"{pluralize(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {strategies}"
     )
-    more = {"copies take": amounts.replicated, "padding takes": amounts.padding}
+    more = {"copies add": amounts.replicated, "padding adds": amounts.padding}
     yield "; ".join(
-        [counts, *(f"{what} {format_size(nbytes)} more" for what, nbytes in more.items() if nbytes)]
+        [counts, *(f"{what} {format_size(nbytes)}" for what, nbytes in more.items() if nbytes)]
     )
     files = pluralize(len(outcome.parts), "file")
-    yield f"{files} of {format_size(outcome.nbytes)}{' together' if len(outcome.parts) > 1 else ''}"
+    yield f"{files} of {format_size(outcome.nbytes)}{' in all' if len(outcome.parts) > 1 else ''}"
     yield from _files(plan, outcome)
 
 
@@ -135,7 +135,7 @@ def _kind(sharding: Sharding) -> str:
 
 
 def _files(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
-    """Yield a line for the files of ranks that follow one another and are alike."""
+    """Yield a line for consecutive ranks whose files have the same tensor count and size."""
     files = zip(outcome.parts.items(), plan.ranks, strict=True)
     known = [(rank, name, len(shards), layout.nbytes)
              for rank, ((name, layout), shards) in enumerate(files)]  # fmt: skip

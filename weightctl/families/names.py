@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from weightctl.schemes.buffers import is_buffer
+
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_matrix_weight", "layer", "role", "split_layer_number"]
+__all__ = ["is_matrix_weight", "is_projection", "layer", "role", "split_layer_number"]
 
 _WHOLE = {
     "output.weight": "output",
@@ -52,6 +54,11 @@ _KEPT = re.compile(
     re.IGNORECASE,
 )
 
+# Embeddings and output projections: formats of few bits that engines compute in leave these out.
+_LOOKED_UP = re.compile(
+    r"embed|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$", re.IGNORECASE
+)
+
 
 def role(name: str) -> str | None:
     """The role of a tensor with a name of GGUF's: `output`, `token_embd`, `attn_v`, `ffn_down` ...
@@ -86,4 +93,16 @@ def is_matrix_weight(info: TensorInfo) -> bool:
         any(size > 1 for size in info.shape[:-1])
         and info.name.endswith(("weight", "_proj"))
         and _KEPT.search(info.name) is None
+    )
+
+
+def is_projection(info: TensorInfo) -> bool:
+    """Whether a tensor is a matrix within a layer: no norm, router, bias, embedding or output."""
+    name = info.name
+    return (
+        any(size > 1 for size in info.shape[:-1])
+        and not name.endswith("bias")
+        and not is_buffer(info)
+        and role(name) not in {"token_embd", "output"}
+        and not any(pattern.search(name) for pattern in (_KEPT, _LOOKED_UP))
     )

@@ -38,13 +38,16 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
         if not select_names(names, [pattern]):
             raise ConversionError(
                 f"no tensor matches `{pattern}`",
-                hint=f"`*{pattern}` does; a pattern is for the whole name"
+                hint=f"`*{pattern}` does: a pattern must match the whole name"
                 if select_names(names, [f"*{pattern}"])
-                else f"{plan.names_hint}; `*` stands for anything",
+                else f"{plan.names_hint}; `*` matches anything",
             )
     kept = set(select_names(names, include, exclude))
     if not kept & tensors:
-        raise ConversionError("no tensor is left", hint="--exclude takes what --include gives")
+        raise ConversionError(
+            "no tensor is left",
+            hint="the patterns of --exclude match every tensor that --include selects",
+        )
     return plan.only(kept)
 
 
@@ -77,7 +80,8 @@ def split(plan: Plan, most: int) -> Plan:
         number, start = number + 1, stop
     if number > _MOST_PARTS:
         raise ConversionError(
-            f"files of {most} bytes would be {number}", hint="let them be larger, such as 5GB"
+            f"files of at most {most} bytes would be {number:,}, more than their names can count",
+            hint="allow larger files, such as 5GB",
         )
     items = (replace(item, part=part) for item, part in zip(plan.items, parts, strict=True))
     return plan.with_items(tuple(items))
@@ -94,6 +98,6 @@ def align(plan: Plan, boundary: int) -> Plan:
     if boundary < LEAST_ALIGNMENT or not is_alignment(value):
         raise ConversionError(
             f"tensors cannot be aligned to {boundary} bytes",
-            hint="powers of two from 8 on can be; 4096 is a page",
+            hint="use a power of two, 8 or more; 4096 is a page of memory",
         )
     return replace(plan, metadata={**plan.metadata, ALIGNMENT_KEY: value})

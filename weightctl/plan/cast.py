@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
-from weightctl.families.names import is_matrix_weight
+from weightctl.families.names import is_matrix_weight, is_projection
 from weightctl.formats import FORMATS
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
@@ -18,12 +18,13 @@ from weightctl.plan.types import encoding_of, type_or_recipe
 from weightctl.schemes.buffers import is_buffer
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.patterns import regular_expression
+from weightctl.text.wording import pluralize
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     import os
     import re
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightctl.plan.plan import Item
     from weightctl.plan.recipes import RecipeChoice
@@ -56,8 +57,8 @@ class TypeRule(NamedTuple):
         expression, equals, name = written.rpartition("=")
         if not equals or not expression:
             raise ConversionError(
-                f"`--tensor-type {written}` says no type",
-                hint="write REGEX=TYPE: 'ffn_down=Q8_0'",
+                f"`--tensor-type {written}` has no type",
+                hint="write REGEX=TYPE, for example 'ffn_down=Q8_0'",
             )
         return cls(regular_expression(expression), encoding_of(name))
 
@@ -78,29 +79,32 @@ def cast(
 
     `target` is a dtype of weightctl, NumPy or torch, a `QuantizationEncoding`, an `Encoding`, a
     recipe, its file, or the name of any of them; `rules` may be types by pattern.
-    A tensor gets the encoding of the first rule whose pattern is found in its name, else what
-    `target` says, else keeps its own. A rule is obeyed but for blocks where there are no rows to
-    cut into them; `target`'s blocks are only for the matrices that llama.cpp would quantize, and of
-    those a recipe gives each its own, as in the whole model where the plan is for a part of it. In
-    a GGUF of a model that llama.cpp runs any other `target` is only for those too: its vectors
-    become F32, since it computes with no other, and norms, routers and positions stay. Buffers stay
-    everywhere. `weighted` says that the blocks will be chosen by an importance matrix, with which
-    some recipes give other types.
+    A tensor gets the encoding of the first rule whose pattern is found in its name, else that of
+    `target`, else it keeps its own. A rule applies to every tensor, except that tensors without
+    rows get no blocks. `target`'s blocks apply to the matrices that llama.cpp would quantize; a
+    recipe chooses a type for each, with the whole model in view even if the plan is for a part of
+    it. In a GGUF of a model that llama.cpp runs, any other `target` applies to the same matrices:
+    vectors become F32, since llama.cpp computes with no other, and norms, routers and positions
+    keep their type. Buffers keep theirs everywhere. 8-bit floats are stored without scales, and
+    apply to the matrices within layers: norms, biases, routers, embeddings and the output
+    projection keep their type. `weighted` means that an importance matrix will choose the blocks;
+    some recipes then give other types.
 
-    A recipe whose name is also a type's means that type where it cannot tell the roles of tensors,
-    and any other is a `ConversionError` there. Where rows do not divide into blocks llama.cpp's
-    substitute is taken; with `fallback=False` that is a `ConversionError`. So is a rule that
-    matches nothing and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
+    A recipe whose name is also a type's means that type if the roles of tensors are not known; any
+    other recipe is a `ConversionError` there. If rows do not divide into blocks, llama.cpp's
+    substitute is used; with `fallback=False` that is a `ConversionError`. A rule that matches
+    nothing is one too and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
     """
     given: Any = plan  # a caller's types are not checked
     if not isinstance(given, Plan):
         raise ConversionError(
             f"cast takes a Plan, not {type(given).__name__}",
-            hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does it all',
+            hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does all steps',
         )
     if isinstance(rules, str):
         raise ConversionError(
-            f"types by pattern are a mapping, not `{rules}`", hint='for example {"attn_v": "Q8_0"}'
+            f"`rules` is a mapping from patterns to types, not `{rules}`",
+            hint='for example {"attn_v": "Q8_0"}',
         )
     target = None if target is None else type_or_recipe(target)
     if isinstance(rules, Mapping):
@@ -113,7 +117,7 @@ def cast(
             tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
             raise ConversionError(
                 f"no tensor's name matches `{rule.pattern.pattern}`",
-                hint=f"`{tied}` is tied to `{plan.tied[tied]}`, which may get a type"
+                hint=f"`{tied}` is tied to `{plan.tied[tied]}`: give that tensor the type"
                 if tied
                 else plan.names_hint,
             )
@@ -125,6 +129,7 @@ def cast(
     default = _default(target)
     items = tuple(_cast_item(plan, item, default, chosen, rules) for item in plan.items)
     changed = [item for item in items if not item.is_copy]
+    plan = replace(plan, notes=(*plan.notes, *_describe_narrow(items)))
     _refuse_scaled(plan, changed)
     if not requantize:
         _refuse_second_loss(changed)
@@ -142,7 +147,11 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     if is_no_type or goes_by_role(recipe, called, metadata):
         notes = list(list_unmatched(recipe, infos))
         if recipe.wants_importance and not weighted:
-            notes.append(f"{recipe.name} loses much without an importance matrix: --imatrix FILE")
+            notes.append(
+                f"{recipe.name} loses much precision without an importance matrix: use --imatrix "
+                "FILE "
+                "(imatrix in Python)"
+            )
         consulted = {recipe.path: "the recipe"} if recipe.path else {}
         plan = replace(
             plan,
@@ -153,7 +162,11 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
         return plan, recipe
     encoding = ENCODINGS[recipe.name]
     if any(other != encoding for other in recipe.encodings):
-        note = f"all {encoding}: as llama.cpp's recipe it goes by GGUF's names and metadata"
+        note = (
+            f"every matrix becomes {encoding}: llama.cpp's recipe of that name needs GGUF's names "
+            "and "
+            "metadata, which this model does not have"
+        )
         plan = replace(plan, notes=(*plan.notes, note))
     return plan, encoding
 
@@ -214,11 +227,60 @@ def _cast_item(
     # Blocks are cut from rows; a vector is none to speak of, and nothing reads one in blocks.
     is_obeyed = rule is not None and (target.quantization is None or len(item.info.shape) >= 2)
     line = str(rule) if is_obeyed else line
-    if not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
+    if not is_obeyed and _is_narrow(target) and not _is_projection(plan, item.info):
+        target = _keep_wide(plan, source)
+    elif not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
         target = _for_others(plan, item.info, target)
     fitting = _fitting(target, item.info.shape)
     asked = None if fitting is target else target.name
     return replace(item, info=item.info._replace(encoding=fitting), asked=asked, line=line)
+
+
+def _is_narrow(encoding: Encoding) -> bool:
+    """Whether numbers are stored one by one in 8-bit floats."""
+    return is_lossy(encoding) and encoding.quantization is None
+
+
+def _is_projection(plan: Plan, info: TensorInfo) -> bool:
+    """Whether a tensor is a matrix of a layer, by its own name and by llama.cpp's."""
+    names, _ = _describe_model(plan)
+    name = names.get(info.name, info.name)
+    return is_projection(info) and is_projection(info._replace(name=name))
+
+
+def _keep_wide(plan: Plan, source: Encoding) -> Encoding:
+    """Return what a tensor stays in 8-bit floats around it; blocks and their like become BF16."""
+    is_kept = source.quantization is None and plan.format in source.ids
+    return source if is_kept else ENCODINGS["BF16"]
+
+
+def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
+    """Say of plain 8-bit floats that they have no scales, and which tensors stay as they are."""
+    narrow = [item for item in items if _is_narrow(item.info.encoding)]
+    made = [item for item in narrow if not item.is_copy]
+    if not made:
+        return
+    name = made[0].info.encoding.name
+    verb = "becomes" if len(made) == 1 else "become"
+    yield (
+        f"{pluralize(len(made), 'tensor')} {verb} {name} without scales: each value is rounded by "
+        "itself. Engines that run scaled FP8 models read them as plain numbers, not as such a model"
+    )
+    others = [
+        item.info
+        for item in items
+        if item.info.encoding.dtype is not None
+        and item.info.encoding.dtype.is_float
+        and not _is_narrow(item.info.encoding)
+        and not is_buffer(item.info)
+    ]
+    if others:
+        verb = "keeps its" if len(others) == 1 else "stay in a"
+        yield (
+            f"{pluralize(len(others), 'tensor')} {verb} wider type, such as norms, biases, "
+            "routers, embeddings and the output projection. To convert more of them, use "
+            f"--tensor-type 'REGEX={name.lower()}' (tensor_types in Python)"
+        )
 
 
 def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
@@ -271,8 +333,9 @@ def _refuse_second_loss(changed: list[Item]) -> None:
         first = twice[0]
         raise ConversionError(
             f"{len(twice)} tensors have already lost precision (`{first.source.name}` is "
-            f"{first.source.encoding}); {first.info.encoding} would lose more on top",
-            hint="start from the unquantized model, or pass --allow-requantize",
+            f"{first.source.encoding}), and would lose more as {first.info.encoding}",
+            hint="start from the unquantized model, or use --allow-requantize "
+            "(allow_requantize=True in Python)",
         )
 
 
@@ -282,10 +345,10 @@ def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
     if scaled:
         first = scaled[0]
         raise ConversionError(
-            f"{len(scaled)} tensors are numbers and scales of weights that are quantized already "
-            f"(`{first.name}` is {first.encoding}), and have no meaning alone",
-            hint="weightctl cannot take them apart yet: start from the unquantized model; "
-            "--tensor-type REGEX=keep leaves some as they are",
+            f"{len(scaled)} tensors are packed values or scales of quantized weights "
+            f"(`{first.name}` is {first.encoding}), and cannot be converted one by one",
+            hint="start from the unquantized model; to leave tensors unchanged, use --tensor-type "
+            "REGEX=keep (tensor_types in Python)",
         )
 
 
@@ -294,16 +357,18 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
     if substituted:
         first = substituted[0]
         raise ConversionError(
-            f"{len(substituted)} of the tensors cannot be what was asked: `{first.info.name}` has "
-            f"rows of {first.info.row}, which do not divide into blocks of {first.asked}",
-            hint=f"without --no-fallback they become {first.info.encoding}",
+            f"{len(substituted)} tensors cannot get the type that was asked for: "
+            f"`{first.info.name}` has rows of {first.info.row}, which do not divide into blocks of "
+            f"{first.asked}",
+            hint="without --no-fallback (fallback=False in Python) it becomes "
+            f"{first.info.encoding}",
         )
 
 
 def _update_type_metadata(
     plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
 ) -> dict[str, MetadataValue]:
-    """Keep the two keys that tell llama.cpp of the types in step with them."""
+    """Update the two keys by which llama.cpp knows the types of a file."""
     metadata = dict(plan.metadata)
     if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
         number = target.file_type if isinstance(target, Recipe) else None

@@ -1,9 +1,9 @@
-"""The importance of each column's errors, for block encodings that can heed it.
+"""The importance of each column's errors, for block encodings that can use it.
 
-Where the importance of all columns of a matrix is 0, as older files have it for experts that the
-text never reached, or so small that float32 loses it, llama.cpp's quantize makes blocks of nothing
-but 0 in most encodings: the matrix is lost, and nothing says so. Here such a matrix is quantized as
-one without an entry, and a note tells of it: there the bytes are deliberately not llama.cpp's.
+The importance of all columns of a matrix can be 0, or so small that float32 loses it: older files
+have it for experts that the text never reached. llama.cpp's quantize makes blocks of zeros of such
+a matrix in most encodings, without a message. Here it is quantized as a matrix without an entry,
+and a note says so: the bytes deliberately differ from llama.cpp's.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     """
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
-            "an importance matrix is for block types, and no tensor becomes one",
-            hint="--quant Q4_K asks for one",
+            "an importance matrix applies to block types, and no tensor becomes one",
+            hint="choose one, for example --quant Q4_K (quant in Python)",
         )
     values, path = importance.values, importance.path
     names = {item.info.name for item in plan.items}
     if not names & values.keys():
         raise ConversionError(
-            f"{path} has no entry for any tensor: it names `{next(iter(values), '')}`, and the "
-            f"tensors are called `{plan.items[0].info.name}`",
-            hint="is it of another model, or of this one under GGUF's names?",
+            f"{path} has no entry for any tensor: an entry is `{next(iter(values), '')}`, and "
+            f"a tensor is `{plan.items[0].info.name}`",
+            hint="use the importance matrix of this model, in a conversion to GGUF's names",
         )
     items = tuple(_add_importance(item, importance) for item in plan.items)
     idle = {item.info.name: count for item in items if (count := _idle_matrices(item))}
@@ -96,7 +96,7 @@ def _add_importance(item: Item, importance: Importance) -> Item:
         f"{values.size} values for it" if matrices > 1
         else f"`{name}` has {item.info.row} columns, and {importance.path} has {values.size} "
         "values for it",
-        hint="the importance matrix is of another model",
+        hint="the importance matrix belongs to another model: use that of this model",
     )  # fmt: skip
 
 
@@ -113,26 +113,27 @@ def _notes(
     path, entries = importance.path, importance.values
     heeding = [item for item in items if _uses_importance(item)]
     if not heeding:
-        yield f"{path} changes nothing: no tensor becomes a type whose search heeds it"
+        yield f"{path} changes nothing: no tensor becomes a type that can use it"
     without = [
         item.info.name for item in heeding if item.importance is None and item.info.name not in idle
     ]
     if without:
         yield (
-            f"{len(without)} of {len(heeding)} tensors have no importance in {path}, and are "
-            f"quantized without: {few(without)}"
+            f"{len(without)} of {len(heeding)} tensors have no entry in {path}, and are "
+            f"quantized without it: {few(without)}"
         )
     if idle:
         total = sum(prod(item.info.shape[:-2]) for item in heeding if item.info.name in idle)
         yield (
             f"the importance in {path} is 0 for {sum(idle.values())} of {total} matrices of "
-            f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without: {few(idle)}"
+            f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without it: "
+            f"{few(idle)}"
         )
-    # What was left out of the plan is not a stranger.
+    # Entries for tensors that the plan leaves out are not reported.
     known = {*plan.source.header.tensors, *(item.info.name for item in items)}
     unmatched = [name for name in entries if name not in known]
     if unmatched:
-        yield f"{len(unmatched)} of {len(entries)} entries of {path} are of no tensor: " + few(
+        yield f"{len(unmatched)} of {len(entries)} entries of {path} belong to no tensor: " + few(
             unmatched
         )
 

@@ -62,8 +62,8 @@ class Setting(NamedTuple):
         kind = _type_for(value)
         if kind is None:
             raise ConversionError(
-                f"the metadata `{key}` cannot be set to {value!r:.80}",
-                hint="values are text, numbers, booleans and lists of one of them; "
+                f"the metadata key `{key}` cannot be set to {value!r:.80}",
+                hint="values are text, numbers, booleans and lists of one of these types; "
                 "`MetadataValue('array[u8]', [1])` states a type",
             )
         return cls(key, None, _format_content(value), kind)
@@ -78,7 +78,8 @@ class Setting(NamedTuple):
         key, colon, kind = name.rpartition(":")
         if not equals or not (key if colon else name):
             raise ConversionError(
-                f"`{written}` sets nothing", hint="write KEY=VALUE, or KEY:u32=5 to state a type"
+                f"`--set {written}` does not have the form KEY=VALUE",
+                hint="write KEY=VALUE, or KEY:u32=5 to state a type",
             )
         if not is_text(name + content):
             raise ConversionError(f"{written!r} is not UTF-8", hint="check the terminal's encoding")
@@ -93,7 +94,7 @@ class Setting(NamedTuple):
         kind = _SPELLINGS.get(kind, kind)
         if not is_type(kind):
             raise ConversionError(
-                f"`{kind}` in `{written}` is not a type of metadata",
+                f"`{kind}` in `{written}` is not a metadata type",
                 hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
             )
         return cls(key, kind, content, path=path)
@@ -158,14 +159,16 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
         except (ValueError, OverflowError, RecursionError) as error:
             what = f"the text of {setting.path}" if setting.path else f"`{setting.text}`"
             raise ConversionError(
-                f"{what} is not a valid {kind}, which the metadata `{setting.key}` is",
-                hint=f"--set {setting.key}:TYPE=VALUE states another type",
+                f"{what} is not a valid {kind}, the type of the metadata key `{setting.key}`",
+                hint=f"to state another type, use --set {setting.key}:TYPE=VALUE (a "
+                "`MetadataValue` "
+                "in Python)",
             ) from error
         value = metadata[setting.key] = MetadataValue(kind, content)
         if setting.key == ALIGNMENT_KEY and (not is_alignment(value) or content < LEAST_ALIGNMENT):
             raise ConversionError(
                 f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",
-                hint="it is a u32 power of two from 8 on; --align sets it",
+                hint="it is a power of two, 8 or more, as u32; use --align (align in Python)",
             )
     files = {each.path: f"the value of `{each.key}`" for each in settings if each.path}
     return replace(plan, metadata=metadata, consulted={**plan.consulted, **files})
@@ -183,7 +186,7 @@ def _keys_to_remove(plan: Plan, pattern: str) -> Sequence[str]:
     if not found:
         near = difflib.get_close_matches(pattern, plan.metadata, n=3)
         raise ConversionError(
-            f"there is no metadata `{pattern}` to unset",
+            f"there is no metadata key `{pattern}` to remove",
             hint=f"did you mean {' or '.join(near)}?" if near
             else "`weightctl ls --meta` lists what there is",
         )  # fmt: skip
@@ -202,11 +205,11 @@ def _type_of(plan: Plan, setting: Setting) -> str:
 def _refuse_kept(plan: Plan, key: str) -> None:
     if key in SPLIT_KEYS:
         raise ConversionError(
-            f"the metadata `{key}` says which of several files one is, and weightctl writes it",
-            hint="--max-shard-size makes several files",
+            f"the metadata key `{key}` numbers the parts of a checkpoint, and weightctl writes it",
+            hint="to write several parts, use --max-shard-size (max_shard_size in Python)",
         )
     if key in plan.tied:
         raise ConversionError(
-            f"the metadata `{key}` is the name of a tied tensor, and weightctl writes it",
-            hint=f"--exclude {key} leaves it out",
+            f"the metadata key `{key}` is the name of a tied tensor, and weightctl writes it",
+            hint=f"to leave the tensor out, use --exclude {key} (exclude in Python)",
         )

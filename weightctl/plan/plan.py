@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
-from weightctl.formats.base import Part
+from weightctl.formats.base import LEVELS_KEY, Part
+from weightctl.plan.adapters import refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import list_first
@@ -132,7 +133,7 @@ class Plan:
 
     @property
     def names_hint(self) -> str:
-        """Where a person finds the names that patterns are for."""
+        """How to list the names that patterns apply to."""
         if self.translation or any(map(_is_renamed, self.items)):
             return (
                 "patterns apply to the names in the output, after --rename and --names; "
@@ -144,13 +145,14 @@ class Plan:
     def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
         """Plan to store every tensor of a tree, or array by name, as it is in a container format.
 
-        Raises `ConversionError` for what is neither and for weights that are only declared, and
-        `MissingTensorError` for a node of a tree where nothing exists.
+        Raises `ConversionError` for what is neither, for weights that are only declared, and for a
+        LoRA adapter to GGUF; `MissingTensorError` for a node of a tree where nothing exists.
         """
         weights = loaded_checkpoint(weights)
         if weights.name and not weights:
             find_stored_name(weights)  # raises, with near names
         header = header_of(weights)
+        refuse_adapter(header, format_name)
         items = tuple(
             Item(info, info, origin=header.origins.get(name))
             for name, info in header.tensors.items()
@@ -195,6 +197,10 @@ class Plan:
         untied = (self.tied.keys() - tied) | (self.source.header.leaves.keys() - names)
         metadata = {key: value for key, value in self.metadata.items() if key not in untied}
         unkept = {name: leaf for name, leaf in self.unkept.items() if name in names}
+        if LEVELS_KEY in metadata:
+            from weightctl.formats.pytorch.levels import restrict_levels
+
+            metadata = restrict_levels(metadata, {*names, *kept, *tied})
         return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)
 
     def layouts(self) -> tuple[Layout, ...]:
@@ -206,8 +212,10 @@ class Plan:
         written = format_module(self.format)
         tensors = [item.info for item in self.items]
         self._refuse_unread()
-        self._refuse("not all of this can be done:", [*_colliding(tensors), *self._impossible()])
-        self._refuse(f"{self.format} cannot hold all of this:", written.unfit(tensors))
+        self._refuse(
+            "some tensors cannot be converted:", [*_colliding(tensors), *self._impossible()]
+        )
+        self._refuse(f"{self.format} cannot store some of the tensors:", written.unfit(tensors))
         count = 1 + max((item.part for item in self.items), default=0)
         if count == 1:
             return (written.layout(tensors, self.metadata),)
@@ -229,9 +237,9 @@ class Plan:
         if unread := self.unread:
             problems = [f"`{name}`: {leaf.look or leaf.kind}" for name, leaf in unread.items()]
             raise ConversionError(
-                "\n  ".join(["not all tensors can be read:", *list_first(problems, _MOST_NAMED)]),
-                hint=f"--exclude {next(iter(unread))} leaves it out" if len(unread) == 1
-                else "--exclude leaves out what it names",
+                "\n  ".join(["some tensors cannot be read:", *list_first(problems, _MOST_NAMED)]),
+                hint=f"to leave it out, use --exclude {next(iter(unread))} (exclude in Python)"
+                if len(unread) == 1 else "to leave them out, use --exclude (exclude in Python)",
             )  # fmt: skip
 
     def _impossible(self) -> list[str]:
@@ -245,7 +253,7 @@ class Plan:
             for item in changed
             if not can_decode(item.source.encoding)
         ] + [
-            f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot make"
+            f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot encode"
             for item in changed
             if not can_encode(item.info.encoding)
         ]
@@ -255,14 +263,22 @@ class Plan:
             item.info.encoding for item in self.items if self.format not in item.info.encoding.ids
         }
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
-            return "another format holds it, or another --dtype or --quant"
+            return (
+                "choose another format, or another type by --dtype or --quant (dtype, quant in "
+                "Python)"
+            )
         together = list_scheme_tensors(self.source.header) if unheld else set[str]()
         if any(i.info.encoding in unheld and i.source.name in together for i in self.items):
-            return "weights with scales beside them cannot be taken apart yet: start from others"
+            return (
+                "the weights are quantized in a way that this format lacks: start from another "
+                "model"
+            )
         if any(encoding.quantization for encoding in unheld):
-            return "--dtype bf16 (or f16, f32) dequantizes"
+            return "to dequantize, use --dtype bf16, f16 or f32 (dtype in Python)"
         if any(encoding.dtype and encoding.dtype.is_float for encoding in unheld):
-            return "--dtype bf16 (or f16, f32) converts what is not an integer"
+            return (
+                "to convert floating-point tensors, use --dtype bf16, f16 or f32 (dtype in Python)"
+            )
         return ""
 
 
@@ -289,7 +305,7 @@ def _unkept(header: Header) -> dict[str, Leaf]:
 
 def _colliding(tensors: list[TensorInfo]) -> list[str]:
     counts = Counter(info.name for info in tensors)
-    return [f"{n} tensors would be called `{name}`" for name, n in counts.items() if n > 1]
+    return [f"{n} tensors would have the name `{name}`" for name, n in counts.items() if n > 1]
 
 
 def _is_renamed(item: Item) -> bool:

@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["read_recipe"]
 
-_FORM = "base = 'Q4_K_M' or default = 'Q4_K', then [types] with lines like 'ffn_down' = 'Q6_K'"
+_FORM = (
+    "write base = 'Q4_K_M' or default = 'Q4_K', then [types] with lines like 'ffn_down' = 'Q6_K'"
+)
 
 
 def read_recipe(path: str) -> Recipe:
     """Read a recipe: `[types]` of patterns and types, and a `base` or a `default` for the rest.
 
     The first pattern that is found in a name decides; `keep` leaves a tensor what it is. `base` is
-    a recipe of llama.cpp's, `default` a type. Raises `ConversionError` for a file that is none.
+    a recipe of llama.cpp's, `default` a type. Raises `ConversionError` for any other file.
     """
     content = read_toml(
         path,
         "recipe",
         form=_FORM,
-        otherwise="--quant takes a type, a recipe's name, or a TOML file",
+        otherwise="--quant (quant in Python) takes a type, the name of a recipe, or a TOML file",
     )
     unknown = content.keys() - {"base", "default", "types"}
     if unknown or not content:
-        what = f"`{min(unknown)}` means nothing in a recipe" if unknown else "the recipe is empty"
+        what = f"`{min(unknown)}` is not a key of a recipe" if unknown else "the recipe is empty"
         raise ConversionError(f"{path}: {what}", hint=_FORM)
     if "base" in content and "default" in content:
         raise ConversionError(f"{path}: `base` and `default` are both given", hint="choose one")
@@ -66,7 +68,7 @@ def _type(path: str, key: str, name: object) -> str | None:
     if not isinstance(name, str):
         raise ConversionError(
             f"{path}: the type of `{key}` is not a string",
-            hint="a pattern with dots is written in quotes: 'blk.0.' = 'Q6_K'",
+            hint="write a pattern with dots in quotes: 'blk.0.' = 'Q6_K'",
         )
     try:
         encoding = type_named(name)
@@ -79,8 +81,8 @@ def _base(path: str, name: object) -> Recipe:
     wanted = normalize_type_name(name) if isinstance(name, str) else ""
     if wanted in LLAMA_RECIPES:
         return LLAMA_RECIPES[wanted]
-    known = f"they are {', '.join(LLAMA_RECIPES)}"
+    known = f"recipes: {', '.join(LLAMA_RECIPES)}"
     raise ConversionError(
-        f"{path}: `base` is {name!r}, no recipe that weightctl knows",
-        hint=f"default = '{wanted}' is one type" if wanted in ENCODINGS else known,
+        f"{path}: `base` is {name!r}, which is not a recipe",
+        hint=f"for one type, write default = '{wanted}'" if wanted in ENCODINGS else known,
     )

@@ -102,17 +102,17 @@ class TensorRole(NamedTuple):
 
 
 CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
-    "70B": lambda at: at.model.is_70b,
+    "70B model": lambda at: at.model.is_70b,
     "8 experts": lambda at: at.model.experts == 8,
-    "experts": lambda at: at.is_stack_of_experts,
+    "stacked experts": lambda at: at.is_stack_of_experts,
     "falcon": lambda at: at.model.architecture == "falcon",
-    "first 2": lambda at: at.layer < 2,
-    "first 4": lambda at: at.layer < 4,
-    "first eighth": lambda at: at.layer < at.layers // 8,
-    "first sixteenth": lambda at: at.layer < at.layers // 16,
-    "gqa 4+": lambda at: at.model.group >= 4,
-    "outer and every third": lambda at: at.is_outer_or_third,
-    "weighted": lambda at: at.weighted,
+    "first 2 layers": lambda at: at.layer < 2,
+    "first 4 layers": lambda at: at.layer < 4,
+    "first eighth of the layers": lambda at: at.layer < at.layers // 8,
+    "first sixteenth of the layers": lambda at: at.layer < at.layers // 16,
+    "4 or more query heads for each KV head": lambda at: at.model.group >= 4,
+    "first and last eighth and every third layer": lambda at: at.is_outer_or_third,
+    "with importance matrix": lambda at: at.weighted,
 }
 
 
@@ -136,7 +136,7 @@ def goes_by_role(
 
 
 def list_unmatched(recipe: Recipe, tensors: Sequence[TensorInfo]) -> Iterator[str]:
-    """Yield what should be told of patterns that are found in the name of no matrix."""
+    """Yield a sentence for each pattern that is found in the name of no matrix."""
     names = [info.name for info in tensors if is_matrix_weight(info)]
     for line in recipe.lines:
         pattern = line.tensors
@@ -161,13 +161,15 @@ def choose(
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
     if not goes_by_role(recipe, [_rename_tensor(info, known) for info in tensors], metadata):
         remedy = (
-            "a `default` instead of a `base` needs neither"
+            "write `default` instead of `base`, which needs neither"
             if recipe.path
-            else "with the config.json of a known family beside it a model gets them; --quant "
-            f"{recipe.otherwise} is one type throughout, --tensor-type or a TOML file mixes types"
+            else "a model of a supported family has them if its config.json is beside it; for one "
+            f"type, use --quant {recipe.otherwise} (quant in Python); for types by name, use "
+            "--tensor-type (tensor_types in Python) or a TOML file"
         )
         raise ConversionError(
-            f"{recipe.name} goes by GGUF's names and metadata, which this model does not have",
+            f"the recipe {recipe.name} needs GGUF's names and metadata, which this model does not "
+            "have",
             hint=remedy,
         )
     if ARCHITECTURE in metadata:

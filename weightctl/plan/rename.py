@@ -25,7 +25,7 @@ __all__ = [
     "rename",
 ]
 
-_FORM = r"[rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"
+_FORM = r"write [rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"
 _INLINE = r"--rename '^encoder\.=bert.encoder.'"
 
 
@@ -78,20 +78,22 @@ def make_renaming(text: str, replacement: str) -> Renaming:
 def read_renamings(path: str) -> tuple[Renaming, ...]:
     """Read a TOML file with a table `[rename]` of patterns and replacements.
 
-    Raises `ConversionError` for a file that is none.
+    Raises `ConversionError` for any other file.
     """
     hint = f"{_FORM}; a rule without a file is {_INLINE}"
-    content = read_toml(path, "file of rules", form=_FORM, otherwise=hint)
+    content = read_toml(path, "file of naming rules", form=_FORM, otherwise=hint)
     rules = content.get("rename")
     if not is_object(rules) or not rules or len(content) > 1:
-        raise ConversionError(f"{path}: there is one table, `rename`, with rules", hint=_FORM)
+        raise ConversionError(
+            f"{path}: the file must have one table, `rename`, with rules", hint=_FORM
+        )
     return tuple(_rules(path, rules))
 
 
 def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
     for text, replacement in rules.items():
         if not isinstance(replacement, str):
-            raise ConversionError(f"{path}: what `{text}` becomes is not text", hint=_FORM)
+            raise ConversionError(f"{path}: the replacement for `{text}` is not text", hint=_FORM)
         if "\b" in text + replacement:
             # TOML's double quotes make a backspace of `\b`, which no name contains.
             raise ConversionError(f"{path}: {text!r} contains a backspace", hint=SINGLE_QUOTES)
@@ -120,17 +122,18 @@ def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
     for rule in renamings:
         if rule not in used:
             raise ConversionError(
-                f"no tensor's name matches `{rule.pattern.pattern}`, or an earlier rule takes all "
+                f"no tensor's name matches `{rule.pattern.pattern}`, or earlier rules apply to all "
                 "that do",
                 hint="`weightctl ls --flat` lists the names",
             )
     by_name: dict[str, str] = {}
     for name, made in names.items():
         if made in by_name or not made:
-            both = f"`{by_name[made]}` and `{name}`" if made else f"`{name}`"
             raise ConversionError(
-                f"{both} would be called `{made}`",
-                hint="the first rule that is found in a name decides; write one for each",
+                f"`{by_name[made]}` and `{name}` would get the same name, `{made}`"
+                if made
+                else f"`{name}` would get an empty name",
+                hint="only the first rule that matches a name applies; write a rule for each name",
             )
         by_name[made] = name
     tensors = {names[name]: StoredTensor(source_of(weights), name) for name in header.tensors}

@@ -9,7 +9,7 @@ from weightctl.errors import ConversionError
 
 __all__ = ["SINGLE_QUOTES", "read_toml"]
 
-SINGLE_QUOTES = "in 'single quotes' TOML keeps a backslash, as regular expressions need"
+SINGLE_QUOTES = "write regular expressions in 'single quotes', where TOML keeps backslashes"
 
 _MOST_BYTES = 1 << 20
 

@@ -33,22 +33,25 @@ def type_named(text: str) -> Encoding | None:
     """
     if text.strip().lower() == "keep":
         return None
-    known = f"types: {', '.join(plain_types())}, and as blocks {', '.join(block_types())}; or keep"
+    known = (
+        f"plain types: {', '.join(plain_types())}; block types: {', '.join(block_types())}; or keep"
+    )
     try:
         encoding = parse_encoding(text)
     except EncodingError as error:
         recipe = LLAMA_RECIPES.get(normalize_type_name(text))
         if recipe is not None:
             raise ConversionError(
-                f"{text} is a mixture of types, and one is asked for here",
-                hint=f"{recipe.otherwise} is the plain type; --quant, and `base` in a TOML file, "
-                "take mixtures",
+                f"{text} is a recipe, and a single type is needed here",
+                hint=f"{recipe.otherwise} is its main type; recipes are for --quant (quant in "
+                "Python) "
+                "and for `base` in a TOML file",
             ) from error
         near = did_you_mean(text, (e.name for e in ENCODINGS.values() if _is_made(e)))
         raise ConversionError(error.message, hint=f"{near}{known}") from error
     if not _is_made(encoding):
         raise ConversionError(
-            f"weightctl cannot make {encoding}"
+            f"weightctl cannot encode {encoding}"
             if encoding.quantization
             else f"{encoding} is not a type for weights",
             hint=known,
@@ -82,7 +85,7 @@ def list_recipes() -> list[str]:
 
 
 def normalize_type_name(text: str) -> str:
-    """A name in the letters of the tables, however it was typed."""
+    """A name in the spelling of the tables."""
     return text.strip().upper().replace("-", "_")
 
 

@@ -40,14 +40,16 @@ def type_of(
     if dtype is not None and quant is not None:
         raise ConversionError(
             "dtype and quant are both given",
-            hint="--tensor-type gives some tensors another type",
+            hint="choose one; to give some tensors another type, use --tensor-type (tensor_types "
+            "in "
+            "Python)",
         )
     if quant is not None:
         chosen = type_or_recipe(quant)
         if isinstance(chosen, Encoding) and is_plain(chosen):
             raise ConversionError(
                 f"weightctl cannot quantize to {chosen}",
-                hint=f"--dtype {chosen.name.lower()} stores plain numbers",
+                hint=f"to store plain numbers, use --dtype {chosen.name.lower()} (dtype in Python)",
             )
         return chosen
     if dtype is None:
@@ -56,7 +58,9 @@ def type_of(
     if not is_plain(encoding):
         raise ConversionError(
             f"{dtype} is not a type for weights",
-            hint="--quant takes block types" if encoding.quantization else "try bf16 or f16",
+            hint="for block types, use --quant (quant in Python)"
+            if encoding.quantization
+            else "try bf16 or f16",
         )
     return encoding
 
@@ -85,8 +89,7 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
     near = did_you_mean(str(given), block_types()) if not encoding.quantization else ""
     raise ConversionError(
         f"weightctl cannot quantize to {encoding}",
-        hint=f"{near}it can to {', '.join(block_types())}; and by the recipes "
-        f"{', '.join(list_recipes())}",
+        hint=f"{near}block types: {', '.join(block_types())}; recipes: {', '.join(list_recipes())}",
     )
 
 
@@ -114,7 +117,7 @@ def _parse_type(text: str) -> Encoding:
     except EncodingError as error:
         near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types()]))
         raise ConversionError(
-            f"`{text}` is neither a recipe nor a type that weightctl knows",
+            f"`{text}` is neither a recipe nor a type",
             hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(block_types())}; "
-            "a file of your own ends in .toml",
+            "a path that ends in .toml is a recipe of your own",
         ) from error

@@ -13,10 +13,10 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.config_file import read_config
 from weightctl.families.model import ARCHITECTURE
-from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config, json_document
+from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
-from weightctl.schemes.adapters import adapter, is_adapter_checkpoint
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.patterns import select_names
 from weightctl.weights.tree import header_of
@@ -70,8 +70,8 @@ def plan_of(
     Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
     change, and `ConversionError` for a LoRA adapter that is to become GGUF.
     """
-    if format_name == "gguf":
-        _refuse_adapter(weights)
+    # A directory may hold a model's config beside an adapter, which is not that model.
+    refuse_adapter(header_of(weights), format_name)
     native = _native(weights)
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
@@ -95,25 +95,6 @@ def plan_of(
         together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
         plan = _in_one_dtype(plan, together, stored)
     return select(plan, include, exclude)
-
-
-def _refuse_adapter(weights: Checkpoint) -> None:
-    """Raise `ConversionError` for a LoRA adapter without the metadata that GGUF adapters have."""
-    header = header_of(weights)
-    document = config(header.files, ADAPTER_CONFIG)
-    found = adapter(header, document)
-    if found is None or not is_adapter_checkpoint(header, document):
-        return
-    if header.format == "gguf" or ARCHITECTURE in header.metadata:
-        return  # what it says of itself goes along
-    alpha = "" if found.alpha is None else f" ({found.alpha:g})"
-    base = f" ({found.base})" if found.base else ""
-    raise ConversionError(
-        f"the checkpoint is a LoRA adapter, which is not written as GGUF: its alpha{alpha} and its "
-        f"base model{base} would not be where llama.cpp reads them",
-        hint="llama.cpp's convert_lora_to_gguf.py writes such files; or merge the adapter into its "
-        "model with PEFT, and convert that; OUT without a suffix is a directory for PEFT",
-    )
 
 
 def _refuse_without_scales(weights: Checkpoint) -> None:

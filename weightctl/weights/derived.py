@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.data import WeightData
+    from weightctl.weights.info import Leaf
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
 
@@ -130,7 +131,7 @@ class Derived:
     """A source whose tensors are another's, or made of them; all else but metadata is the other's.
 
     `tensors` are by the names that they have here, and `aliases` further names of these; `notes`
-    come after the other's.
+    come after the other's. `leaves` take the place of the other's, where they are given.
     """
 
     def __init__(
@@ -140,6 +141,8 @@ class Derived:
         metadata: Mapping[str, MetadataValue],
         aliases: Mapping[str, str] | None = None,
         notes: tuple[str, ...] = (),
+        *,
+        leaves: Mapping[str, Leaf] | None = None,
     ) -> None:
         self._base = base
         self._tensors = tensors
@@ -149,6 +152,7 @@ class Derived:
             extents={name: Extent(0, 0, info.nbytes) for name, info in infos.items()},
             metadata=metadata,
             aliases=dict(aliases or {}),
+            leaves=base.header.leaves if leaves is None else leaves,
             alignment=1,
             big_endian=False,
             notes=(*base.header.notes, *notes),

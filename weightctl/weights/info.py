@@ -86,6 +86,7 @@ class Header(NamedTuple):
     `warnings` are dangers for other programs that load the files.
     `origins` say what tensors are made of that no file has; there are none of what a file has.
     `shardings` say how tensors are cut for several ranks, each of which has one of the `files`.
+    `missing` are the names of parts that do not exist, in a checkpoint that was opened without.
     """
 
     format: str
@@ -102,3 +103,4 @@ class Header(NamedTuple):
     warnings: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = _NOTHING
     shardings: Mapping[str, Sharding] = _NOTHING
+    missing: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Notes that a person should read before a conversion is carried out."""
+"""Notes to read before a conversion is carried out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST = 80
 
 
 def notes_on(plan: Plan, where: Target) -> list[str]:
-    """Return what a person should know before a plan is carried out."""
+    """Return the notes to read before a plan is carried out."""
     return [*plan.source.header.notes, *plan.notes, *_advice(plan, where)]
 
 
@@ -34,24 +34,31 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
         named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost]
         yield f"not kept: {join_names(named, _WORST)}"
     if plan.zero_nonfinite and not any(_holds_no_nan(item) for item in plan.items):
-        yield "--nonfinite zero is for block types, and no tensor becomes one: NaN stays NaN"
+        yield (
+            "--nonfinite zero applies to block types only, and no tensor becomes one: NaN stays NaN"
+        )
     count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
     if count:
         yield (
-            f"{count} vectors are not F32, and llama.cpp computes with no other; --dtype or "
-            "--quant makes them so"
+            f"{count} vectors are not F32, the only type that llama.cpp uses for vectors; to "
+            "convert "
+            "them, use --dtype or --quant (dtype or quant in Python)"
         )
+    if plan.source.header.missing:
+        yield "the output lacks the tensors of the missing parts, so it does not load as a model"
+        return
     if plan.format == "gguf" and "general.architecture" not in plan.metadata:
         yield (
-            "names and metadata stay as they are: without GGUF's own (`general.architecture` and "
-            "more) llama.cpp does not load the output; a config.json of a known family beside the "
-            "input gives them, unless --names keep"
+            "names and metadata are not translated to GGUF's (`general.architecture` and others), "
+            "so "
+            "llama.cpp does not load the output; to translate them, put the config.json of a "
+            "supported model family beside the input, without --names keep"
         )
     files = plan.source.header.files
     if where.file_name is not None and not plan.documents and not companions(files):
-        why = "no config.json stands beside the input"
+        why = "there is no config.json beside the input"
         if "general.architecture" in plan.metadata:
-            why = "with GGUF's names and metadata kept there is no config.json"
+            why = "GGUF's names and metadata are kept without a config.json"
         yield f"{why}, so transformers does not load the output"
 
 

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.write.tasks import Chunk, Portion, Task
 
-__all__ = ["DEFAULT_MEMORY", "ConversionWork", "Filled", "count_threads", "memory_budget"]
+__all__ = [
+    "DEFAULT_MEMORY",
+    "ConversionWork",
+    "Filled",
+    "add_loss",
+    "count_threads",
+    "memory_budget",
+]
 
 DEFAULT_MEMORY = 256 << 20
 # Chunks so small that the interpreter's share is most of the work are not worth a thread.
@@ -48,8 +55,8 @@ def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
     nbytes = parse_size(memory) if isinstance(memory, str) else memory
     if nbytes < least:
         raise ConversionError(
-            f"{memory} of memory is too little to work in",
-            hint=f"{format_size(least)} is the least",
+            f"{memory} of memory is too little",
+            hint=f"use at least {format_size(least)}",
         )
     return nbytes
 
@@ -128,9 +135,7 @@ class ConversionWork:
                 file.write(offset, data)
                 if needs_crc:
                     crcs[info.name] = crc32(data, crcs.get(info.name, 0))
-            if loss is not None:
-                before = losses.get(info.name)
-                losses[info.name] = loss if before is None else before + loss
+            add_loss(losses, info.name, loss)
             report(data.nbytes)
         facts: dict[str, Any] = {"crc32": crcs} if needs_crc else {}
         if losses:
@@ -199,9 +204,14 @@ class ConversionWork:
             for name, fields in record.facts.get("losses", {}).items():
                 from weightctl.codecs.loss import Loss  # copies need no numpy
 
-                loss = Loss(*fields)
-                found[name] = found[name] + loss if name in found else loss
+                add_loss(found, name, Loss(*fields))
         return found
+
+
+def add_loss(losses: dict[str, Loss], name: str, loss: Loss | None) -> None:
+    """Add what rounding cost a part of a tensor to the losses by name."""
+    if loss is not None:
+        losses[name] = losses[name] + loss if name in losses else loss
 
 
 def _count_made(portion: Portion) -> int:
@@ -235,18 +245,21 @@ def _refusal(chunk: Chunk, error: NonFiniteError) -> ConversionError:
     index = chunk.start // source.encoding.size * source.encoding.block + error.index
     what = f"`{source.name}` has {error.value:g} at element {index}, which"
     # No option that may not stand beside --quant; and the rules are of the output's names.
-    kept = f"--tensor-type {quote(f'^{escape(made.name)}$=bf16')}"
+    kept = f"--tensor-type {quote(f'^{escape(made.name)}$=bf16')} (tensor_types in Python)"
     if not isfinite(error.value):
         return ConversionError(
             f"{what} {made.encoding} cannot hold",
-            hint=f"a checkpoint with such a number is damaged; {kept} keeps it, and --nonfinite "
-            "zero stores 0 instead",
+            hint="the checkpoint is probably damaged; to store 0 instead, use --nonfinite zero "
+            f"(nonfinite in Python); to keep the value, use {kept}",
         )
     if chunk.importance is None:
-        return ConversionError(f"{what} {made.encoding} cannot hold", hint=f"{kept} holds it")
+        return ConversionError(
+            f"{what} {made.encoding} cannot hold", hint=f"to keep the value, use {kept}"
+        )
     return ConversionError(
-        f"{what} overflows the scale of its block of {made.encoding} with the importance that its "
-        "columns have",
-        hint="are the values of the importance matrix for this tensor sound? Without --imatrix it "
-        f"may fit; {kept} holds it in any case",
+        f"{what} overflows the scale of its {made.encoding} block, with the importance of its "
+        "columns",
+        hint="check the importance matrix; without --imatrix (imatrix in Python) the value may "
+        "fit; "
+        f"to keep it in any case, use {kept}",
     )

@@ -17,19 +17,22 @@ from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
+from weightctl.plan.recipes import Recipe
 from weightctl.plan.rename import Renaming, is_inline_rule, make_renaming, parse_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.types import type_of
+from weightctl.plan.weights_only import keep_weights
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
-from weightctl.weights.tree import Checkpoint, find_stored_name, source_of
+from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.advice import notes_on
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import refuse_altered
+from weightctl.write.resuming import count_kept_bytes
 from weightctl.write.save import save
 from weightctl.write.targets import Target, target
 
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.dtype import DTypeLike, Encoding
-    from weightctl.plan.recipes import Recipe
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
@@ -49,6 +51,11 @@ __all__ = ["Conversion", "NonFinite", "convert"]
 
 
 _LEAST_MEMORY = 4_000_000
+
+_RECIPE_OF_PARTS = (
+    "a recipe chooses types by all tensors of a model: with parts missing, tensors can get other "
+    "types than in the whole model"
+)
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -97,6 +104,13 @@ class Conversion:
         return self.outcome.files
 
     @property
+    def kept_bytes(self) -> int:
+        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
+        if self.saved is not None:
+            return self.saved.kept_bytes
+        return count_kept_bytes(self.plan, self.outcome)
+
+    @property
     def losses(self) -> Mapping[str, Loss]:
         """What rounding cost each tensor that was converted, by name; empty before it is done."""
         return {} if self.saved is None else self.saved.losses
@@ -132,6 +146,7 @@ def convert(
     allow_requantize: bool = False,
     fallback: bool = True,
     names: Names | str = Names.AUTO,
+    weights_only: bool = False,
     rename: RenamingsLike | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -141,6 +156,7 @@ def convert(
     align: int | str | None = None,
     to: str | None = None,
     source_format: str | None = None,
+    partial: bool = False,
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -149,22 +165,28 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint to another format, dtype or quantization, as `weightctl convert` does.
 
-    `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan, which
-    has its names and tensors already: `names`, `rename`, `include` and `exclude` are not for it. A
-    node below the root of a tree is stored with its full names, which are kept. `out` is a path
-    whose suffix is the format unless `to` says it; without a suffix it is a model's directory.
+    `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
+    plan already has its names and tensors, so that `names`, `weights_only`, `rename`, `include`,
+    `exclude` and `partial` do not apply to it. A node below the root of a tree keeps its full
+    names. `out` is a path whose suffix gives the format, unless `to` does; a path without a suffix
+    is a model's directory.
 
-    `rename` is regular expressions with what replaces them, `"REGEX=NEW"`, the path of a TOML file
-    of such rules, or a list of these; `include` and `exclude` apply to the names in the output.
+    `partial` accepts a checkpoint in several files of which some are missing. `weights_only` leaves
+    out what a training run stores beside the weights: optimizer state, step counts, random number
+    generators and other values; if one entry contains all weights, such as Lightning's
+    `state_dict`, names are those within it. `rename` is a rule `"REGEX=NEW"`, a mapping of such
+    rules, the path of a TOML file of them, or a list of rules and paths. `include` and `exclude`
+    are patterns of the names in the output.
+
     `dtype` stores plain numbers, `quant` quantizes matrices by a recipe or to a type, and
-    `tensor_types` gives types by pattern of names, `"keep"` or None to keep what is stored.
-    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes
-    keys, by patterns too. Sizes are bytes, or text such as "5GB".
+    `tensor_types` gives types by pattern of names; `"keep"` or None keeps the stored type.
+    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys,
+    by patterns too. Sizes are bytes, or text such as "5GB".
 
-    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
-    returned say what would be, `notes` what to know of it, and its `save` carries it out. Raises
-    `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint;
-    the target is the complete new one or what it was before.
+    Returns what was done. With `dry_run` nothing is written: `plan`, `outcome` and `notes` of the
+    result describe the conversion, and its `save` carries it out. Raises `ConversionError`,
+    `FormatError` and `OutputError`, which are `WeightctlError`s with a hint; then the target is
+    what it was before.
     """
     # What a dry run is given is checked too.
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
@@ -173,15 +195,18 @@ def convert(
     where = out if isinstance(out, Target) else target(os.fspath(out), to)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     if isinstance(source, Plan):
-        _refuse_for_plan(source, where, names=names, rename=rename, patterns=(*include, *exclude))
+        has_choice = weights_only or rename is not None or bool([*include, *exclude])
+        has_choice = has_choice or partial
+        _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
-        weights = _weights_of(source, source_format)
+        weights = _weights_of(source, source_format, partial=partial)
         opened = source_of(weights)
         plan = _make_plan(
             weights,
             where,
             names=_names(names),
+            weights_only=weights_only,
             rename=rename,
             is_cast=is_cast,
             include=include,
@@ -193,7 +218,7 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     chosen = type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    files = dict.fromkeys(_rule_files(rename), "the rules of names")
+    files = dict.fromkeys(_rule_files(rename), "the file of naming rules")
     plan = replace(plan, consulted={**plan.consulted, **files})
     plan = cast(
         plan,
@@ -205,6 +230,8 @@ def convert(
     )
     if quant is not None:
         plan = _note_where_nothing_is_quantized(plan)
+    if isinstance(chosen, Recipe) and opened.header.missing:
+        plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))
     if importance is not None:
         plan = apply_importance(plan, importance)
     plan = replace(plan, zero_nonfinite=is_zero)
@@ -230,7 +257,7 @@ def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Se
         given: Any = each  # a caller's types are not checked
         if not isinstance(given, Setting):
             raise ConversionError(
-                f"metadata is values by key, not {given!r:.80}",
+                f"metadata is a mapping from keys to values, not {given!r:.80}",
                 hint='for example `metadata={"general.name": "mine"}`',
             )
     return metadata
@@ -240,21 +267,25 @@ def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
     if not plan.items or any(item.info.encoding.quantization for item in plan.items):
         return plan
     note = (
-        "no tensor is quantized: only matrices whose names end in `.weight` are, and not norms or "
-        "routers; --tensor-type gives others a type"
+        "no tensor is quantized: only matrices whose names end in `.weight` are, except norms and "
+        "routers; for other tensors, use --tensor-type (tensor_types in Python)"
     )
     return replace(plan, notes=(*plan.notes, note))
 
 
 def _weights_of(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any], format_name: str | None
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    format_name: str | None,
+    *,
+    partial: bool,
 ) -> Checkpoint:
     if isinstance(source, str | os.PathLike):
-        return open_weights(source, format_name)
-    if format_name is not None:
+        return open_weights(source, format_name, partial=partial)
+    if format_name is not None or partial:
+        name = "partial" if format_name is None else "source_format"
         raise ConversionError(
-            "source_format is for a path, and the source is open already",
-            hint="leave source_format out",
+            f"{name} applies to a path, and the source is already open",
+            hint=f"remove {name}, or give it to `open_weights`",
         )
     return loaded_checkpoint(source)
 
@@ -264,6 +295,7 @@ def _make_plan(
     where: Target,
     *,
     names: Names,
+    weights_only: bool,
     rename: RenamingsLike | None,
     is_cast: bool,
     include: Sequence[str],
@@ -272,17 +304,22 @@ def _make_plan(
     """Plan to store a tree; a node of one is not a model, and its tensors keep their names."""
     prefix = weights.name
     tree = Checkpoint(source_of(weights)) if prefix else weights
+    if prefix and (rename is not None or weights_only):
+        name = "weights_only" if rename is None else "rename"
+        raise ConversionError(
+            f"{name} works on a whole checkpoint, and `{prefix}` is a part of one",
+            hint="convert the root of the tree, with include",
+        )
+    if weights_only:
+        tree = keep_weights(tree)
     if rename is not None:
-        if prefix:
-            raise ConversionError(
-                f"rename is for a whole checkpoint, and `{prefix}` is a part of one",
-                hint="convert the root of the tree, with include",
-            )
         tree = renamed(tree, _renamings(rename))
+    # Only a whole model can be translated to another naming convention.
+    is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     plan = plan_of(
         tree,
         where.format,
-        names=Names.KEEP if prefix else names,
+        names=Names.KEEP if is_kept else names,
         is_model=where.file_name is not None,
         is_cast=is_cast,
         include=include,
@@ -296,18 +333,17 @@ def _make_plan(
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
 
 
-def _refuse_for_plan(
-    plan: Plan, where: Target, *, names: Names | str, rename: object, patterns: Sequence[str]
-) -> None:
+def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choice: bool) -> None:
     """Refuse what a plan has decided already."""
     if plan.format != where.format:
         raise ConversionError(
-            f"the plan is for {plan.format}, and {where.path} for {where.format}",
+            f"the plan is for {plan.format}, and {where.path} would be {where.format}",
             hint=f"make the plan with `Plan.copy(weights, '{where.format}')`",
         )
-    if _names(names) is not Names.AUTO or rename is not None or patterns:
+    if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, rename, include and exclude are not for a plan, which has its names already",
+            "names, weights_only, rename, include, exclude and partial do not apply to a plan: its "
+            "tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 
@@ -330,13 +366,18 @@ def _rule_files(given: RenamingsLike | None) -> list[str]:
 def _split(plan: Plan, most: int | str) -> Plan:
     limit = _nbytes(most)
     if limit <= 0:
-        raise ConversionError(f"a file of {most} holds nothing", hint="write it like 5GB")
+        raise ConversionError(
+            f"the largest size of a file cannot be {most}", hint="write a size such as 5GB"
+        )
     plan = split(plan, limit)
     layouts = plan.layouts()
     larger = sum(layout.nbytes > limit for layout in layouts)
     if not larger:
         return plan
-    note = f"{larger} of {len(layouts)} files are larger than {most}: no tensor is split"
+    note = (
+        f"{larger} of {len(layouts)} files are larger than {most}: a tensor is not divided "
+        "between files"
+    )
     return replace(plan, notes=(*plan.notes, note))
 
 
@@ -352,5 +393,5 @@ def _choice(kind: type[_Choice], given: _Choice | str, what: str) -> _Choice:
     try:
         return kind(given)
     except ValueError as error:
-        known = ", ".join(str(each.value) for each in kind)
-        raise ConversionError(f"{what} cannot be {given!r}", hint=f"choices: {known}") from error
+        choices = ", ".join(str(each.value) for each in kind)
+        raise ConversionError(f"{what} cannot be {given!r}", hint=f"choices: {choices}") from error

@@ -15,6 +15,7 @@ from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.fingerprint import fingerprint_source
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import MANIFEST, SourceFingerprint
+from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
@@ -53,7 +54,10 @@ def describe(plan: Plan, where: Target) -> Outcome:
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
     index_name = where.index_name if len(parts) > 1 else None
     if index_name is not None and not is_text(index_name):
-        raise ConversionError("an index cannot name files that are not UTF-8", hint="rename OUT")
+        raise ConversionError(
+            "the name of the output is not UTF-8, and an index cannot name such files",
+            hint="choose another name",
+        )
     index = None if index_name is None else (index_name, index_of(parts, plan.tied))
     # What is made anew goes before what stands beside the source.
     is_model = where.file_name is not None
@@ -77,8 +81,11 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     """
     written = os.fspath(out)
     if not written.rstrip("/"):
-        raise ConversionError(f"`{written}` is not a name for an output", hint="name a directory")
+        raise ConversionError(
+            f"`{written}` is not a valid name of an output", hint="name a directory"
+        )
     header = plan.source.header
+    refuse_adapter(header, plan.format)
     suffix = FORMATS[plan.format].suffix
     paths = [
         _PATHS[plan.layout].format(rank=rank, suffix=suffix) for rank in range(len(plan.ranks))
@@ -112,14 +119,15 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
 def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> None:
     if format_name == "pytorch":
         raise ConversionError(
-            "the files of ranks are safetensors or GGUF", hint="pass --to and one of them"
+            "the files of ranks are safetensors or GGUF",
+            hint="use --to safetensors or --to gguf (to in Python)",
         )
     infos = {info.name: info for rank in ranks for info in rank}
     if problems := format_module(format_name).unfit(list(infos.values())):
         first = list_first(problems, _FEW)
         raise ConversionError(
-            "\n  ".join([f"{format_name} cannot hold all of this:", *first]),
-            hint="convert it first, or choose the format of the input",
+            "\n  ".join([f"{format_name} cannot store some of the tensors:", *first]),
+            hint="convert the checkpoint first, or write the format of the input",
         )
 
 

@@ -124,5 +124,5 @@ def refuse_altered(
     raise FormatError(
         source.header.listing or "", None,
         "\n  ".join(lines) if len(listed) > 1 else f"altered since it was written: {listed[0]}",
-        hint="copy them once more from where they came, or `weightctl shard` writes them anew",
+        hint="copy the files again from their origin, or write them again with `weightctl shard`",
     )  # fmt: skip

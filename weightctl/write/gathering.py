@@ -62,7 +62,7 @@ def gathering(
         raise FormatError(os.fspath(path), None, os.strerror(ENOENT), hint="check the path")
     if listing is None:
         raise ConversionError(
-            f"{os.fspath(path)} is not a sharded checkpoint: it has no manifest of one",
+            f"{os.fspath(path)} is not a sharded checkpoint: it has no manifest",
             hint="name the directory that `weightctl shard` wrote",
         )
     gathered = open_sharded(listing)
@@ -75,8 +75,8 @@ def gathering(
             stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
             named = stem + FORMATS[format_name].suffix
         raise ConversionError(
-            f"the parts in {os.fspath(path)} are {plan.format}, and are put together as they are",
-            hint=f"`weightctl convert {os.fspath(path)} {named}` writes {asked}",
+            f"the shards in {os.fspath(path)} are {plan.format}, and gathering keeps the format",
+            hint=f"to write {asked}, use `weightctl convert {os.fspath(path)} {named}`",
         )
     return Gathering(gathered, plan, describe(plan, target(os.fspath(out), plan.format)))
 

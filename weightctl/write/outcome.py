@@ -142,9 +142,9 @@ class Outcome:
         if self.where.is_stream:
             if len(self.parts) > 1:
                 raise ConversionError(
-                    f"{stream_name(self.where.path)} is one pipe, and this would be "
+                    f"{stream_name(self.where.path)} takes one file, and the output would be "
                     f"{len(self.parts)} files",
-                    hint="leave out --max-shard-size, or name a file",
+                    hint="remove --max-shard-size (max_shard_size in Python), or write to a file",
                 )
             return
         path = self.path
@@ -156,8 +156,9 @@ class Outcome:
             refuse_what_is_there(self.files, force=force)
         if not force and (rivals := self.list_replaced()):
             raise OutputError(
-                f"{rivals[0]} is of another checkpoint of this name, and readers would find both",
-                hint="choose another name, or pass --force to replace it",
+                f"{rivals[0]} belongs to another checkpoint of this name, and programs would find "
+                "both",
+                hint="choose another name; or use --force (force=True in Python) to replace it",
             )
         nbytes = self.nbytes + sum(os.path.getsize(each) for each in self.carried.values())
         nbytes += sum(map(len, self.documents.values()))
@@ -181,13 +182,13 @@ class Outcome:
         foreign = self._list_foreign(directory)
         if foreign and force:
             raise OutputError(
-                f"{path} holds files that this would not write: {', '.join(foreign[:3])}",
-                hint="choose another directory, or move them away",
+                f"{path} contains files that are not part of the output: {', '.join(foreign[:3])}",
+                hint="choose another directory, or move these files",
             )
         if not force:
-            hint = "pass --force to replace it"
+            hint = "to replace it, use --force (force=True in Python)"
             if foreign:
-                hint = f"choose another directory; --force would not replace {foreign[0]}"
+                hint = f"choose another directory: --force does not replace {foreign[0]}"
             raise OutputError(f"{path} exists and is not empty", hint=hint)
 
     def _list_foreign(self, directory: str) -> list[str]:

@@ -14,6 +14,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.errors import OutputError
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileWriter
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
-__all__ = ["Partial", "hold_output", "write_files"]
+__all__ = ["Partial", "find_kept", "hold_output", "write_files"]
 
 
 class _Resumable(NamedTuple):
@@ -88,12 +89,7 @@ class Partial:
 
         Records of files that are not as long as they were made do not count.
         """
-        self._intact = {
-            number
-            for number, (name, layout) in enumerate(self._outcome.parts.items())
-            if _has_size(self.path_of(name), layout.nbytes)
-        }
-        self.kept = tuple(record for record in self.kept if record.file in self._intact)
+        self.check_files()
         for number, name in enumerate(self._outcome.parts):
             if number not in self._intact:
                 with suppress(OSError):
@@ -103,6 +99,15 @@ class Partial:
                 self._begin_directory()
             else:
                 self._open(next(iter(self._outcome.parts)))
+
+    def check_files(self) -> None:
+        """Keep the records of those files alone that are as long as they were made."""
+        self._intact = {
+            number
+            for number, (name, layout) in enumerate(self._outcome.parts.items())
+            if _has_size(self.path_of(name), layout.nbytes)
+        }
+        self.kept = tuple(record for record in self.kept if record.file in self._intact)
 
     def _begin_directory(self) -> None:
         try:
@@ -265,6 +270,20 @@ def hold_output(
             partial.close()
 
 
+def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
+    """Return the records of a stopped run that one of this plan and input would continue.
+
+    There are none while another run is writing the output.
+    """
+    try:
+        refuse_other_runs(outcome.path, outcome.pattern)
+    except OutputError:
+        return ()
+    partial = Partial(outcome, _find_resumable(outcome.path, identify))
+    partial.check_files()
+    return partial.kept
+
+
 def _find_resumable(path: str, identify: Callable[[], Purpose] | None) -> _Resumable:
     """Return what a run that was stopped has left for one with this plan and input."""
     lost = ""
@@ -278,11 +297,11 @@ def _find_resumable(path: str, identify: Callable[[], Purpose] | None) -> _Resum
             before, records = found
             now = None if identify is None else identify()
             if now is None:
-                lost = "what is in memory cannot be recognized"
+                lost = "the input is in memory, and cannot be compared"
             elif before.input != now.input:
                 lost = "the input has changed"
             elif before.plan != now.plan:
-                lost = "the plan is another"
+                lost = "the plan has changed"
             else:
                 return _Resumable(token_of(name), tuple(records))
     return _Resumable(new_token(), lost=lost)

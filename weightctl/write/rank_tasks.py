@@ -267,8 +267,8 @@ def _range(shape: Sequence[int], box: Box) -> tuple[int, int]:
 def _refuse_other(content: Content, end: int, expected: int) -> None:
     if end != expected or end > content.nbytes:
         raise ConversionError(
-            f"`{content.places[0].name}` came out as {end} bytes, where {expected} belong",
-            hint="this is a fault of weightctl; please report it",
+            f"`{content.places[0].name}` has become {end} bytes instead of {expected}",
+            hint="this is an error in weightctl; please report it",
         )
 
 

@@ -87,7 +87,9 @@ def complete(path: str, *, force: bool) -> None:
         raise OutputError(
             f"{switch.path_of(wrong[0])} was changed or removed after a run that replaced its set "
             "was stopped",
-            hint=f"pass --force to replace the set, or remove {record} and keep what is there",
+            hint="to replace the set, use --force (force=True in Python); to keep the files, "
+            "remove "
+            f"{record}",
         )
     if not missing:
         _name_all(switch, force=True)
@@ -225,7 +227,10 @@ def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> N
 
 
 def _cannot_replace(path: str) -> OutputError:
-    return OutputError(f"{path} has appeared meanwhile", hint="pass --force to replace it")
+    return OutputError(
+        f"{path} was created during the run",
+        hint="to replace it, use --force (force=True in Python)",
+    )
 
 
 def exchange(one: str, other: str) -> None:

@@ -19,7 +19,12 @@ from weightctl.storage.base import cannot_write
 from weightctl.storage.pipe import PipeWriter
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
-from weightctl.write.conversion_tasks import ConversionWork, count_threads, memory_budget
+from weightctl.write.conversion_tasks import (
+    ConversionWork,
+    add_loss,
+    count_threads,
+    memory_budget,
+)
 from weightctl.write.describe import describe, identify_run
 from weightctl.write.journal import Recorder
 from weightctl.write.partial import hold_output
@@ -270,18 +275,24 @@ def _put_beside(plan: Plan | ShardPlan, outcome: Outcome, partial: Partial) -> N
 
 
 def _find_main_dtype(plan: Plan) -> str | None:
-    """Return torch's name for what most of the weights become, None where the config has it."""
+    """Return torch's name for what most of the weights become, None where the config has it.
+
+    8-bit floats do not count, since transformers computes in the dtype of the config and torch does
+    not compute in these: the tensors beside them decide.
+    """
+    is_stated = not plan.documents and all(item.is_copy for item in plan.items)
+    if is_stated:
+        return None
     sizes: Counter[str] = Counter()
     for item in plan.items:
         dtype = item.info.encoding.dtype
         if dtype is not None and dtype.is_float:
             sizes[dtype.value] += item.info.size
-    is_stated = not plan.documents and all(item.is_copy for item in plan.items)
-    if not sizes or is_stated:
-        return None
-    name = sizes.most_common(1)[0][0]
-    # transformers computes in what the config says, and nothing computes in 8-bit floats.
-    return None if name.startswith("float8") else name
+    wide = Counter({name: size for name, size in sizes.items() if not name.startswith("float8")})
+    if not wide:
+        # Every 8-bit float is one of bfloat16's values.
+        return "bfloat16" if sizes else None
+    return wide.most_common(1)[0][0]
 
 
 def _write_seams(
@@ -345,9 +356,7 @@ class _Pull:
             self._ahead = next(self._filled, None)
         while self._ahead is not None and self._ahead.info is info:
             _, _, data, loss = self._ahead
-            if loss is not None:
-                before = self._losses.get(info.name)
-                self._losses[info.name] = loss if before is None else before + loss
+            add_loss(self._losses, info.name, loss)
             yield data
             if self._progress is not None:
                 self._progress(data.nbytes)
@@ -363,7 +372,7 @@ def open_stream(path: str) -> Generator[PipeWriter, None, None]:
     """
     if stream_name(path) == stream_name(STDOUT):
         if not sys.stdout:  # it was closed before this process began
-            raise OutputError("stdout is closed", hint="name a file")
+            raise OutputError("stdout is closed", hint="write to a file")
         sys.stdout.flush()
         yield PipeWriter(sys.stdout.fileno(), "stdout")
         return

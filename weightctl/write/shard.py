@@ -18,6 +18,7 @@ from weightctl.write.claims import refuse_other_runs
 from weightctl.write.describe import describe_shards
 from weightctl.write.digests import refuse_altered
 from weightctl.write.rank_tasks import RankWork
+from weightctl.write.resuming import count_kept_bytes
 from weightctl.write.save import Saved, write_output
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ class ShardedOutput:
         """The paths of the ranks' files."""
         return self.outcome.files
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
+        if self.saved is not None:
+            return self.saved.kept_bytes
+        return count_kept_bytes(self.plan, self.outcome)
+
     def save(
         self,
         *,
@@ -130,8 +138,8 @@ def shard(
         weights = open_weights(source, source_format)
     elif source_format is not None:
         raise ConversionError(
-            "source_format is for a path, and the source is open already",
-            hint="leave source_format out",
+            "source_format applies to a path, and the source is already open",
+            hint="remove source_format, or give it to `open_weights`",
         )
     else:
         weights = loaded_checkpoint(source)

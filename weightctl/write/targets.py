@@ -89,7 +89,7 @@ def target(path: str, format_name: str | None = None) -> Target:
     stem = path.rstrip("/")
     if not stem:
         raise ConversionError(
-            f"`{path}` is not a name for an output", hint="name a file or directory"
+            f"`{path}` is not a valid name of an output", hint="name a file or directory"
         )
     if path in _STDOUTS:
         # Where it is a file, that is the shell's, and is to be written as it is.
@@ -99,7 +99,7 @@ def target(path: str, format_name: str | None = None) -> Target:
     if path == stem and os.path.isdir(path) and format_by_suffix(path):
         raise ConversionError(
             f"{path} is a directory with the suffix of a file",
-            hint="end it with a slash if it is meant",
+            hint="to write into the directory, end it with a slash",
         )
     if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
         return Target(path, _format_of_file(path, format_name))
@@ -107,8 +107,8 @@ def target(path: str, format_name: str | None = None) -> Target:
     line = FORMATS[chosen]
     if line.in_directory is None:
         raise ConversionError(
-            f"{path}: {chosen} is a file, not a directory",
-            hint=f"name it {os.path.join(stem, 'model' + line.suffix)}",
+            f"{path}: {chosen} output is a file, not a directory",
+            hint=f"write to {os.path.join(stem, 'model' + line.suffix)}",
         )
     return Target(stem, chosen, line.in_directory)
 
@@ -133,29 +133,32 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     by_suffix = format_by_suffix(path)
     if format_name and by_suffix and format_name != by_suffix:
         raise ConversionError(
-            f"{path} has the suffix of {by_suffix}, but --to says {format_name}",
-            hint=f"name it with {FORMATS[format_name].suffix}, or leave out --to",
+            f"{path} has the suffix of {by_suffix}, but --to is {format_name}",
+            hint=f"use the suffix {FORMATS[format_name].suffix}, or remove --to (to in Python)",
         )
     if format_by_index(path):
         raise ConversionError(
-            f"{path} has the name of an index, which is written beside the parts it lists",
-            hint="leave out .index.json",
+            f"{path} has the name of an index, which weightctl writes beside the parts it lists",
+            hint="remove .index.json from the name",
         )
     if is_part(path):
         raise ConversionError(
             f"{path} has the name of one of several parts",
-            hint="leave the numbers out of its name; --max-shard-size adds them",
+            hint="remove the numbers from the name; --max-shard-size (max_shard_size in Python) "
+            "adds "
+            "them",
         )
     chosen = format_name or by_suffix
     if chosen is None and is_stream(path):
         raise ConversionError(
-            f"{stream_name(path)}: which format?", hint=f"pass --to and one of {', '.join(FORMATS)}"
+            f"the format for {stream_name(path)} is not stated",
+            hint=f"use --to (to in Python) with one of {', '.join(FORMATS)}",
         )
     if chosen is None:
         suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)
         raise ConversionError(
-            f"{path}: which format? Its suffix is none of {suffixes}",
-            hint="for a directory end it with a slash; for a file pass --to and a format",
+            f"{path}: the suffix does not state a format; suffixes: {suffixes}",
+            hint="for a directory, end it with a slash; for a file, use --to FORMAT (to in Python)",
         )
     return chosen
 
@@ -167,11 +170,11 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
     """
     if not os.path.isdir(directory):
         raise OutputError(
-            f"{path}: the directory {directory} does not exist", hint="create it first"
+            f"{path}: the directory {directory} does not exist", hint="create the directory first"
         )
     if not os.access(directory, os.W_OK):
-        hint = "choose another place"
-        raise OutputError(f"{path}: {directory} may not be written", hint=hint)
+        hint = "choose another directory"
+        raise OutputError(f"{path}: the directory {directory} is not writable", hint=hint)
     disk = shutil.disk_usage(directory)
     # Some file systems do not tell: all their figures are zero.
     if disk.total and nbytes > disk.free:
@@ -197,7 +200,7 @@ def refuse_inputs(
         inside = os.path.isdir(path) and os.path.samefile(os.path.dirname(name) or ".", path)
         if same or inside:
             raise OutputError(
-                f"{path} is the input itself" if same else f"{path} holds the input {name}",
+                f"{path} is the input itself" if same else f"{path} contains the input {name}",
                 hint="choose another name for the output",
             )
 
@@ -213,16 +216,18 @@ def refuse_what_is_there(
         if os.path.isdir(path):
             there = os.listdir(path)
             if there and not force:
-                hint = "pass --force to replace it"
+                hint = "to replace it, use --force (force=True in Python)"
                 raise OutputError(f"{path} exists and is not empty", hint=hint)
             foreign = sorted(name for name in there if not is_ours(name))
             if foreign:
                 names = ", ".join(foreign[:3])
                 raise OutputError(
-                    f"{path} holds files that this conversion would not write: {names}",
-                    hint="choose another directory, or move them away",
+                    f"{path} contains files that are not part of the output: {names}",
+                    hint="choose another directory, or move these files",
                 )
         elif os.path.lexists(path) and not force:
-            raise OutputError(f"{path} exists", hint="pass --force to replace it")
+            raise OutputError(
+                f"{path} exists", hint="to replace it, use --force (force=True in Python)"
+            )
         elif os.path.exists(path) and not os.path.isfile(path):
-            raise OutputError(f"{path} is not a file", hint="name another")
+            raise OutputError(f"{path} is not a file", hint="choose another name")

@@ -142,8 +142,8 @@ def _refuse_other_size(item: Item) -> None:
     made = made if item.is_copy else made * target.encoding.size
     if made != target.nbytes:
         raise ConversionError(
-            f"`{target.name}` came out as {made} bytes, where {target.nbytes} belong",
-            hint="this is a fault of weightctl; please report it",
+            f"`{target.name}` has become {made} bytes instead of {target.nbytes}",
+            hint="this is an error in weightctl; please report it",
         )
 
 
@@ -191,7 +191,7 @@ def _list_matrices(portion: Portion) -> Iterator[tuple[int, int, F32 | None]]:
         raise ConversionError(
             f"`{item.info.name}` has importance of shape {importance.shape}, where "
             f"{(matrices, item.info.row)} belongs",
-            hint="this is a fault of weightctl; please report it",
+            hint="this is an error in weightctl; please report it",
         )
     size = item.source.size // importance.shape[0]
     for matrix in range(portion.start // size, -(-portion.stop // size)):

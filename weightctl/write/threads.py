@@ -19,7 +19,7 @@ __all__ = ["FEWER_THREADS", "StoppedError", "run_all", "run_in_order"]
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
-FEWER_THREADS = "fewer threads take less memory: -j 2"
+FEWER_THREADS = "use fewer threads, which take less memory: -j 2 (threads=2 in Python)"
 
 
 class StoppedError(Exception):
@@ -124,7 +124,7 @@ class _Threads(Generic[_Item]):
             except (RuntimeError, MemoryError) as error:
                 if not self._begun:
                     raise ConversionError(
-                        f"no thread can be started: {error}", hint=FEWER_THREADS
+                        f"cannot start a thread: {error}", hint=FEWER_THREADS
                     ) from error
                 return
             self._begun.append(thread)
@@ -221,4 +221,6 @@ def _name_missing_memory(threads: int) -> Generator[None, None, None]:
     try:
         yield
     except MemoryError as error:
-        raise ConversionError(f"no memory for {threads} threads", hint=FEWER_THREADS) from error
+        raise ConversionError(
+            f"not enough memory for {threads} threads", hint=FEWER_THREADS
+        ) from error

@@ -9,7 +9,7 @@ from weightctl.formats.base import SPLIT_KEYS, tied_names
 from weightctl.weights.metadata import TEXT, MetadataValue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 
@@ -18,11 +18,14 @@ __all__ = ["merge_headers"]
 _UNRELATED = "the parts do not belong together"
 
 
-def merge_headers(headers: Sequence[Header]) -> Header:
-    """Merge the headers of all parts, in order; `FormatError` where they contradict each other."""
+def merge_headers(headers: Sequence[Header], missing: Collection[int] = ()) -> Header:
+    """Merge the headers of all parts, in order; `FormatError` where they contradict each other.
+
+    `missing` are the numbers of parts, from 0, that have no header here.
+    """
     header = headers[0] if len(headers) == 1 else _merge_several(headers)
     if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
-        return _check_split(headers, header)
+        return _check_split(headers, header, missing)
     return header
 
 
@@ -76,13 +79,15 @@ def _is_place(entry: tuple[str, MetadataValue]) -> bool:
     return entry[0] in SPLIT_KEYS and entry[1].type != TEXT
 
 
-def _check_split(headers: Sequence[Header], whole: Header) -> Header:
+def _check_split(headers: Sequence[Header], whole: Header, missing: Collection[int]) -> Header:
     """Compare what each part of a split GGUF says of its place; drop those keys from the whole."""
-    for number, header in enumerate(headers):
+    count = len(headers) + len(missing)
+    numbers = (number for number in range(count) if number not in missing)
+    for number, header in zip(numbers, headers, strict=True):
         says = [header.metadata.get(key) for key in SPLIT_KEYS]
-        expected = [number, len(headers), len(whole.tensors)]
+        expected = [number, count, None if missing else len(whole.tensors)]
         for key, value, right in zip(SPLIT_KEYS, says, expected, strict=True):
-            if value is None or value.content != right:
+            if right is not None and (value is None or value.content != right):
                 raise FormatError(
                     header.files[0], None,
                     f"`{key}` is {value.content if value else 'missing'}, where {right} belongs",

@@ -16,14 +16,17 @@ from weightctl.weights.tree import Checkpoint
 __all__ = ["open_weights"]
 
 
-def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -> Checkpoint:
+def open_weights(
+    path: str | os.PathLike[str], format_name: str | None = None, *, partial: bool = False
+) -> Checkpoint:
     """Open the checkpoint at a path as a tree; headers are parsed, no tensor is read.
 
     The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
     checkpoint, of which the tensors are the whole ones; the format is found by content. Of several
     formats in a directory safetensors is taken before GGUF, unless `format_name` says otherwise;
-    `header.notes` says so then. Raises `FormatError`, and `ConversionError` for a format there is
-    not.
+    `header.notes` says so then. With `partial`, parts of a split set may be missing: the tree is of
+    those that exist, and `header.missing` names the others. Raises `FormatError`, and
+    `ConversionError` for a format that weightctl does not have.
     """
     if format_name is not None:
         format_module(format_name)
@@ -31,7 +34,7 @@ def open_weights(path: str | os.PathLike[str], format_name: str | None = None) -
     listing = manifest_at(where)
     if listing is not None:
         return Checkpoint(open_sharded(listing, format_name))
-    header, files = open_files(where, format_name)
+    header, files = open_files(where, format_name, partial=partial)
     if note := note_of_part(header.files):
         header = header._replace(notes=(*header.notes, note))
     return Checkpoint(FileSource(header, files))

@@ -35,7 +35,7 @@ from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
@@ -48,17 +48,33 @@ _LONGEST_REASON = 200
 _ASIDE = (
     "a run that replaced {} was stopped: the old files are read; the same command replaces them"
 )
+_PARTIAL = "To convert the parts that exist, use --partial (partial=True in Python)"
 _VERSIONS = "is the download complete, and all of one version?"
 
 
-def open_files(path: str, format_name: str | None = None) -> tuple[Header, tuple[Reader, ...]]:
+def open_files(
+    path: str, format_name: str | None = None, *, partial: bool = False
+) -> tuple[Header, tuple[Reader, ...]]:
     """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
 
-    Raises `FormatError` where there is none, or that says all of what is wrong with its parts.
+    With `partial`, parts may be missing; a note says which. Raises `FormatError` where there is no
+    checkpoint, or that says all of what is wrong with its parts.
     """
     parts = _find(path, format_name)
-    opened, headers = _read(path, parts)
-    header = merge_headers(headers)
+    missing = _missing(parts.paths)
+    # Where a run that replaces the set was stopped, its files are in two places.
+    is_partial = (
+        partial
+        and len(missing) < len(parts.paths)
+        and not any(map(asides_of, missing[:_MOST_REASONS]))
+    )
+    opened, headers = _read(path, parts, missing, is_partial=is_partial)
+    gone = set(missing)
+    absent = {number for number, part in enumerate(parts.paths) if part in gone}
+    header = merge_headers(headers, absent)
+    if absent:
+        header = header._replace(missing=tuple(map(os.path.basename, missing)))
+        parts = parts._replace(notes=(*parts.notes, _describe_missing(parts.paths, absent)))
     if parts.listed is not None:
         header = merge_index(header, parts.listed)
     if LEVELS_KEY in header.metadata and not header.leaves:
@@ -129,9 +145,22 @@ def _require_there(path: str) -> None:
             )  # fmt: skip
 
 
-def _read(path: str, parts: PartSet) -> tuple[tuple[Reader, ...], list[Header]]:
+def _describe_missing(paths: Sequence[str], absent: Collection[int]) -> str:
+    """Say which parts of a set do not exist, by their numbers from 0."""
+    names = few(os.path.basename(paths[number]) for number in sorted(absent))
+    if len(paths) - len(absent) > 1:
+        return f"{len(absent)} of {len(paths)} parts are missing: {names}"
+    (number,) = (number for number in range(len(paths)) if number not in absent)
+    part = part_of(os.path.basename(paths[number]))
+    place = int(part["number"]) if part else number + 1
+    others = "the other parts are" if len(absent) > 1 else "the other part is"
+    return f"part {place} of {len(paths)}; {others} missing: {names}"
+
+
+def _read(
+    path: str, parts: PartSet, missing: Sequence[str], *, is_partial: bool
+) -> tuple[tuple[Reader, ...], list[Header]]:
     """Open all parts and read their headers; one error says all that is wrong with them."""
-    missing = _missing(parts.paths)
     opened: list[Reader] = []
     headers: dict[str, Header] = {}
     failures: list[FormatError] = []
@@ -148,7 +177,7 @@ def _read(path: str, parts: PartSet) -> tuple[tuple[Reader, ...], list[Header]]:
         except FormatError as error:
             failures.append(error)
     problems: list[str] = []
-    if missing:
+    if missing and not is_partial:
         names = few(os.path.basename(part) for part in missing)
         problems.append(f"{len(missing)} of {len(parts.paths)} parts are missing: {names}")
     problems += _reasons(failures, parts.format)
@@ -159,7 +188,7 @@ def _read(path: str, parts: PartSet) -> tuple[tuple[Reader, ...], list[Header]]:
             problems.append(f"{files} named as its parts but not in the index ({few(extra)})")
         problems += disagreements(parts.listed, headers)
     if problems:
-        raise _error(path, parts, problems, failures)
+        raise _error(path, parts, problems, failures, missing)
     return tuple(opened), list(headers.values())
 
 
@@ -174,7 +203,11 @@ def _missing(paths: Sequence[str]) -> list[str]:
 
 
 def _error(
-    path: str, parts: PartSet, problems: Sequence[str], failures: Sequence[FormatError]
+    path: str,
+    parts: PartSet,
+    problems: Sequence[str],
+    failures: Sequence[FormatError],
+    missing: Sequence[str],
 ) -> FormatError:
     if len(problems) == len(failures) == 1:
         return failures[0]
@@ -185,11 +218,13 @@ def _error(
     are_wrong = "the index and its parts disagree"
     if are_unread or parts.listed is None:
         are_wrong = "the set is not whole"
-    message = problems[0] if "parts are missing" in problems[0] else f"{are_wrong}: {problems[0]}"
+    message = problems[0] if missing else f"{are_wrong}: {problems[0]}"
     if len(problems) > 1:
         message = "\n  ".join([f"{are_wrong}:", *problems])
     hint = hints.pop() if are_alike else _VERSIONS
-    if any(asides_of(part) for part in _missing(parts.paths)[:_MOST_REASONS]):
+    if len(problems) == 1 and 0 < len(missing) < len(parts.paths):
+        hint = f"{_VERSIONS} {_PARTIAL}"
+    if any(map(asides_of, missing[:_MOST_REASONS])):
         hint = "a run that replaced them was stopped; run its `weightctl convert` command again"
     return FormatError(where, None, message, hint=hint)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.base import LEVELS_KEY
@@ -37,6 +38,7 @@ __all__ = [
     "nest_leaves",
     "parse_levels",
     "read_stated_values",
+    "restrict_levels",
 ]
 
 # What the levels say of a checkpoint that is one tensor by itself.
@@ -72,6 +74,38 @@ def parse_levels(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
     except (TypeError, ValueError, RecursionError):
         return {}  # somebody else's key of that name
     return levels if is_text_map(levels) else {}
+
+
+def restrict_levels(
+    metadata: Mapping[str, MetadataValue], names: Collection[str]
+) -> dict[str, MetadataValue]:
+    """Return metadata whose levels describe nothing but the places of these names.
+
+    `names` are those of tensors and values. The levels keep the containers of the names and the
+    attributes of these containers; the metadata loses the attributes of all others.
+    """
+    levels = parse_levels(metadata)
+    if not levels:
+        return dict(metadata)
+    containers = {"", *chain.from_iterable(map(_list_prefixes, names))}
+    kept = {
+        place: kind
+        for place, kind in levels.items()
+        if place in containers
+        or place in names
+        or (kind == _ATTRIBUTES and place.removesuffix(_ATTRIBUTES).rstrip(".") in containers)
+    }
+    gone = {place for place in levels if levels[place] == _ATTRIBUTES and place not in kept}
+    made = {key: metadata[key] for key in metadata if key not in gone and key != LEVELS_KEY}
+    return {**made, LEVELS_KEY: levels_value(kept)} if kept else made
+
+
+def _list_prefixes(name: str) -> Iterator[str]:
+    """Yield all that a name begins with up to one of its dots."""
+    end = name.find(".")
+    while end >= 0:
+        yield name[:end]
+        end = name.find(".", end + 1)
 
 
 def is_value(kind: str | None) -> bool:
