@@ -232,7 +232,7 @@ def test_a_directory_may_be_without_the_tokenizer(tiny_llama: Path, tmp_path: Pa
 def test_metadata_of_different_models_are_not_compared(healthy: Models) -> None:
     report = report_on(healthy("tiny-llama"), healthy("gpt2"))
     assert not report.problems
-    assert report.notes[0].startswith("metadata were not compared: these are different models")
+    assert report.notes[0] == "metadata was not compared: A and B are different models"
 
 
 def test_a_file_without_a_config_is_skipped_and_says_so(tiny_llama: Path, tmp_path: Path) -> None:

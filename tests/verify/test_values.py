@@ -170,8 +170,10 @@ def test_only_the_layers_asked_for_are_looked_at(tiny_llama: Path) -> None:
 
 
 def test_thousands_of_bad_tensors_are_not_all_named(tmp_path: Path) -> None:
-    random = RANDOM.normal(0, 1, (2, 60, 8, 32)).astype(np.float32)
-    own, other = ({f"h.{n}.w": each[n] for n in range(60)} for each in random)
+    random, noise = RANDOM.normal(0, 1, (2, 60, 8, 32)).astype(np.float32)
+    noise *= np.logspace(-3, 0, 60, dtype=np.float32)[:, None, None]
+    own = {f"h.{n}.w": each for n, each in enumerate(random)}
+    other = {f"h.{n}.w": each for n, each in enumerate(random + noise)}
     problems = compared(tmp_path, own, other).problems
     assert len(problems) == 21
     assert problems[-1].text == "and 40 more tensors are as far off"

@@ -39,7 +39,8 @@ def behaviour(report: Report, columns: int, room: int | None, *, plain: bool = F
     Charts are at most `columns` wide; sentences and tables fit into `room`, where that is.
     """
     values, forward = report.figures(ValuesFigures), report.figures(ForwardFigures)
-    blocks = [_worst_tensors(values, room)] if values else []
+    # A comparison lists its tensors as differences.
+    blocks = [_worst_tensors(values, room)] if values and not report.comparison else []
     if forward:
         divergence = forward.divergence
         blocks += [

@@ -74,6 +74,14 @@ def verify(
             metavar="B", help="Compare with this one, which is known to be good, of any format."
         ),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="With --against, list differences from B without judging them; exit with 1 if "
+            "there are any.",
+        ),
+    ] = False,
     checks: Annotated[
         list[str] | None,
         typer.Option(
@@ -182,6 +190,7 @@ def verify(
         max_perplexity=max_perplexity,
         max_divergence=max_divergence,
         max_rmse=max_rmse,
+        compare=compare,
     )
     _require_there(request.subject)
     if reports:
@@ -191,7 +200,7 @@ def verify(
     if reports:
         write(reports, report, force=force)
     _show(report, _in_vain(report, checks), as_json=as_json, quiet=quiet)
-    if report.problems or _in_vain(report, checks):
+    if report.problems or report.differences or _in_vain(report, checks):
         raise typer.Exit(1)
 
 

@@ -55,7 +55,8 @@ class Check(NamedTuple):
     reports describes by the name of the check. `remedy` is what to do about problems whose cause is
     not known. `limits` are applied by this check.
 
-    One that `needs_reference` compares two checkpoints and does nothing else. One that does not
+    One that `needs_reference` compares two checkpoints and does nothing else; one that `compares`
+    has differences to list where a reference is given. One that does not
     have `reads_tensors` looks at headers alone. One that `opens_files` reports files that cannot be
     opened, of which no other check is made. `prepares` is `(request: Request) -> object`: it runs
     before all checks, and raises `ConversionError` for a request that the check cannot meet.
@@ -68,6 +69,7 @@ class Check(NamedTuple):
     remedy: str = ""
     limits: tuple[Limit, ...] = ()
     needs_reference: bool = False
+    compares: bool = False
     reads_tensors: bool = True
     opens_files: bool = False
     prepares: str = ""
@@ -117,6 +119,7 @@ CHECKS: dict[str, Check] = {
         MetadataFigures,
         "take the tokenizer's files and the config from the original, or convert it again: "
         "`weightctl convert ORIGINAL OUT`; in a GGUF, `--set KEY=VALUE` corrects a single key",
+        compares=True,
     ),
     "values": Check(
         "weightctl.verify.checks.values:check",
@@ -127,6 +130,7 @@ CHECKS: dict[str, Check] = {
         _AGAIN,
         limits=(Limit("--max-rmse", "max_rmse", needs_reference=True),),
         needs_reference=True,
+        compares=True,
     ),
     "forward": Check(
         "weightctl.verify.checks.forward:check",
@@ -138,6 +142,7 @@ CHECKS: dict[str, Check] = {
             Limit("--max-ppl", "max_perplexity", of_whole_model=True),
             Limit("--max-kld", "max_divergence", needs_reference=True, of_whole_model=True),
         ),
+        compares=True,
         prepares="weightctl.verify.checks.forward:require_prompt",
     ),
 }

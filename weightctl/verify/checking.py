@@ -63,7 +63,11 @@ def verify(
         problems = tuple(each for each in found.problems if each not in reported)
         reported |= {*problems}
         problems = tuple(replace(each, check=name) for each in problems)
-        results[name] = replace(found, problems=problems)
+        results[name] = (
+            replace(found, problems=(), differences=problems)
+            if request.compare
+            else replace(found, problems=problems)
+        )
         seconds[name] = time.monotonic() - started
     if damage is not None and not _opens_files(wanted):
         raise damage
@@ -73,6 +77,7 @@ def verify(
         description="" if damage is not None else _describe(request),
         results=results,
         seconds=seconds,
+        comparison=request.compare,
     )
 
 
@@ -132,17 +137,26 @@ def _choose_checks(
         if alone and CHECKS[name].needs_reference:
             raise ConversionError(
                 f"the check `{name}` compares, and there is nothing to compare with",
-                hint="name a checkpoint that is known to be good: --against PATH",
+                hint="name a checkpoint that works: --against PATH",
+            )
+        if request.compare and not CHECKS[name].compares:
+            raise ConversionError(
+                f"the check `{name}` does not compare, and --compare only lists differences",
+                hint=f"leave out --compare, or --check {name}",
             )
     chosen = [name for name in CHECKS if name in checks] if checks else list(CHECKS)
-    wanted = [
-        name for name in chosen if name not in skip and not (alone and CHECKS[name].needs_reference)
-    ]
+    wanted = [name for name in chosen if name not in skip and _is_possible(name, request)]
     if not wanted:
-        raise ConversionError(
-            "every check is skipped that was asked for", hint="skip fewer, or ask for others"
-        )
+        raise ConversionError("every check is skipped", hint="leave out --skip, or skip fewer")
     return wanted
+
+
+def _is_possible(name: str, request: Request) -> bool:
+    """Whether a check has something to do: with a reference or without, judging or not."""
+    check = CHECKS[name]
+    if request.compare:
+        return check.compares
+    return request.reference is not None or not check.needs_reference
 
 
 def _describe(request: Request) -> str:

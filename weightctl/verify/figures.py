@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl.split import Grid
@@ -12,7 +13,7 @@ from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.ranking import sort_worst_first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "Activation",
@@ -28,6 +29,9 @@ __all__ = [
     "StructureFigures",
     "TensorError",
     "ValuesFigures",
+    "describe_differences",
+    "describe_range",
+    "list_unequal",
     "show_cosine",
 ]
 
@@ -159,25 +163,50 @@ class TensorError:
 class ValuesFigures(Figures):
     """The tensors that were compared, in the order of the checkpoint, and how they were paired.
 
-    `pairing` tells people how: by the names of a family, or by equal names.
+    `pairing` says how: by the names of a family, or by equal names. They were not `judged` where
+    differences are only listed.
     """
 
     tensors: tuple[TensorError, ...]
     pairing: str = ""
+    judged: bool = True
 
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         compared = f"{pluralize(len(self.tensors), 'tensor')} compared"
         if not self.tensors:
             return compared
-        off = [error for error in self.tensors if error.relative_rmse]
+        off = list_unequal(self.tensors)
         if not off:
             return f"{compared}, no difference"
+        if not self.judged:
+            return describe_differences(self.tensors)
         worst = sort_worst_first(off)[0]
-        usual = f", where {percent(worst.expected)} is usual" if worst.expected else ""
+        usual = f", expected {percent(worst.expected)}" if worst.expected else ""
         rmse = f"relative RMSE {percent(worst.relative_rmse)}"
-        called = "furthest from usual" if worst.is_problem else "largest error"
+        called = "furthest from expected" if worst.is_problem else "largest error"
         return f"{compared}; {called}: {worst.name}, {rmse}{usual}"
+
+
+def list_unequal(errors: Sequence[TensorError]) -> list[TensorError]:
+    """Return the tensors that have other values than the reference's."""
+    return [error for error in errors if error.relative_rmse != 0]
+
+
+def describe_differences(errors: Sequence[TensorError]) -> str:
+    """Say how many tensors have other values than the reference's, and by how much they differ."""
+    unequal = list_unequal(errors)
+    differ = "differs" if len(unequal) == 1 else "differ"
+    of = f"{len(unequal):,} of {pluralize(len(errors), 'tensor')}"
+    return f"{of} {differ}, {describe_range(unequal)}"
+
+
+def describe_range(errors: Sequence[TensorError]) -> str:
+    """Say how small and how large the errors of some tensors are, and the median."""
+    values = sorted(error.relative_rmse for error in errors)
+    ends = list(dict.fromkeys(percent(value) for value in (values[0], values[-1])))
+    middle = f", median {percent(median(values))}" if len(ends) > 1 and len(values) > 2 else ""
+    return f"relative RMSE {' to '.join(ends)}{middle}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

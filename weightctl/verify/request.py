@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from weightctl.device import DeviceRef
+    from weightctl.verify.compare.mismatch import Mismatch
     from weightctl.verify.compare.pairs import Pairing
     from weightctl.verify.run.prompt import Prompt
     from weightctl.verify.subject import Subject
@@ -29,8 +30,9 @@ class Request:
     The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. `layers` are
     the numbers that alone are looked at, all where None. A perplexity above `max_perplexity`, a
     mean Kullback-Leibler divergence above `max_divergence` and a relative RMSE of a tensor above
-    `max_rmse` are problems; without the last the limit is what the encodings cost. `progress`
-    is told what is being done, and how much of it is done, from 0 to 1.
+    `max_rmse` are problems; without the last the limit is what the encodings cost. With `compare`
+    differences from the reference are listed and not judged. `progress` is called with what is
+    being done, and how much of it is done, from 0 to 1.
     """
 
     subject: Subject
@@ -42,6 +44,7 @@ class Request:
     max_perplexity: float | None = None
     max_divergence: float | None = None
     max_rmse: float | None = None
+    compare: bool = False
     progress: Callable[[str, float], object] | None = None
 
     @cached_property
@@ -56,6 +59,16 @@ class Request:
         return make_prompt(self, *(each for each in subjects if each and each.checkpoint))
 
     @cached_property
+    def mismatch(self) -> Mismatch | None:
+        """Why the two are not one model with the same names; None where they are, or one is alone.
+
+        Raises `FormatError` where a file cannot be read.
+        """
+        from weightctl.verify.compare.mismatch import find_mismatch
+
+        return None if self.reference is None else find_mismatch(self.subject, self.reference)
+
+    @cached_property
     def pairing(self) -> Pairing:
         """The tensors of both, paired, and what the checks have found out of them.
 
@@ -65,6 +78,8 @@ class Request:
 
         if self.reference is None:
             raise ValueError("there is nothing to compare with")
+        if self.mismatch is not None and self.mismatch.pairing is not None:
+            return self.mismatch.pairing
         return pair_tensors(self.subject, self.reference)
 
     def tell(self, doing: str, done: float) -> None:
@@ -90,6 +105,7 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
     A limit that is silently not applied would look as if it was passed.
     """
     last = _find_last_layer(request)
+    _require_comparison(request)
     for name, limit in [(name, limit) for name, each in CHECKS.items() for limit in each.limits]:
         if getattr(request, limit.field) is None:
             continue
@@ -109,6 +125,20 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
                 f"{limit.option} is about the whole model, and --layers leaves out its last layer, "
                 f"{last}",
                 hint=f"leave out {limit.option}, or --layers",
+            )
+
+
+def _require_comparison(request: Request) -> None:
+    """Raise for `--compare` without a reference, and with a limit: it judges nothing."""
+    if not request.compare:
+        return
+    if request.reference is None:
+        raise ConversionError("--compare needs a second checkpoint", hint="name it: --against PATH")
+    for limit in [limit for each in CHECKS.values() for limit in each.limits]:
+        if getattr(request, limit.field) is not None:
+            raise ConversionError(
+                f"--compare and {limit.option} are both given, and --compare applies no limits",
+                hint=f"leave out --compare, or {limit.option}",
             )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import pluralize
+from weightctl.verify.compare.causes import CAUSES
 from weightctl.verify.figures import Figures
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong.
+    """One thing that is wrong, or that differs where differences are listed and not judged.
 
     `where` is a tensor or a key as the checkpoint calls it, a block of the model (`layers.3`) or a
     file; empty where it is the whole. `text` says what is wrong with that, and `cause` what
@@ -42,6 +43,12 @@ class Problem:
     cause: Explanation | None = None
     hint: str = ""
     check: str = ""
+
+    @property
+    def is_headline(self) -> bool:
+        """Whether this is about both checkpoints as a whole."""
+        cause = CAUSES.get(self.cause.name) if self.cause else None
+        return cause is not None and cause.of_both and not self.where
 
     @property
     def statement(self) -> str:
@@ -70,10 +77,12 @@ def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Seq
 class Result:
     """What a check found: every problem, what it measured, and what a person should know of it.
 
-    `skipped` says why it did not run, empty where it did.
+    `differences` are from the reference, where they are listed and not judged; there are no
+    problems then. `skipped` says why it did not run, empty where it did.
     """
 
     problems: tuple[Problem, ...] = ()
+    differences: tuple[Problem, ...] = ()
     figures: Figures | None = None
     notes: tuple[str, ...] = ()
     skipped: str = ""
@@ -87,9 +96,11 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """What came of the check: `3 problems`, `skipped`, `partly` or `fine`."""
+        """The outcome of the check: `3 problems`, `1 difference`, `skipped`, `partly`, `fine`."""
         if self.problems:
             return pluralize(len(self.problems), "problem")
+        if self.differences:
+            return pluralize(len(self.differences), "difference")
         if self.skipped:
             return "skipped"
         return "partly" if self.figures is not None and self.figures.is_partial else "fine"
@@ -100,7 +111,8 @@ class Report:
     """The results of the checks of a checkpoint, by their names, in the order they ran.
 
     `path` and `reference` are the checkpoints, and `description` says in few words what the first
-    one is. `seconds` is how long each check took.
+    one is. `seconds` is how long each check took. A `comparison` lists differences, and judges
+    none.
     """
 
     path: str
@@ -108,11 +120,23 @@ class Report:
     description: str
     results: dict[str, Result]
     seconds: dict[str, float]
+    comparison: bool = False
 
     @property
     def problems(self) -> list[Problem]:
         """All that is wrong, in the order of the checks."""
         return [problem for result in self.results.values() for problem in result.problems]
+
+    @property
+    def differences(self) -> list[Problem]:
+        """All differences of a comparison, in the order of the checks."""
+        return [each for result in self.results.values() for each in result.differences]
+
+    @property
+    def headline(self) -> Problem | None:
+        """The finding about both checkpoints as a whole, which comes first; None without one."""
+        found = (*self.problems, *self.differences)
+        return next((each for each in found if each.is_headline), None)
 
     @property
     def notes(self) -> list[str]:

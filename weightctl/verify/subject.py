@@ -15,6 +15,7 @@ from weightctl.errors import (
 from weightctl.families.recognition import recognize
 from weightctl.formats.open.opening import open_weights
 from weightctl.formats.sharded.gathered import GatheredSource
+from weightctl.formats.sharded.opening import find_whole
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.weights.tree import header_of, source_of
 
@@ -51,6 +52,11 @@ class Subject:
         """The set that the files are, where they are those of several ranks, else None."""
         source = source_of(self.stored)
         return source if isinstance(source, GatheredSource) else None
+
+    @property
+    def whole(self) -> str:
+        """The directory of the sharded checkpoint that this is one rank's file of, else empty."""
+        return find_whole(header_of(self.stored).files)
 
     @cached_property
     def _recognized(self) -> RecognizedModel | WeightctlError:

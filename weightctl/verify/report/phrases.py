@@ -70,12 +70,16 @@ def show_shape(shape: Sequence[int]) -> str:
 def say_verdict(report: Report) -> str:
     """Return what came of it all, in a line."""
     ran = sum(not result.skipped for result in report.results.values())
-    found = len(report.problems)
+    noun = "difference" if report.comparison else "problem"
+    found = len(report.problems) + len(report.differences)
     if found:
-        wrong = sum(bool(result.problems) for result in report.results.values())
-        return f"{pluralize(found, 'problem')} in {wrong:,} of {pluralize(ran, 'check')}"
+        with_some = sum(
+            bool(result.problems or result.differences) for result in report.results.values()
+        )
+        return f"{pluralize(found, noun)} in {with_some:,} of {pluralize(ran, 'check')}"
     left = len(report.results) - ran
-    return f"no problems found in {pluralize(ran, 'check')}" + (f", {left} skipped" if left else "")
+    skipped = f", {left} skipped" if left else ""
+    return f"no {noun}s found in {pluralize(ran, 'check')}{skipped}"
 
 
 def list_facts(figures: ForwardFigures) -> list[Fact]:

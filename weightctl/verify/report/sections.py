@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         TensorError,
     )
     from weightctl.verify.report.outline import Block, State
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Problem, Report, Result
 
 __all__ = ["make_outline"]
 
@@ -64,7 +64,8 @@ _WORST, _MOST_TENSORS, _GAINS, _LAYERS = 12, 1000, 20, 40
 def make_outline(report: Report) -> Outline:
     """Return the outline of a report, which is the same whatever it is written as."""
     sections = (
-        Section("What is wrong", _list_problems(report)),
+        Section("Problems", _list_problems(report.problems)),
+        Section("Differences", _list_problems(report.differences)),
         Section("What to do next", _list_bullets(list_remedies(report))),
         *_outline_forward(report.figures(ForwardFigures)),
         Section("Values against the reference", _outline_values(report.figures(ValuesFigures))),
@@ -75,7 +76,7 @@ def make_outline(report: Report) -> Outline:
         reference=report.reference,
         description=report.description,
         verdict=say_verdict(report),
-        is_good=not report.problems,
+        is_good=not report.problems and not report.differences,
         checks=tuple(
             _outline_check(name, result, report.seconds[name])
             for name, result in report.results.items()
@@ -86,12 +87,19 @@ def make_outline(report: Report) -> Outline:
 
 def _outline_check(name: str, result: Result, seconds: float) -> CheckLine:
     about = CHECKS[name].about if name in CHECKS else ""
-    state: State = "wrong" if result.problems else "good" if result.verdict == "fine" else "skipped"
-    return CheckLine(name, about, result.verdict, state, result.summary, seconds)
+    return CheckLine(name, about, result.verdict, _find_state(result), result.summary, seconds)
 
 
-def _list_problems(report: Report) -> tuple[Block, ...]:
-    return (ProblemList(tuple(report.problems)),) if report.problems else ()
+def _find_state(result: Result) -> State:
+    if result.problems:
+        return "wrong"
+    if result.differences:
+        return "different"
+    return "good" if result.verdict == "fine" else "skipped"
+
+
+def _list_problems(problems: Sequence[Problem]) -> tuple[Block, ...]:
+    return (ProblemList(tuple(problems)),) if problems else ()
 
 
 def _list_bullets(items: Sequence[str]) -> tuple[Block, ...]:

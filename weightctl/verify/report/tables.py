@@ -18,7 +18,7 @@ __all__ = ["list_checks", "make_table"]
 # A longer name of a tensor has dots in its middle, and so has a text a third as long.
 _LONGEST = 120
 _CLASSES = {"name": "wide", "number": "n", "code": "nowrap", "text": None}
-_SIGNS = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}
+_SIGNS = {"wrong": "✗ ", "different": "≠ ", "skipped": f"{DASH} ", "good": "✓ "}
 
 
 def list_checks(checks: Sequence[CheckLine]) -> Markup:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ArchitectureError, TokenizerError
+from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.checks.forward.blame import Blame
 from weightctl.verify.checks.forward.divergence import count_by_bound, find_least_cosine, summarize
 from weightctl.verify.checks.forward.faults import Faults
@@ -13,7 +14,6 @@ from weightctl.verify.checks.forward.limits import check_divergence, check_perpl
 from weightctl.verify.checks.forward.predictions import predict
 from weightctl.verify.checks.forward.walk import Walk
 from weightctl.verify.compare.configs import find_differences
-from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
 from weightctl.verify.results import Problem, Result
 from weightctl.verify.run.parts import Running, explain_unbuilt
@@ -35,16 +35,16 @@ def compare(request: Request) -> Result:
 
     Problems are what their configs say otherwise, blocks that are further from the reference's than
     their encodings explain, each with the tensor that is to blame where one is, and what is above
-    the limits. Skipped where either does not run, or both have no blocks in common. Raises
-    `ArchitectureError` for different models, which the check `values` tells too.
+    the limits. Skipped where either does not run, or both have no blocks in common.
     """
     own = request.subject.checkpoint
     other = None if request.reference is None else request.reference.checkpoint
     if own is None or other is None or request.reference is None:
         return Result(skipped="one of the two is of no known family")
+    mismatch = request.mismatch
+    if mismatch is not None and (mismatch.pairing is None or not mismatch.is_whole):
+        return Result(problems=(mismatch.problem,), skipped=mismatch.short)
     given = request.prompt
-    if text := explain_different_models(own, other):
-        raise ArchitectureError(text)
     found = find_differences(own, other)
     problems = [each.problem for each in found]
     problems += _compare_tokens(request, given)
@@ -112,6 +112,9 @@ class _Comparison:
         self._request, self._given = request, given
         self._walk, self._faults = walk, faults
         self._layers: list[LayerDivergence] = []
+        self._beyond: list[ComparedPart] = []
+        # What is known of all tensors is not repeated for each layer.
+        self._judges = not request.compare and not request.pairing.is_of_other_models
 
     def result(self, problems: list[Problem]) -> Result:
         """Walk, and return all that was found."""
@@ -119,10 +122,10 @@ class _Comparison:
         last = request.last_layer(walk.reference.layers)
         if request.layers is None:
             self._look_at(walk.embedding())
-        for number in range(last + 1):
-            request.tell(f"comparing layer {number}", number / (last + 2))
-            part = walk.layer(number)
-            if request.has_layer(number):
+        for layer in range(last + 1):
+            request.tell(f"comparing layer {layer}", layer / (last + 2))
+            part = walk.layer(layer)
+            if request.has_layer(layer):
                 self._look_at(part)
         is_whole = last == walk.reference.layers - 1
         figures = self._make_figures(Divergence(layers=()), None)
@@ -136,6 +139,8 @@ class _Comparison:
             cosine = find_least_cosine(walk.wanted[mask], walk.own[mask])
             figures = self._make_figures(Divergence(layers=(), cosine=cosine), None)
         problems = [*problems, *self._faults.problems(), *self._check_limits(figures)]
+        if self._request.compare and self._beyond:
+            problems.append(self._describe_difference(figures))
         notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
         return Result(problems=tuple(problems), figures=figures, notes=notes)
 
@@ -145,11 +150,25 @@ class _Comparison:
                 name=part.name,
                 divergence=part.found.all,
                 expected=part.expected.all,
-                is_problem=part.is_beyond,
+                is_problem=part.is_beyond and self._judges,
             )
         )
-        if part.is_beyond:
+        if not part.is_beyond:
+            return
+        self._beyond.append(part)
+        if self._judges:
             self._faults.add(part)
+
+    def _describe_difference(self, figures: ForwardFigures) -> Problem:
+        """Say how many parts of the models differ, and by how much what they predict does."""
+        most = max(self._beyond, key=lambda part: part.found.all)
+        count = f"{len(self._beyond)} of {pluralize(len(self._layers), 'part')}"
+        differ = "differs" if len(self._beyond) == 1 else "differ"
+        text = f"{count} of the model {differ}, {most.name} by the most: {percent(most.found.all)}"
+        divergence = figures.divergence
+        if divergence is not None and divergence.mean is not None:
+            text += f"; mean KL divergence {number(divergence.mean)} nats"
+        return Problem(where="", text=text)
 
     def _of_logits(self) -> ForwardFigures:
         walk, given = self._walk, self._given
@@ -172,8 +191,8 @@ class _Comparison:
     def _make_figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
         given, request, grid = self._given, self._request, self._walk.subject.grid
         asked = [
-            each for number, each in enumerate(self._walk.activations, -1)
-            if request.has_layer(number)
+            each for layer, each in enumerate(self._walk.activations, -1)
+            if request.has_layer(layer)
         ]  # fmt: skip
         return ForwardFigures(
             source=given.source,

@@ -22,7 +22,6 @@ from weightctl.verify.checks.metadata.tokens import (
     compare_tokens,
     compare_types,
 )
-from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import MetadataFigures
 from weightctl.verify.results import Result
 from weightctl.verify.run.prompt import TEXT
@@ -66,18 +65,22 @@ def check(request: Request) -> Result:
     if own is None:
         return Result(skipped="no config.json or metadata of GGUF goes with the tensors")
     checkpoint = request.subject.checkpoint
-    found = find_contradictions(own, checkpoint)
+    # A comparison lists differences, and no faults of one checkpoint.
+    found = Compared() if request.compare else find_contradictions(own, checkpoint)
     other = None if request.reference is None else describe(request.reference)
     header = header_of(request.subject.stored)
-    if own.is_gguf:
+    if own.is_gguf and not request.compare:
         reference = header_of(request.reference.stored) if other and request.reference else None
         found.extend(check_file_type(header, reference))
+    is_compared = request.reference is not None
     if request.reference is not None:
-        text = explain_different_models(checkpoint, request.reference.checkpoint)
-        if text:
-            found.notes.append(f"metadata were not compared: {text}")
+        mismatch = request.mismatch
+        if mismatch is not None and mismatch.is_of_models:
+            is_compared = False
+            found.notes.append(f"metadata was not compared: {mismatch.short}")
         elif other is None:
-            found.notes.append("metadata were not compared: none go with the reference")
+            is_compared = False
+            found.notes.append("metadata was not compared: the reference has none")
         else:
             _compare(found, request.subject, request.reference, own, other)
     return Result(
@@ -85,7 +88,7 @@ def check(request: Request) -> Result:
         figures=MetadataFigures(
             tokens=0 if own.tokenizer is None else len(own.tokenizer.tokens),
             tokenizer="" if own.tokenizer is None else own.tokenizer.model,
-            is_compared=other is not None,
+            is_compared=is_compared,
         ),
         notes=tuple(found.notes),
     )

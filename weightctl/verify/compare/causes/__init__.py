@@ -16,8 +16,9 @@ class Cause(NamedTuple):
     counts where the result is the tensor. Both are empty for what a check finds without that.
 
     With one that `computes_the_same` the model works as the reference does. One `of_the_file` is
-    told once, whatever blocks have it. For one that `takes_another` another tensor of the model
-    stands where one belongs, which no naming convention changes.
+    reported once, whatever layers have it. One `of_both` is about both checkpoints as a whole, and
+    comes first in a summary. With one that `takes_another` a tensor is in the place of another
+    tensor of the model, which no naming convention changes.
     """
 
     sentence: str
@@ -26,6 +27,7 @@ class Cause(NamedTuple):
     guess: str = ""
     computes_the_same: bool = False
     of_the_file: bool = False
+    of_both: bool = False
     takes_another: bool = False
 
 
@@ -226,8 +228,26 @@ CAUSES: dict[str, Cause] = {
     "bias_dropped": Cause("biases were left out, or other layers have none", _CONVERT),
     "output_forgotten": Cause("the output was left out, and is not the embedding", _CONVERT),
     "different_models": Cause(
-        "the reference is not the original of this model",
-        "compare with the original of this model: is `--against` the right path? Two models that "
-        "differ cannot be told from a damaged one",
+        "A and B are different models: other families, sizes, or values without relation",
+        "compare A with its original: check the path that was given to `--against`",
+        of_both=True,
+    ),
+    "renamed": Cause(
+        "the tensors of A have other names than those of B",
+        "rename the tensors: `weightctl convert A OUT --rename FILE`, with a rule in FILE for each "
+        "change",
+        of_both=True,
+    ),
+    "one_rank": Cause(
+        "A or B is one rank's file of a sharded checkpoint",
+        "verify the directory of the sharded checkpoint, which has manifest.json, or join its "
+        "files first: `weightctl shard --gather DIR OUT`",
+        of_both=True,
+    ),
+    "training_steps": Cause(
+        "nearly all tensors differ by similar small amounts, as after more training",
+        "`--compare` lists differences from B without judging them; where A should equal B, fetch "
+        "it again",
+        of_both=True,
     ),
 }
