@@ -84,18 +84,18 @@ def test_the_lines_of_a_text_are_lines_and_what_stands_between_backticks_is_code
 
 def test_each_check_says_what_it_looked_at_or_why_it_did_not_run() -> None:
     rows = [text_of(row) for row in parsed(page_of("unknown_family")).iter("tr")]
-    assert rows[1].startswith("structure✓ fine")
-    assert "read by gguf too; safetensors: does not read this format" in rows[1]
+    assert rows[1].startswith("structure✓ ok")
+    assert "gguf can read it; safetensors: does not read this format" in rows[1]
     assert "skippedthe tensors are those" in rows[3]
     assert "of no family that weightctl knows" in rows[3]
     assert "40 matrices, each on a random unit vector, on cpu" in rows[4]
 
 
 def test_the_worst_tensors_come_first() -> None:
-    found = section(page_of("experts"), "Values against the reference")
+    found = section(page_of("experts"), "Values compared with the reference")
     names = [text_of(row) for row in found.iter("tr")]
     assert names[1].startswith("layers.3.mlp.experts.77.up.weight")
-    assert text_of(found).count("800 more are in the report as JSON.") == 1
+    assert text_of(found).count("800 more are in the JSON report.") == 1
 
 
 def test_of_a_damaged_file_the_page_has_what_is_known() -> None:
@@ -106,7 +106,7 @@ def test_of_a_damaged_file_the_page_has_what_is_known() -> None:
 def test_activations_of_which_none_is_finite_have_no_chart() -> None:
     parts = (Activation(name="layers.0", rms=0.0, greatest=0.0, nonfinite=4),)
     root = parsed(render_page(report(forward=Result(figures=ForwardFigures(activations=parts)))))
-    assert "No part gives numbers that are finite and not 0." in text_of(root)
+    assert "No part has an output that is finite and not 0." in text_of(root)
     assert "Activations" not in [each.text for each in root.iter("h3")]
 
 

@@ -61,7 +61,10 @@ def _worst_tensors(values: ValuesFigures, room: int | None) -> Lines:
     heads = [Cell("  tensor", "dim"), Cell("")]
     heads += [
         Cell("relative RMSE", "dim", short="RMSE", right=True),
-        *(Cell(text, "dim", right=True) for text in ("usual", "times", "max error", "cosine")),
+        *(
+            Cell(text, "dim", right=True)
+            for text in ("expected", "times", "max difference", "cosine")
+        ),
     ]
     rows = [heads]
     for error in worst:
@@ -99,9 +102,9 @@ def _activations(forward: ForwardFigures, columns: int, *, plain: bool) -> Lines
         for each in forward.activations
     ]
     if not any(math.isfinite(bar.value) for bar in bars):
-        return _title("activations: every layer gives numbers that are not finite", columns)
-    title = "activations: root mean square of what each layer gives (log scale)"
-    mark = _explain_marks("NaN or infinite numbers", bars, columns, plain=plain)
+        return _title("activations: the output of every layer is NaN or infinite", columns)
+    title = "activations: root mean square of the output of each layer (log scale)"
+    mark = _explain_marks("NaN or infinite values", bars, columns, plain=plain)
     return [*_title(title, columns), *chart(bars, columns, plain=plain), *mark]
 
 
@@ -118,13 +121,13 @@ def _divergences(divergence: Divergence, columns: int, *, plain: bool) -> Lines:
         return []
     bars = [Bar(_label(each.name), each.divergence, each.is_problem) for each in divergence.layers]
     first = beyond[0]
-    usual = f"{percent(first.expected)} is usual" if first.expected else "there should be none"
-    finding = f"first: {first.name}, {percent(first.divergence)} where {usual}"
-    title = "divergence: how far each layer is from the reference's, same input"
+    usual = f"expected {percent(first.expected)}" if first.expected else "expected none"
+    finding = f"first: {first.name}, {percent(first.divergence)}, {usual}"
+    title = "divergence: each layer compared with the reference"
     if not any(0 < bar.value < math.inf for bar in bars):
         return [*_title(title, columns), *hung([Cell("  ")], finding, columns, "red")]
     title += " (log scale)"
-    meaning = f"beyond what is usual; {finding}"
+    meaning = f"above the expected divergence; {finding}"
     return [
         *_title(title, columns),
         *chart(bars, columns, plain=plain),
@@ -139,7 +142,7 @@ def _agreement(divergence: Divergence, room: int | None) -> Lines:
     if divergence.percentile_99 is not None:
         figures.append(f"99th percentile {number(divergence.percentile_99)}")
     if divergence.greatest is not None:
-        figures.append(f"greatest {number(divergence.greatest)}")
+        figures.append(f"largest {number(divergence.greatest)}")
     lines = hung([Cell("KL divergence ", "bold")], f"{', '.join(figures)} nats", room)
     if divergence.top_1 is not None:
         text = f"{percent(divergence.top_1)} of positions"
@@ -152,7 +155,7 @@ def _gains(forward: ForwardFigures, room: int | None) -> Lines:
     strange = sort_strangest_first(forward.matrices)
     if not strange:
         return []
-    heads = ("matrices on a random unit vector", "", "length", "usual")
+    heads = ("matrices, each on a random unit vector", "", "length", "expected")
     rows = [[Cell(text, "dim", right=place > 0) for place, text in enumerate(heads)]]
     rows += [
         [

@@ -112,7 +112,7 @@ def _summarize_result(result: Result) -> Cell:
         return Cell(result.verdict, "red bold")
     if result.differences:
         return Cell(result.verdict, "yellow bold")
-    is_fine = result.verdict == "fine"
+    is_fine = result.verdict == "ok"
     return Cell("ok", "green") if is_fine else Cell(result.verdict, "yellow")
 
 
@@ -127,7 +127,7 @@ def _problems(problems: list[Problem], room: int | None, headline: Problem | Non
             places = [printable(problem.where) for problem in alike if problem.where]
             lines += _problem(join_names(places, _MOST_PLACES), text, hint, room)
         if cause is not None and not (headline and cause == headline.cause):
-            lines += hung([Cell("    probably: ", "yellow")], cause.text, room)
+            lines += hung([Cell("    likely cause: ", "yellow")], cause.text, room)
     return lines
 
 
@@ -159,9 +159,9 @@ def _doubt(report: Report) -> str:
         return ""
     ask = ""
     if forward.perplexity is not None:
-        ask = f"; is perplexity {number(forward.perplexity)} what this model should have?"
+        ask = f"; check whether perplexity {number(forward.perplexity)} is right for this model"
     return (
-        "exchanged or slightly wrong weights cannot be told from right ones without a reference: "
+        "without a reference, swapped or slightly wrong weights cannot be detected: "
         f"--against ORIGINAL{ask}"
     )
 

@@ -30,12 +30,12 @@ def verify(
 ) -> Report:
     """Verify a checkpoint, alone or against a reference.
 
-    All checks are made that the table has, or those of `checks`, but for those of `skip`. What is
-    wrong with the checkpoint is in the report. Raises `ConversionError` for a check that there is
-    not, one that lacks its reference, no checks at all, a limit that none of them applies, layers
-    that there are not, and tokens or a text that the model cannot run on, `OSError` where there is
-    no such file, `FormatError` or `ConversionError` where the reference is damaged, and
-    `EncodingError` for tensors that cannot be read.
+    All checks run, or those of `checks`, except those of `skip`. Problems of the checkpoint are in
+    the report. With `Request.compare`, differences from the reference are listed instead. Raises
+    `ConversionError` for an unknown check, a check without its reference, no checks at all, a limit
+    that no check applies, layers that do not exist, and tokens or a text that the model cannot run
+    on; `OSError` if there is no such file; `FormatError` or `ConversionError` if the reference is
+    damaged; and `EncodingError` for tensors that cannot be read.
     """
     wanted = _choose_checks(request, checks, skip)
     subject, reference = request.subject, request.reference
@@ -136,7 +136,7 @@ def _choose_checks(
     for name in checks or ():
         if alone and CHECKS[name].needs_reference:
             raise ConversionError(
-                f"the check `{name}` compares, and there is nothing to compare with",
+                f"the check `{name}` needs a reference, and there is none",
                 hint="name a checkpoint that works: --against PATH",
             )
         if request.compare and not CHECKS[name].compares:
@@ -172,6 +172,6 @@ def _describe(request: Request) -> str:
     for info in header.tensors.values():
         sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
     encodings = sorted(sizes, key=lambda name: -sizes[name])
-    family = "of no known family" if checkpoint is None else checkpoint.family.name
+    family = "unknown family" if checkpoint is None else checkpoint.family.name
     shown = join_names(encodings, _MOST_ENCODINGS, " ")
     return f"{header.format}, {family}, {weights:,} weights, {shown}"

@@ -67,7 +67,11 @@ class StructureFigures(Figures):
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         reading = [name for name, error in self.readers.items() if not error]
-        readers = f"; read by {_list_names(reading)} too" if reading else ""
+        readers = (
+            f"; {_list_names(reading)} can read {'it' if self.files == 1 else 'them'}"
+            if reading
+            else ""
+        )
         # What another reader refuses is its verdict, and says so by its name.
         others = "".join(f"; {name}: {error}" for name, error in self.readers.items() if error)
         files = pluralize(self.files, "file")
@@ -86,7 +90,7 @@ class FiniteFigures(Figures):
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         tensors = pluralize(self.tensors, "tensor")
-        return f"{tensors}, {format_count(self.numbers)} numbers looked at"
+        return f"{tensors}, {format_count(self.numbers)} values checked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class NamesFigures(Figures):
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         if not self.family:
-            return f"of no known family; {pluralize(self.found, 'tensor')}"
+            return f"unknown family; {pluralize(self.found, 'tensor')}"
         of = f"{self.found:,} of {self.expected:,} tensors"
         found = f"all {self.found:,} tensors" if self.found == self.expected else of
         return f"{self.family}, {pluralize(self.layers, 'layer')}, {found}"
@@ -129,7 +133,7 @@ class MetadataFigures(Figures):
             tokenizer = "no tokenizer"
         else:
             tokenizer = f"tokenizer {self.tokenizer}, {pluralize(self.tokens, 'token')}"
-        return f"{tokenizer}; compared with the reference's" if self.is_compared else tokenizer
+        return f"{tokenizer}; compared with the reference" if self.is_compared else tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +182,13 @@ class ValuesFigures(Figures):
             return compared
         off = list_unequal(self.tensors)
         if not off:
-            return f"{compared}, no difference"
+            return f"{compared}, no differences"
         if not self.judged:
             return describe_differences(self.tensors)
         worst = sort_worst_first(off)[0]
         usual = f", expected {percent(worst.expected)}" if worst.expected else ""
         rmse = f"relative RMSE {percent(worst.relative_rmse)}"
-        called = "furthest from expected" if worst.is_problem else "largest error"
+        called = "largest error compared with expected" if worst.is_problem else "largest error"
         return f"{compared}; {called}: {worst.name}, {rmse}{usual}"
 
 
@@ -282,7 +286,7 @@ class Divergence:
         """Return what was measured, in a few words each."""
         parts: list[str] = []
         if self.reference_perplexity is not None:
-            parts.append(f"the reference's {number(self.reference_perplexity)}")
+            parts.append(f"reference {number(self.reference_perplexity)}")
         if self.mean is not None:
             parts.append(f"KL divergence {number(self.mean)}")
         if self.cosine is not None:

@@ -25,14 +25,14 @@ __all__ = ["Request", "require_consistent"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A checkpoint to verify, alone or against a `reference`, and the limits that it has to pass.
+    """A checkpoint to verify, alone or against a `reference`, and the limits for it.
 
-    The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. `layers` are
-    the numbers that alone are looked at, all where None. A perplexity above `max_perplexity`, a
+    The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. Only
+    `layers` are checked, or all if None. A perplexity above `max_perplexity`, a
     mean Kullback-Leibler divergence above `max_divergence` and a relative RMSE of a tensor above
-    `max_rmse` are problems; without the last the limit is what the encodings cost. With `compare`
-    differences from the reference are listed and not judged. `progress` is called with what is
-    being done, and how much of it is done, from 0 to 1.
+    `max_rmse` are problems; without `max_rmse` the limit is the error that the encodings explain.
+    With `compare`, differences from the reference are only listed. `progress` is called with the
+    name of the step and the part of it that is done, from 0 to 1.
     """
 
     subject: Subject
@@ -77,7 +77,7 @@ class Request:
         from weightctl.verify.compare.pairs import pair_tensors
 
         if self.reference is None:
-            raise ValueError("there is nothing to compare with")
+            raise ValueError("there is no reference")
         if self.mismatch is not None and self.mismatch.pairing is not None:
             return self.mismatch.pairing
         return pair_tensors(self.subject, self.reference)
@@ -100,9 +100,9 @@ class Request:
 
 
 def require_consistent(request: Request, wanted: Container[str]) -> None:
-    """Raise `ConversionError` for a limit that no check would apply, and layers that there are not.
+    """Raise `ConversionError` for a limit that no check applies, and for layers that do not exist.
 
-    A limit that is silently not applied would look as if it was passed.
+    A limit that is silently ignored would look like one that holds.
     """
     last = _find_last_layer(request)
     _require_comparison(request)
@@ -111,19 +111,19 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
             continue
         if limit.needs_reference and request.reference is None:
             raise ConversionError(
-                f"{limit.option} is about a difference, and there is nothing to compare with",
-                hint="name a checkpoint that is known to be good: --against PATH",
+                f"{limit.option} limits a difference, and there is no reference",
+                hint="name a checkpoint that works: --against PATH",
             )
         if name not in wanted:
             raise ConversionError(
-                f"{limit.option} is applied by the check `{name}`, which --check or --skip "
+                f"{limit.option} is a limit of the check `{name}`, which --check or --skip "
                 "leaves out",
-                hint=f"leave out {limit.option}, or ask for `{name}`",
+                hint=f"leave out {limit.option}, or run `{name}`",
             )
         if limit.of_whole_model and last is not None and not request.has_layer(last):
             raise ConversionError(
-                f"{limit.option} is about the whole model, and --layers leaves out its last layer, "
-                f"{last}",
+                f"{limit.option} is a limit for the whole model, and --layers leaves out its "
+                f"last layer, {last}",
                 hint=f"leave out {limit.option}, or --layers",
             )
 
@@ -151,8 +151,8 @@ def _find_last_layer(request: Request) -> int | None:
     # Of ranges beyond all bounds no length can be had.
     if asked is not None and not (asked and {asked[0], asked[-1]} <= {*range(count)}):
         raise ConversionError(
-            f"{subject.path}: not all layers that are asked for are there: it has "
-            f"{'layer 0 alone' if count == 1 else f'layers 0 to {count - 1}'}",
-            hint="name layers that there are: --layers N-M",
+            f"{subject.path}: --layers names layers that do not exist: the model has "
+            f"{'only layer 0' if count == 1 else f'layers 0 to {count - 1}'}",
+            hint="name layers of the model: --layers N-M",
         )
     return count - 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import pluralize
-from weightctl.verify.compare.causes import CAUSES
+from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.figures import Figures
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _Kind = TypeVar("_Kind", bound=Figures)
 
 
 class Explanation(NamedTuple):
-    """A cause as it is met: its name in the table of causes, and a sentence about this problem."""
+    """The likely cause of a problem: its name in the table of causes, and a sentence."""
 
     name: str
     text: str
@@ -30,12 +30,12 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, or that differs where differences are listed and not judged.
+    """A problem of a checkpoint, or a difference where differences are only listed.
 
-    `where` is a tensor or a key as the checkpoint calls it, a block of the model (`layers.3`) or a
-    file; empty where it is the whole. `text` says what is wrong with that, and `cause` what
-    probably caused it, where that is known; `hint` says what to do where the error does that was
-    raised. `check` is the name of the check that found it, empty as long as that runs.
+    `where` is a tensor or a key by its name in the checkpoint, a part of the model (`layers.3`) or
+    a file; it is empty for the checkpoint as a whole. `text` says what is wrong, and `cause` is the
+    likely cause, if known. `hint` is the hint of the error that was raised, if any. `check` is the
+    name of the check that found it; it is empty while the check runs.
     """
 
     where: str
@@ -47,12 +47,11 @@ class Problem:
     @property
     def is_headline(self) -> bool:
         """Whether this is about both checkpoints as a whole."""
-        cause = CAUSES.get(self.cause.name) if self.cause else None
-        return cause is not None and cause.of_both and not self.where
+        return not self.where and self.cause is not None and is_of_both(self.cause.name)
 
     @property
     def statement(self) -> str:
-        """What is wrong, without the name of where that is, for where it stands before it."""
+        """The text without `where`, for output that shows `where` before it."""
         rest = self.text.removeprefix(self.where)
         is_named = self.where and rest != self.text and rest[:1] in {":", ","}
         return rest[1:].lstrip() if is_named else self.text
@@ -75,10 +74,10 @@ def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a check found: every problem, what it measured, and what a person should know of it.
+    """The result of a check: problems, figures and notes.
 
-    `differences` are from the reference, where they are listed and not judged; there are no
-    problems then. `skipped` says why it did not run, empty where it did.
+    `differences` are those from the reference, where differences are only listed; there are no
+    problems then. `skipped` says why the check did not run; it is empty if it ran.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -89,30 +88,29 @@ class Result:
 
     @property
     def summary(self) -> str:
-        """What was measured, or why nothing was, in a line; empty where there is nothing to say."""
+        """What was measured, or why the check was skipped, in one line."""
         if self.skipped or self.figures is None:
             return self.skipped
         return self.figures.summarize()
 
     @property
     def verdict(self) -> str:
-        """The outcome of the check: `3 problems`, `1 difference`, `skipped`, `partly`, `fine`."""
+        """The outcome of the check: `3 problems`, `1 difference`, `skipped`, `partial`, `ok`."""
         if self.problems:
             return pluralize(len(self.problems), "problem")
         if self.differences:
             return pluralize(len(self.differences), "difference")
         if self.skipped:
             return "skipped"
-        return "partly" if self.figures is not None and self.figures.is_partial else "fine"
+        return "partial" if self.figures is not None and self.figures.is_partial else "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of the checks of a checkpoint, by their names, in the order they ran.
+    """The results of the checks of a checkpoint, by name, in the order in which they ran.
 
-    `path` and `reference` are the checkpoints, and `description` says in few words what the first
-    one is. `seconds` is how long each check took. A `comparison` lists differences, and judges
-    none.
+    `path` and `reference` are the checkpoints, and `description` describes the first one briefly.
+    `seconds` is the time of each check. A `comparison` only lists differences.
     """
 
     path: str
@@ -124,7 +122,7 @@ class Report:
 
     @property
     def problems(self) -> list[Problem]:
-        """All that is wrong, in the order of the checks."""
+        """All problems, in the order of the checks."""
         return [problem for result in self.results.values() for problem in result.problems]
 
     @property
@@ -140,11 +138,11 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know, each once."""
+        """All notes, each once."""
         notes = [note for result in self.results.values() for note in result.notes]
         return list(dict.fromkeys(notes))
 
     def figures(self, kind: type[_Kind]) -> _Kind | None:
-        """Return what was measured of a kind, None where no check did."""
+        """Return the figures of a kind; None if no check measured them."""
         found = (result.figures for result in self.results.values())
         return next((each for each in found if isinstance(each, kind)), None)

@@ -1,4 +1,4 @@
-"""A checkpoint that is verified: its tree, and the model that it is of where that is known."""
+"""A checkpoint that is verified: its tree, and its model if the family is known."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["Subject"]
 
 
 class Subject:
-    """A checkpoint at a path; opened, recognized and read when that is asked for.
+    """A checkpoint at a path, which is opened, recognized and read on first use.
 
-    What is wrong with it is kept, not raised, so that every check says what it can.
+    Errors are kept, not raised, so that every check can report what it finds.
     """
 
     def __init__(self, path: str | os.PathLike[str], format_name: str | None = None) -> None:
@@ -44,7 +44,7 @@ class Subject:
 
     @cached_property
     def weights(self) -> Checkpoint:
-        """The tree in which weights that are stored in parts are ordinary tensors."""
+        """The tree in which quantized weights of several tensors are ordinary tensors."""
         return dequantize_weights(self.stored, in_blocks=False)
 
     @property
@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def checkpoint(self) -> RecognizedModel | None:
-        """The model that it is of; None where it is of none that is known, or contradicts it."""
+        """The model; None if the family is unknown or the checkpoint does not match it."""
         found = self._recognized
         return None if isinstance(found, WeightctlError) else found
 
@@ -95,7 +95,7 @@ class Subject:
 
     @property
     def damage(self) -> FormatError | None:
-        """What keeps the files from being opened, None where they are."""
+        """The error that prevents opening the files; None if they can be opened."""
         try:
             _ = self.stored
         except FormatError as error:

@@ -142,7 +142,7 @@ def _find_rank(subject: Subject, reference: Subject, pairing: Pairing) -> Mismat
 
 
 def _make_rank(side: str, text: str, pairing: Pairing) -> Mismatch:
-    cause = Explanation("one_rank", f"{side} has what one rank of several needs")
+    cause = Explanation("one_rank", f"{side} has the shards of one of several ranks")
     return Mismatch(cause, text, f"{side} is one rank's file", pairing, is_whole=side != "A")
 
 

@@ -11,7 +11,7 @@ from weightctl.families.family import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
 from weightctl.schemes.buffers import is_buffer
-from weightctl.verify.compare.causes import CAUSES
+from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
 from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized
@@ -107,7 +107,7 @@ class Pairing:
     @property
     def is_of_other_models(self) -> bool:
         """Whether all tensors together were found to be another model's, or of another step."""
-        return any(cause and CAUSES[cause.name].of_both for cause in self.causes.values())
+        return any(cause is not None and is_of_both(cause.name) for cause in self.causes.values())
 
     @cached_property
     def by_module(self) -> Mapping[str, Pair]:

@@ -25,7 +25,7 @@ def list_checks(checks: Sequence[CheckLine]) -> Markup:
     """Return a table of what each check looked at, and what came of it."""
     heads = (
         _make_head("Check", "nowrap"), _make_head("Verdict", "nowrap"),
-        _make_head("Looked at", "wide"), _make_head("Seconds", "n time"),
+        _make_head("Checked", "wide"), _make_head("Seconds", "n time"),
     )  # fmt: skip
     return _make_frame(heads, map(_make_check_row, checks))
 

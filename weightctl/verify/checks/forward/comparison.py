@@ -40,7 +40,7 @@ def compare(request: Request) -> Result:
     own = request.subject.checkpoint
     other = None if request.reference is None else request.reference.checkpoint
     if own is None or other is None or request.reference is None:
-        return Result(skipped="one of the two is of no known family")
+        return Result(skipped="the family of A or B is unknown")
     mismatch = request.mismatch
     if mismatch is not None and (mismatch.pairing is None or not mismatch.is_whole):
         return Result(problems=(mismatch.problem,), skipped=mismatch.short)
@@ -65,12 +65,17 @@ def _explain_skip(own: RecognizedModel, other: RecognizedModel, given: Prompt) -
     for name in ("hidden", "layers"):
         one, two = getattr(own.config, name), getattr(other.config, name)
         if one != two:
-            return f"the models have no blocks in common: `{name}` is {one}, and {two} there"
+            return (
+                f"the models have different layers: `{name}` is {one} here and {two} in the "
+                "reference"
+            )
     known = min(own.config.vocabulary, other.config.vocabulary)
     if int(given.ids.max()) >= known:
-        return f"the tokens are not all known to both models: one knows {known} of them"
+        return (
+            f"the text has tokens that one of the models does not have: its vocabulary has {known}"
+        )
     if given.ids.shape[1] > own.config.context:
-        return f"the text is longer than the {own.config.context} positions of the model"
+        return f"the text is longer than the model's context of {own.config.context} tokens"
     return ""
 
 
@@ -94,8 +99,8 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     at = [f"{ids[place]}" if place < len(ids) else "nothing" for ids in (ours, theirs)]
     yield Problem(
         where="tokenizer",
-        text=f"makes other tokens of {given.source} than the reference's: token {place + 1} is "
-        f"{at[0]} and not {at[1]} (the models ran on the reference's)",
+        text=f"makes other tokens of {given.source} than that of the reference: token {place + 1} "
+        f"is {at[0]} here and {at[1]} there (both models ran on those of the reference)",
     )
 
 
@@ -164,7 +169,9 @@ class _Comparison:
         most = max(self._beyond, key=lambda part: part.found.all)
         count = f"{len(self._beyond)} of {pluralize(len(self._layers), 'part')}"
         differ = "differs" if len(self._beyond) == 1 else "differ"
-        text = f"{count} of the model {differ}, {most.name} by the most: {percent(most.found.all)}"
+        text = (
+            f"{count} of the model {differ}, most of all {most.name}, by {percent(most.found.all)}"
+        )
         divergence = figures.divergence
         if divergence is not None and divergence.mean is not None:
             text += f"; mean KL divergence {number(divergence.mean)} nats"

@@ -63,7 +63,7 @@ def check(request: Request) -> Result:
     request.tell("comparing metadata", 0)
     own = describe(request.subject)
     if own is None:
-        return Result(skipped="no config.json or metadata of GGUF goes with the tensors")
+        return Result(skipped="there is no config.json and no GGUF metadata")
     checkpoint = request.subject.checkpoint
     # A comparison lists differences, and no faults of one checkpoint.
     found = Compared() if request.compare else find_contradictions(own, checkpoint)
@@ -119,8 +119,8 @@ def _compare_tokenizers(
     if pair.tokenizer.model != pair.reference.model:
         found.add(
             own.place("model"),
-            f"the tokenizer is `{pair.tokenizer.model}`, and `{pair.reference.model}` in the "
-            "reference",
+            f"the tokenizer is `{pair.tokenizer.model}` here and `{pair.reference.model}` in "
+            "the reference",
         )
         return
     for compare in COMPARISONS:
@@ -146,7 +146,7 @@ def _pair_tokenizers(found: Compared, own: Description, other: Description) -> T
         return None
     if own.raw is not None and other.raw is not None:
         return TokenizerPair(own, other, own.raw, other.raw)
-    why = own.refusal or f"the reference's: {other.refusal}"
+    why = own.refusal or f"that of the reference: {other.refusal}"
     found.notes.append(f"the tokenizer was not compared: {why}")
     return None
 
@@ -155,20 +155,20 @@ def _judge_parts(
     found: Compared, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
 ) -> None:
     """Find out whether other rules of a tokenizer.json cut or show a text otherwise."""
-    text = f"tokenizer.json differs from the reference's in {', '.join(parts)}"
+    text = f"tokenizer.json differs from the reference in {', '.join(parts)}"
     try:
         encoders = subject.encoder, reference.encoder
     except (TokenizerError, WeightctlError) as error:
-        found.notes.append(f"{text}; what that changes was not tried: {error.message}")
+        found.notes.append(f"{text}; the effect was not tested: {error.message}")
         return
     if encoders[0] is None or encoders[1] is None:
-        found.notes.append(f"{text}; what that changes was not tried")
+        found.notes.append(f"{text}; the effect was not tested")
         return
     ours, theirs = (_try_encoder(encoder) for encoder in encoders if encoder is not None)
     if ours == theirs:
-        found.notes.append(f"{text}; texts of several kinds come out alike")
+        found.notes.append(f"{text}; a test text has the same tokens")
     else:
-        found.add(pair.own.place("tokens"), f"{text}, and texts come out differently")
+        found.add(pair.own.place("tokens"), f"{text}, and a test text has other tokens")
 
 
 def _try_encoder(encoder: Encoder) -> tuple[object, ...]:

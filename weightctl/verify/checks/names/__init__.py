@@ -51,7 +51,7 @@ def check(request: Request) -> Result:
     """
     subject = request.subject
     if not header_of(subject.stored).tensors:
-        return Result(skipped="there are no tensors that could have names")
+        return Result(skipped="there are no tensors")
     request.tell("comparing names", 0)
     checkpoint, refusal = subject.checkpoint, subject.refusal
     if checkpoint is not None:
@@ -122,7 +122,7 @@ def _note_unused(checkpoint: RecognizedModel) -> list[str]:
     if not names:
         return []
     shown = join_names([f"`{name}`" for name in names], _MOST_NAMED)
-    return [f"of heads that it was trained with, which the model computes without: {shown}"]
+    return [f"tensors of training heads, which the model does not need: {shown}"]
 
 
 def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
@@ -144,7 +144,7 @@ def _lacks_config(subject: Subject) -> bool:
 
 
 def _report_no_config(subject: Subject) -> Problem:
-    text = f"{CONFIG} is missing: without it no program knows how to run the tensors"
+    text = f"{CONFIG} is missing; without it programs cannot run the tensors"
     return Problem(where=subject.path, text=text, hint="copy it from the original")
 
 
@@ -156,7 +156,7 @@ def _find_nearest(subject: Subject) -> str:
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:
     """Say why nothing is known of a model, and what is nearest to it."""
-    reason = "it is of no family that is known" if refusal is None else refusal.message
+    reason = "the family is unknown" if refusal is None else refusal.message
     near = _find_nearest(subject)
     if refusal is not None and isinstance(refusal, UnknownArchitectureError):
         near = refusal.hint
@@ -208,5 +208,5 @@ def _kind_of(problem: Problem) -> tuple[str, str, Explanation | None]:
 
 def _fold(same: list[Problem]) -> Problem:
     first, last = same[0], same[-1]
-    text = f"{first.text}, and so are {len(same) - 1} more like it, up to `{last.where}`"
+    text = f"{first.text}; {len(same) - 1} more tensors have this problem, up to `{last.where}`"
     return replace(first, text=text)

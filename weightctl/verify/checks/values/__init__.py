@@ -50,7 +50,7 @@ def check(request: Request) -> Result:
     same are noted. Of different models none is compared.
     """
     if request.reference is None:
-        return Result(skipped="there is nothing to compare with: --against PATH")
+        return Result(skipped="there is no reference: --against PATH")
     mismatch = request.mismatch
     if mismatch is not None and mismatch.pairing is None:
         return Result(problems=(mismatch.problem,))
@@ -58,7 +58,10 @@ def check(request: Request) -> Result:
     pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
     if not pairs and pairing.pairs and request.layers is not None:
         layers = {pair.layer for pair in pairing.pairs} - {None}
-        return Result(skipped=f"no tensor is in these layers: there are {len(layers)}, from 0 on")
+        return Result(
+            skipped=f"no tensor is in the layers of --layers: the model has {len(layers)} layers, "
+            "from 0 on"
+        )
     if not pairs and not pairing.missing and not pairing.unexpected:
         return Result(skipped="A and B have no tensor names in common")
     fit = [pair for pair in pairs if is_comparable(pair)]
@@ -178,7 +181,7 @@ def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
     """Yield the tensors that one side lacks."""
     yield from map(_report_missing, pairing.missing)
     for name in pairing.unexpected:
-        yield Problem(where=name, text="is in no place of the reference")
+        yield Problem(where=name, text="is not in the reference")
 
 
 def _report_missing(name: str) -> Problem:
