@@ -116,7 +116,7 @@ def test_a_model_is_compared_and_the_report_kept(
     ran = Ran(capsys, tiny_llama, *asked)
     assert ran.code == 0
     assert f"\nagainst {tiny_llama}\n" in ran.out
-    assert re.search(r"values +ok +30 tensors compared, no difference", ran.out)
+    assert re.search(r"values +ok +30 tensors compared, no differences", ran.out)
     kept = json.loads(report.read_text())
     validator.validate(kept)
     assert [*kept["checks"]] == [*CHECKS]

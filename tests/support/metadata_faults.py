@@ -111,10 +111,10 @@ def _lose_last(metadata: Metadata) -> None:
 IN_GGUF = {
     "tokens exchanged": Fault(
         _list(f"{_GGML}tokens", exchange), f"{_GGML}tokens",
-        ("2 tokens are exchanged", "token 305 `", "token 306 `", "in the reference"),
+        ("2 tokens are swapped", "token 305 `", "token 306 `", "in the reference"),
     ),
     "token lost at the end": Fault(
-        _lose_last, f"{_GGML}tokens", ("511 tokens, and 512", "missing", "511 `"),
+        _lose_last, f"{_GGML}tokens", ("511 tokens here and 512", "missing", "511 `"),
     ),
     "types all normal": Fault(
         _list(f"{_GGML}token_type", _all_normal), f"{_GGML}token_type",
@@ -122,18 +122,18 @@ IN_GGUF = {
     ),
     "one control token normal": Fault(
         _list(f"{_GGML}token_type", lambda types: types.__setitem__(0, 1)), f"{_GGML}token_type",
-        ("0 `<s>` is of type NORMAL, and CONTROL in the reference",),
+        ("0 `<s>` is of type NORMAL here and CONTROL in the reference",),
     ),
     "added token normal": Fault(
         _list(f"{_GGML}token_type", lambda types: types.__setitem__(USERS, 1)),
-        f"{_GGML}token_type", ("511 `", "is of type NORMAL, and USER_DEFINED in the reference"),
+        f"{_GGML}token_type", ("511 `", "is of type NORMAL here and USER_DEFINED in the reference"),
     ),
     "merges reordered": Fault(
         _list(f"{_GGML}merges", lambda merges: exchange(merges, 7, 8)), f"{_GGML}merges",
         ("another order", "merge 7 is `", "merge 8 is `"),
     ),
     "merge lost": Fault(
-        _list(f"{_GGML}merges", list.pop), f"{_GGML}merges", ("253 merges, and 254",),
+        _list(f"{_GGML}merges", list.pop), f"{_GGML}merges", ("253 merges here and 254",),
     ),
     "wrong eos": Fault(
         _set(f"{_GGML}eos_token_id", 7), f"{_GGML}eos_token_id",
@@ -141,14 +141,14 @@ IN_GGUF = {
     ),
     "eos dropped": Fault(
         _drop(f"{_GGML}eos_token_id"), f"{_GGML}eos_token_id",
-        ("is missing", "llama.cpp takes token 11 `"),
+        ("is missing", "llama.cpp uses token 11 `"),
     ),
     "eos outside the vocabulary": Fault(
         _set(f"{_GGML}eos_token_id", 512), f"{_GGML}eos_token_id", ("is 512", "512 tokens"),
     ),
     "wrong bos": Fault(
         _set(f"{_GGML}bos_token_id", 1), f"{_GGML}bos_token_id",
-        ("the bos token is 1 `</s>`, and 0 `<s>` in the reference",),
+        ("the bos token is 1 `</s>` here and 0 `<s>` in the reference",),
     ),
     "wrong padding": Fault(
         _set(f"{_GGML}padding_token_id", 9), f"{_GGML}padding_token_id",
@@ -156,14 +156,14 @@ IN_GGUF = {
     ),
     "bos not added": Fault(
         _set(f"{_GGML}add_bos_token", False), f"{_GGML}add_bos_token",
-        ("is false, and true in the reference",),
+        ("is false here and true in the reference",),
     ),
     "another pre-tokenizer": Fault(
         _set(f"{_GGML}pre", "qwen2"), f"{_GGML}pre",
-        ("the pre-tokenizer is `qwen2`, and `gpt-2` in the reference",),
+        ("the pre-tokenizer is `qwen2` here and `gpt-2` in the reference",),
     ),
     "another kind of tokenizer": Fault(
-        _set(f"{_GGML}model", "llama"), f"{_GGML}model", ("is `llama`, and `gpt2`",),
+        _set(f"{_GGML}model", "llama"), f"{_GGML}model", ("is `llama` here and `gpt2`",),
     ),
     "chat template changed": Fault(
         _set("tokenizer.chat_template", TEMPLATE.replace("content", "text")),
@@ -174,11 +174,11 @@ IN_GGUF = {
     ),
     "context halved": Fault(
         _set("llama.context_length", 256), "llama.context_length",
-        ("`llama.context_length` is 256, and 512 in the reference",),
+        ("`llama.context_length` is 256 here and 512 in the reference",),
     ),
     "rope base": Fault(
         _set("llama.rope.freq_base", 500000.0), "llama.rope.freq_base",
-        ("is 500000, and 10000 in the reference",),
+        ("is 500000 here and 10000 in the reference",),
     ),
     "rotations stretched": Fault(
         lambda metadata: metadata.update(
@@ -189,11 +189,11 @@ IN_GGUF = {
     ),
     "norm epsilon": Fault(
         _set("llama.attention.layer_norm_rms_epsilon", 1e-6),
-        "llama.attention.layer_norm_rms_epsilon", ("1e-06, and 1e-05 in the reference",),
+        "llama.attention.layer_norm_rms_epsilon", ("1e-06 here and 1e-05 in the reference",),
     ),
     "file type of another encoding": Fault(
         _set("general.file_type", 7), "general.file_type",
-        ("is 7, Q8_0, and 100 % of the matrices' values are BF16",),
+        ("is 7, Q8_0, but 100 % of the matrices' values are BF16",),
     ),
 }  # fmt: skip
 
@@ -239,7 +239,7 @@ def _fewer_heads(directory: Path) -> None:
 IN_DIRECTORY = {
     "two entries exchanged": Fault(
         _json("tokenizer.json", _exchange_entries), "tokenizer.json",
-        ("2 tokens are exchanged", "token 305 `", "token 306 `"),
+        ("2 tokens are swapped", "token 305 `", "token 306 `"),
     ),
     "merges reordered": Fault(
         _json("tokenizer.json", lambda document: exchange(document["model"]["merges"], 7, 8)),
@@ -247,7 +247,7 @@ IN_DIRECTORY = {
     ),
     "added token dropped": Fault(
         _json("tokenizer.json", _drop_added), "tokenizer.json",
-        ("511 `", "is of type NORMAL, and USER_DEFINED in the reference"),
+        ("511 `", "is of type NORMAL here and USER_DEFINED in the reference"),
     ),
     "special tokens not special": Fault(
         _json(
@@ -255,14 +255,14 @@ IN_DIRECTORY = {
             lambda document: [each.update(special=False) for each in document["added_tokens"]],
         ),
         "tokenizer.json",
-        ("0 `<s>`", "1 `</s>`", "are of type USER_DEFINED, and CONTROL in the reference"),
+        ("0 `<s>`", "1 `</s>`", "are of type USER_DEFINED here and CONTROL in the reference"),
     ),
     "wrong end of generation": Fault(
         _ends, "eos_token_id", ("generation ends with 7 `", "with 1 `</s>` in the reference"),
     ),
     "wrong eos of the tokenizer": Fault(
         _json("tokenizer_config.json", lambda config: config.update(eos_token="<s>")),
-        "eos_token", ("the eos token is 0 `<s>`, and 1 `</s>` in the reference",),
+        "eos_token", ("the eos token is 0 `<s>` here and 1 `</s>` in the reference",),
     ),
     "eos outside the vocabulary": Fault(
         _config(eos_token_id=512), "eos_token_id", ("is 512 in config.json", "512 rows"),
@@ -277,11 +277,11 @@ IN_DIRECTORY = {
     ),
     "context halved": Fault(
         _config(max_position_embeddings=256), "max_position_embeddings",
-        ("`max_position_embeddings` is 256, and 512 in the reference",),
+        ("`max_position_embeddings` is 256 here and 512 in the reference",),
     ),
-    "rope base": Fault(_config(rope_theta=500000.0), "rope_theta", ("is 500000, and 10000",)),
-    "norm epsilon": Fault(_config(rms_norm_eps=1e-6), "rms_norm_eps", ("is 1e-06, and 1e-05",)),
+    "rope base": Fault(_config(rope_theta=500000.0), "rope_theta", ("is 500000 here and 10000",)),
+    "norm epsilon": Fault(_config(rms_norm_eps=1e-6), "rms_norm_eps", ("is 1e-06 here and 1e-05",)),
     "head counts": Fault(
-        _fewer_heads, "num_attention_heads", ("`num_attention_heads` is 4, and 8",),
+        _fewer_heads, "num_attention_heads", ("`num_attention_heads` is 4 here and 8",),
     ),
 }  # fmt: skip

@@ -100,11 +100,11 @@ MISTAKES = {
     "norm copied": Mistake(norm_copied, "norms_exchanged", "is a copy of"),
     "columns rolled": Mistake(
         changed(of("mlp.down.weight"), lambda rows: np.roll(rows, ROLL, 1)), "rolled",
-        f"columns are rolled by {ROLL} of",
+        f"columns are rotated by {ROLL} of",
     ),
     "rows rolled": Mistake(
         changed(of("mlp.up.weight"), lambda rows: np.roll(rows, ROLL, 0)), "rolled",
-        f"rows are rolled by {ROLL} of",
+        f"rows are rotated by {ROLL} of",
     ),
     "columns reversed": Mistake(
         changed(of("mlp.down.weight"), lambda rows: rows[:, ::-1]), "permuted",
@@ -120,7 +120,7 @@ MISTAKES = {
         changed(of("mlp.up.weight"), lambda rows: rows.byteswap()), "byte_order", "byte order",
     ),
     "interleaved": Mistake(interleaved, "gate_and_up_interleaved", "are interleaved"),
-    "taken apart": Mistake(taken_apart, "gate_and_up_interleaved", "taken apart"),
+    "separated": Mistake(taken_apart, "gate_and_up_interleaved", "separated"),
 }  # fmt: skip
 
 

@@ -95,15 +95,15 @@ def _of_layer_3(_: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "change", "cause", "text"),
     [
-        (Q, _turned, "transposed", "rows stand for columns"),
-        (Q, _zeroed, "zeroed", "all its numbers are 0"),
+        (Q, _turned, "transposed", "rows and columns are swapped"),
+        (Q, _zeroed, "zeroed", "all its values are 0"),
         (Q, _row_wiped, "rows_lost", "row 5 is zeros"),
         (Q, _halved, "scaled", "0.5 times"),
         (Q, _negated, "scaled", "-1 times"),
         (Q, _a_third_larger, "scaled", "1.33 times"),
         (Q, _shifted, "shifted", "after"),
-        (NORM, _less_one, "norm_offset", "1 less"),
-        (NORM, _more_one, "norm_offset", "1 more"),
+        (NORM, _less_one, "norm_offset", "1 too small"),
+        (NORM, _more_one, "norm_offset", "1 too large"),
         (DOWN, _of_layer_3, "layers_exchanged", "of layer 3"),
     ],
 )
@@ -140,7 +140,9 @@ def test_many_tensors_with_one_cause_are_told_as_one(tmp_path: Path) -> None:
     zeros = {name: np.zeros_like(array) for name, array in HEALTHY.items()}
     (problem,) = problems_of(tmp_path, zeros)
     assert problem.cause is not None
-    assert problem.text.endswith("and so with 11 more: q, down, norm of layers 0 to 3")
+    assert problem.text.endswith(
+        "; 11 more tensors differ in this way: q, down, norm of layers 0 to 3"
+    )
 
 
 def test_a_part_that_is_wiped_is_not_a_factor_of_all(tmp_path: Path) -> None:

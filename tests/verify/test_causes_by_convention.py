@@ -81,7 +81,7 @@ def test_bits_of_another_dtype(
     where = files.put(module, misread)
     report = report_on(files.write(tmp_path / "a.gguf"), healthy.gguf(MODEL, reference), ["values"])
     names = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
-    text = f"those of {names[stored]} numbers, and were read as {kind.upper()}"
+    text = f"those of {names[stored]} values, but were read as {kind.upper()}"
     assert_caused(report, (where,), Mistake(lambda _: (), "wrong_dtype", text))
 
 

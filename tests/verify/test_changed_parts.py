@@ -77,7 +77,7 @@ def test_an_altered_part_is_named_with_its_rank_and_file(rank: int, name: str, p
     (problem,) = checked(parts).problems
     assert problem.where == name
     assert problem.text == (
-        f"is altered on rank {rank}: in {path} its SHA-256 is not that of the manifest"
+        f"the values on rank {rank} were changed: the SHA-256 in {path} is not that of the manifest"
     )
     assert problem.hint
 
@@ -93,13 +93,13 @@ def test_of_many_altered_parts_the_first_are_named(tmp_path: Path) -> None:
     write_document(document, parts)
     *named, last = checked(parts).problems
     assert [problem.where for problem in named] == [f"t{number}" for number in range(20)]
-    assert (last.where, last.text) == (str(parts / "manifest.json"), "10 more parts are altered")
+    assert (last.where, last.text) == (str(parts / "manifest.json"), "10 more shards were changed")
 
 
 def test_progress_is_reported_up_to_where_the_readers_begin(parts: Path) -> None:
     reported: list[tuple[str, float]] = []
     check(Request(subject=Subject(parts), progress=lambda *each: reported.append(each)))
-    shares = [done for doing, done in reported if doing == "reading the parts of all ranks"]
+    shares = [done for doing, done in reported if doing == "reading the files of all ranks"]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(0.2)
 
@@ -120,8 +120,11 @@ def test_what_a_reader_says_of_the_file_of_a_rank_is_reported_for_that_file(part
     assert refused.where == str(path)
     path.write_bytes(whole.replace(b"norm", b"form"))
     missing, other = ask_reader(*source.ranks).problems
-    assert (missing.where, missing.text) == ("norm", "`gguf.GGUFReader` does not see it")
-    assert (other.where, other.text) == ("form", "`gguf.GGUFReader` sees it, and we do not")
+    assert (missing.where, missing.text) == ("norm", "`gguf.GGUFReader` does not find it")
+    assert (other.where, other.text) == (
+        "form",
+        "`gguf.GGUFReader` finds it, and weightctl does not",
+    )
 
 
 def test_ranks_that_have_other_tensors_are_each_read_as_they_are(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_the_cause_has_both_values(llama: RecognizedModel) -> None:
     cause = found.problem.cause
     assert cause is not None
     assert cause.name == "config"
-    assert "is 0.01, and 1e-06 in the reference" in cause.text
-    assert found.problem.text == "differs from the reference's"
+    assert "is 0.01 here and 1e-06 in the reference" in cause.text
+    assert found.problem.text == "differs from the reference"
 
 
 def test_a_value_that_follows_from_one_that_differs_is_not_told(llama: RecognizedModel) -> None:

@@ -35,11 +35,12 @@ def test_models_of_other_sizes_are_one_problem(tmp_path: Path) -> None:
     (problem,) = report.problems
     assert problem.check == "values"
     assert problem.text == (
-        "these are different models: hidden_size 32 and 64, num_hidden_layers 1 and 2"
+        "A and B are different models: llama with 1 layer, hidden size 32 / llama with "
+        "2 layers, hidden size 64"
     )
     assert problem.cause is not None
     assert problem.cause.name == "different_models"
-    assert report.results["forward"].skipped == problem.text
+    assert report.results["forward"].skipped == "A and B are different models"
 
 
 def test_models_of_two_families_are_different_models(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_models_of_two_families_are_different_models(tmp_path: Path) -> None:
     other = saved(directory, small_models.gpt2())
     report = against(llama(tmp_path / "own"), other)
     (problem,) = report.problems
-    assert "the families llama and gpt2" in problem.text
+    assert ": llama with 1 layer, hidden size 32 / gpt2 with " in problem.text
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size"])
@@ -55,7 +56,7 @@ def test_one_size_that_differs_may_be_a_mistake(key: str, tmp_path: Path) -> Non
     own, other = llama(tmp_path / "own"), llama(tmp_path / "other", **{key: 3})
     reported = " ".join(each.text for each in against(own, other).problems)
     assert reported
-    assert "different models" not in reported
+    assert "A and B are different models: llama" not in reported
 
 
 def test_the_check_that_runs_alone_tells_it(tmp_path: Path) -> None:
@@ -73,5 +74,5 @@ def test_a_block_that_gives_nan_is_said_to_and_has_no_percentage(tmp_path: Path)
     own = saved(tmp_path / "own", small_models.llama(**SMALL), change=ruin)
     report = verify(Request(subject=own, reference=llama(tmp_path / "other")), ["forward"])
     (problem,) = report.problems
-    assert "gives infinite or NaN numbers where the reference does not" in problem.text
+    assert "gives NaN or infinite values where the reference does not" in problem.text
     assert "%" not in problem.text

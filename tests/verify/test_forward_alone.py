@@ -113,7 +113,7 @@ def test_one_position_with_large_numbers_is_not_a_fault(tmp_path: Path) -> None:
 def test_logits_that_tell_nothing_apart_are_a_problem(name: str, tmp_path: Path) -> None:
     result, _ = forward(llama(tmp_path, lambda arrays: arrays[name].fill(0)))
     assert [problem.where for problem in result.problems] == ["output"]
-    assert "as likely as any other" in result.problems[0].text
+    assert "equally probable" in result.problems[0].text
 
 
 def test_logits_that_are_the_same_after_every_token_are_a_problem(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_logits_that_are_the_same_after_every_token_are_a_problem(tmp_path: Path
         arrays["model.embed_tokens.weight"][:] = arrays["model.embed_tokens.weight"][0]
 
     result, _ = forward(llama(tmp_path, ruin))
-    assert "the same after every token" in result.problems[0].text
+    assert "the same after every text" in result.problems[0].text
 
 
 def test_a_model_that_is_certain_and_wrong_is_a_problem(tmp_path: Path) -> None:
@@ -168,14 +168,14 @@ def test_a_perplexity_above_the_bar_is_a_problem(bar: float, problems: int, tmp_
     assert len(result.problems) == problems
 
 
-@pytest.mark.parametrize(("family", "why"), [("llama", "no text"), ("bert", "encoder")])
+@pytest.mark.parametrize(("family", "why"), [("llama", "random tokens"), ("bert", "encoder")])
 def test_a_bar_that_nothing_can_be_held_to_is_not_passed(
     family: str, why: str, tmp_path: Path
 ) -> None:
     subject = saved(tmp_path, getattr(small_models, family)())
     result, _ = forward(subject, max_perplexity=1e9)
     assert why in result.problems[0].text
-    assert "at most 1e+09 could not be judged" in result.problems[0].text
+    assert "the limit of 1e+09 for the perplexity could not be checked" in result.problems[0].text
 
 
 def test_a_model_that_cannot_be_built_is_skipped_and_says_why(tmp_path: Path) -> None:

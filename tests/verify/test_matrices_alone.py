@@ -36,7 +36,7 @@ def test_each_matrix_makes_about_as_much_of_a_vector_as_random_numbers_would(
     for each in figures.matrices:
         assert each.gain == pytest.approx(each.usual, rel=0.4)
     assert not result.problems
-    assert any("family is not known" in note for note in result.notes)
+    assert any("family is unknown" in note for note in result.notes)
 
 
 def test_vectors_and_whole_numbers_are_not_matrices(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_bar_for_a_model_that_did_not_run_is_not_passed(tmp_path: Path) -> Non
     subject = Subject(stored(tmp_path / "x.safetensors", a=drawn(4, 4)))
     result, _ = forward(subject, max_perplexity=20.0)
     (problem,) = result.problems
-    assert problem.text.startswith("a perplexity of at most 20 could not be judged: ")
+    assert problem.text.startswith("the limit of 20 for the perplexity could not be checked: ")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e12])

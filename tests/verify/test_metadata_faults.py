@@ -126,7 +126,7 @@ def test_a_list_of_ends_that_lost_one_is_named(model: Path, tmp_path: Path) -> N
         generation["eos_token_id"] = 1
     (problem,) = report_on(*directories).problems
     assert problem.where == "eos_token_id"
-    assert problem.text.startswith("generation ends with 1 `</s>`, and with 1 `</s>` or 305 `")
+    assert problem.text.startswith("generation ends with 1 `</s>` here and with 1 `</s>` or 305 `")
 
 
 def _with_ends(directory: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_sliding_window_that_is_another_is_named(
     (problem,) = report_on(wrong, right).problems
     assert problem.where == "sliding_window"
     assert problem.cause is not None
-    assert "is 64, and 256 in the reference" in problem.cause.text
+    assert "is 64 here and 256 in the reference" in problem.cause.text
 
 
 def test_a_context_shorter_than_the_one_that_is_stretched_is_named(
@@ -174,4 +174,4 @@ def test_a_context_shorter_than_the_one_that_is_stretched_is_named(
     wrong = in_directory(family("llama").path, tmp_path / "wrong", change)
     (problem,) = report_on(wrong).problems
     assert problem.where == "max_position_embeddings"
-    assert problem.text == "is 32, and its RoPE scaling stretches a context of 64"
+    assert problem.text == "is 32, but its RoPE scaling extends a context of 64"

@@ -64,9 +64,9 @@ def test_the_encoding_is_named_once_for_all_tensors(tmp_path: Path, kind: str, k
     (problem,) = problems_of(tmp_path, own | NORM, ORIGINAL | NORM)
     assert problem.cause is not None
     assert problem.cause.name == "dequantized"
-    assert problem.cause.text.startswith("the numbers look like")
-    assert f"in {kind} once" in problem.cause.text
-    assert problem.text.endswith("and so with 5 more: q, down of layers 0 to 2")
+    assert problem.cause.text.startswith("the values look dequantized")
+    assert f"in {kind} before" in problem.cause.text
+    assert problem.text.endswith("; 5 more tensors differ in this way: q, down of layers 0 to 2")
 
 
 def test_a_mixture_is_one_cause_that_names_both(tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_a_mixture_is_one_cause_that_names_both(tmp_path: Path) -> None:
     }
     (problem,) = problems_of(tmp_path, own, ORIGINAL)
     assert problem.cause is not None
-    assert "in Q4_K and Q6_K once" in problem.cause.text
+    assert "in Q4_K and Q6_K before" in problem.cause.text
 
 
 def test_it_is_reported_for_the_reference_where_that_was_quantized(tmp_path: Path) -> None:
     other = {name: through(array, "Q4_0", "F16") for name, array in ORIGINAL.items()}
     (problem,) = problems_of(tmp_path, ORIGINAL, other)
     assert problem.cause is not None
-    assert problem.cause.text.startswith("the reference's numbers look like")
+    assert problem.cause.text.startswith("the values of the reference look dequantized")
 
 
 @pytest.mark.parametrize("size", [0.001, 0.005, 0.02, 0.04, 0.07, 0.15, 0.3])
@@ -99,7 +99,7 @@ def test_noise_of_any_size_is_not_taken_for_an_encoding(
     rounded = {name: through(array, kept) for name, array in ORIGINAL.items()}
     found = problems_of(tmp_path, own, rounded)
     assert found
-    assert {each.cause for each in found} == {None}
+    assert {each.cause and each.cause.name for each in found} <= {None, "training_steps"}
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "Q4_0"])

@@ -50,9 +50,9 @@ def test_a_reader_that_sees_something_else_is_a_problem_of_each_tensor(small: Pa
     )
     found = ask_reader(header._replace(files=(str(other),)))
     assert [(each.where, each.text) for each in found.problems] == [
-        ("a", "`safetensors.safe_open` sees it as [3, 2], and we as [2, 3]"),
-        ("b", "`safetensors.safe_open` does not see it"),
-        ("c", "`safetensors.safe_open` sees it, and we do not"),
+        ("a", "`safetensors.safe_open` reads the shape [3, 2], and weightctl [2, 3]"),
+        ("b", "`safetensors.safe_open` does not find it"),
+        ("c", "`safetensors.safe_open` finds it, and weightctl does not"),
     ]
 
 
@@ -64,7 +64,7 @@ def test_of_many_tensors_the_first_are_named_and_the_file_has_the_others(small: 
     *named, last = ask_reader(header).problems
     assert [each.where for each in named] == names[:20]
     assert last.where == str(small)
-    assert last.text == "`safetensors.safe_open` sees 5 more tensors otherwise than we do"
+    assert last.text == "`safetensors.safe_open` reads 5 more tensors differently"
 
 
 def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
@@ -73,7 +73,7 @@ def test_another_type_of_the_same_size_is_a_problem(small: Path) -> None:
     (problem,) = ask_reader(header).problems
     assert (problem.where, problem.text) == (
         "b",
-        "`safetensors.safe_open` sees it as F16, and we as BF16",
+        "`safetensors.safe_open` reads F16, and weightctl BF16",
     )
 
 
@@ -82,7 +82,7 @@ def test_what_a_reader_refuses_is_a_problem_of_the_file(small: Path) -> None:
     small.write_bytes(small.read_bytes()[:-1])
     (problem,) = ask_reader(header).problems
     assert problem.where == str(small)
-    assert problem.text.startswith("`safetensors.safe_open` refuses it: ")
+    assert problem.text.startswith("`safetensors.safe_open` refuses the file: ")
 
 
 def test_the_line_of_the_structure_names_the_reader_that_refuses_the_file_and_why(
@@ -91,7 +91,7 @@ def test_the_line_of_the_structure_names_the_reader_that_refuses_the_file_and_wh
     path = tmp_path / "trained.pt"
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
     line = check(Request(subject=Subject(path))).summary
-    assert line.endswith("; torch: refuses trained.pt: it also holds an `argparse.Namespace`")
+    assert line.endswith("; torch: refuses trained.pt: it also contains an `argparse.Namespace`")
 
 
 def test_of_several_files_the_first_that_a_reader_refuses_is_named(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_of_several_files_the_first_that_a_reader_refuses_is_named(tmp_path: Pat
     for number, part in enumerate(parts):
         torch.save({f"w{number}": torch.zeros(2), "args": argparse.Namespace(rate=1)}, part)
     found = ask_reader(header_of(parts[0]))
-    assert found.reason.startswith("refuses model-00001-of-00002.bin: it also holds")
+    assert found.reason.startswith("refuses model-00001-of-00002.bin: it also contains")
     assert found.reason.endswith("(and 1 more)")
     assert [problem.where for problem in found.problems] == [*map(str, parts)]
 
@@ -114,13 +114,13 @@ def test_what_a_reader_says_in_many_lines_is_one(small: Path) -> None:
 
 def test_a_reader_that_takes_too_long_is_reported_and_no_problem(small: Path) -> None:
     found = ask_reader(header_of(small), seconds=0.001)
-    assert (found.problems, found.reason) == ((), "gave no answer within 0.001 seconds")
-    assert found.notes == [f"`safetensors.safe_open` was not heard: {found.reason}"]
+    assert (found.problems, found.reason) == ((), "did not answer within 0.001 seconds")
+    assert found.notes == [f"`safetensors.safe_open` did not read the files: {found.reason}"]
 
 
 def test_a_reader_that_does_not_start_is_reported_and_no_problem(small: Path) -> None:
     found = ask_reader(header_of(small), memory=1 << 20)
-    assert (found.problems, found.reason.startswith("it does not start: ")) == ((), True)
+    assert (found.problems, found.reason.startswith("cannot be started: ")) == ((), True)
 
 
 def test_what_a_reader_may_take_of_memory_is_bounded() -> None:
@@ -174,8 +174,8 @@ def test_what_torch_refuses_is_said_in_one_line(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
     (problem,) = ask_reader(header_of(path)).problems
     assert problem.text == (
-        "`torch.load(weights_only=True)` refuses it: it also holds an `argparse.Namespace`; "
-        "`weightctl convert IN OUT.pt` keeps what can be loaded"
+        "`torch.load(weights_only=True)` refuses the file: it also contains an "
+        "`argparse.Namespace`; `weightctl convert IN OUT.pt` keeps what can be loaded"
     )
 
 
@@ -186,11 +186,11 @@ def test_a_pickle_that_names_what_no_weights_need_is_a_problem_and_given_to_nobo
     result = check(Request(subject=Subject(attack)))
     (problem,) = result.problems
     assert problem.where == str(attack)
-    assert "names `posix.system`, which no weights need" in problem.text
+    assert "names `posix.system`, which weights do not need" in problem.text
 
 
 def test_a_pickle_of_anything_else_is_not_given_to_torch(tmp_path: Path) -> None:
     path = tmp_path / "plain.pkl"
     path.write_bytes(pickle.dumps({"a": 1}, protocol=2))
     found = scan_pickles(header_of(path))
-    assert found == ((), "the file is a pickle, and none that `torch.save` writes today")
+    assert found == ((), "not tried, because the file is a pickle that `torch.save` did not write")

@@ -47,7 +47,7 @@ def test_a_file_that_is_there_stays_without_force(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.txt", "out", "html", "out.html.bak"])
 def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OutputError, match=r"none of \.html, \.md, \.json"):
+    with pytest.raises(OutputError, match=r"one of \.html, \.md, \.json"):
         check_targets([str(tmp_path / name)])
 
 

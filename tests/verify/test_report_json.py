@@ -41,7 +41,9 @@ def test_every_problem_is_reported_with_its_cause() -> None:
 def test_what_to_do_next_is_reported_and_the_hint_of_an_error_beside_its_text() -> None:
     document = make_document(faulty())
     assert [re.split("[:,]", advice)[0] for advice in document["next"]] == [
-        "numbers are lost", "convert the original model again", "fetch the file again"
+        "values are lost",
+        "convert the original model again with `weightctl convert ORIGINAL OUT`",
+        "fetch the file again",
     ]  # fmt: skip
     assert make_document(report())["next"] == []
     hinted = Problem(check="structure", where="a", text="is cut off", hint="fetch it again")

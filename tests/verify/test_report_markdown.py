@@ -33,7 +33,16 @@ def test_problems_causes_and_the_worst_tensors_are_reported() -> None:
     assert "blk.7.attn_q.weight: the relative RMSE is 1.39" in rendered.text
     assert "Likely cause: its rows are in the order" in rendered.text
     worst = rendered.rows.index(
-        ["Tensor", "Encoding", "Relative RMSE", "Usual", "Times usual", "Worst run", "Cosine", ""]
+        [
+            "Tensor",
+            "Encoding",
+            "Relative RMSE",
+            "Expected",
+            "Times expected",
+            "Worst group",
+            "Cosine",
+            "",
+        ]
     )
     assert rendered.rows[worst + 1][0] == "blk.7.attention_q.weight"
     assert rendered.rows[worst + 1][-1] == "problem"
@@ -52,12 +61,12 @@ def test_activations_of_which_none_is_finite_have_no_range() -> None:
     text = Rendered(
         render_page(report(forward=Result(figures=ForwardFigures(activations=parts))))
     ).text
-    assert "No part gives numbers that are finite and not 0." in text
+    assert "No part has an output that is finite and not 0." in text
 
 
 def test_divergences_are_reported_the_worst_first() -> None:
     rendered = Rendered(render_page(faulty()))
-    title = rendered.rows.index(["Part", "Divergence", "Usual", "Times usual", ""])
+    title = rendered.rows.index(["Part", "Divergence", "Expected", "Times expected", ""])
     assert rendered.rows[title + 1][0] == "layers.7"
 
 

@@ -49,12 +49,12 @@ def test_a_page_says_at_its_head_what_came_of_it() -> None:
 def test_a_healthy_model_has_no_section_of_problems() -> None:
     root = parsed(render_page(report()))
     assert [each.text for each in of_class(root, "verdict")] == ["No problems found in 5 checks"]
-    assert "What is wrong" not in [each.text for each in root.iter("h2")]
+    assert "Problems" not in [each.text for each in root.iter("h2")]
     assert not of_class(root, "problems")
 
 
 def test_every_problem_is_on_the_page_with_its_likely_cause() -> None:
-    reported = text_of(section(render_page(faulty()), "What is wrong"))
+    reported = text_of(section(render_page(faulty()), "Problems"))
     for problem in faulty().problems:
         assert f"{problem.where}: {problem.text} ({problem.check})" in reported
     assert reported.count("(rope_rows)") == 3
@@ -62,7 +62,7 @@ def test_every_problem_is_on_the_page_with_its_likely_cause() -> None:
 
 def test_of_many_problems_the_later_ones_can_be_unfolded() -> None:
     many = tuple(Problem(check="names", where=f"w.{n}", text="is missing") for n in range(100))
-    found = section(render_page(report(names=Result(problems=many))), "What is wrong")
+    found = section(render_page(report(names=Result(problems=many))), "Problems")
     assert len(list(found.iter("li"))) == 100
     assert found.findtext("div/details/summary") == "60 more problems"
 
@@ -70,43 +70,43 @@ def test_of_many_problems_the_later_ones_can_be_unfolded() -> None:
 def test_where_a_problem_is_stands_there_once() -> None:
     twice = Problem(check="structure", where="a.gguf", text="a.gguf, byte 12: ends too soon")
     reported = text_of(
-        section(render_page(report(structure=Result(problems=(twice,)))), "What is wrong")
+        section(render_page(report(structure=Result(problems=(twice,)))), "Problems")
     )
     assert reported.endswith("a.gguf: byte 12: ends too soon (structure)")
 
 
 def test_the_lines_of_a_text_are_lines_and_what_stands_between_backticks_is_code() -> None:
     reported = Problem(check="names", where="", text="no `x.w`\n  hint: convert it")
-    found = section(render_page(report(names=Result(problems=(reported,)))), "What is wrong")
+    found = section(render_page(report(names=Result(problems=(reported,)))), "Problems")
     assert [each.text for each in found.iter("code")] == ["x.w"]
     assert len(list(found.iter("br"))) == 1
 
 
 def test_each_check_says_what_it_looked_at_or_why_it_did_not_run() -> None:
     rows = [text_of(row) for row in parsed(page_of("unknown_family")).iter("tr")]
-    assert rows[1].startswith("structure✓ fine")
-    assert "read by gguf too; safetensors: does not read this format" in rows[1]
+    assert rows[1].startswith("structure✓ ok")
+    assert "gguf can read it; safetensors: does not read this format" in rows[1]
     assert "skippedthe tensors are those" in rows[3]
     assert "of no family that weightctl knows" in rows[3]
     assert "40 matrices, each on a random unit vector, on cpu" in rows[4]
 
 
 def test_the_worst_tensors_come_first() -> None:
-    found = section(page_of("experts"), "Values against the reference")
+    found = section(page_of("experts"), "Values compared with the reference")
     names = [text_of(row) for row in found.iter("tr")]
     assert names[1].startswith("layers.3.mlp.experts.77.up.weight")
-    assert text_of(found).count("800 more are in the report as JSON.") == 1
+    assert text_of(found).count("800 more are in the JSON report.") == 1
 
 
 def test_of_a_damaged_file_the_page_has_what_is_known() -> None:
     root = parsed(page_of("empty"))
-    assert [each.text for each in root.iter("h2")] == ["What is wrong"]
+    assert [each.text for each in root.iter("h2")] == ["Problems"]
 
 
 def test_activations_of_which_none_is_finite_have_no_chart() -> None:
     parts = (Activation(name="layers.0", rms=0.0, greatest=0.0, nonfinite=4),)
     root = parsed(render_page(report(forward=Result(figures=ForwardFigures(activations=parts)))))
-    assert "No part gives numbers that are finite and not 0." in text_of(root)
+    assert "No part has an output that is finite and not 0." in text_of(root)
     assert "Activations" not in [each.text for each in root.iter("h3")]
 
 

@@ -23,11 +23,11 @@ from weightctl.verify.report.html import render_page
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-ERRORS = "Relative RMSE of each tensor, by layer and kind"
-EXCESSES = "Error of each tensor as a multiple of what its encoding costs, by layer and kind"
-ACTIVATIONS = "Root mean square and greatest number that each part of the model gives"
-DIVERGENCES = "Divergence of each part of the model from the reference's"
-HISTOGRAM = "Histogram of the Kullback-Leibler divergence of each position"
+ERRORS = "Relative RMSE of each tensor, by layer and part"
+EXCESSES = "Error of each tensor as a multiple of the expected error, by layer and part"
+ACTIVATIONS = "Root mean square and largest value of the output of each part of the model"
+DIVERGENCES = "Difference of each part of the model from the reference"
+HISTOGRAM = "Histogram of the KL divergence of each position"
 
 
 def cells(picture: Element) -> dict[str, str]:
@@ -75,9 +75,9 @@ def test_a_greater_error_has_a_darker_colour() -> None:
 def test_of_the_experts_of_a_layer_the_worst_is_shown() -> None:
     shown = cells(pictures(render_page(experts()))[EXCESSES])
     assert len(shown) == 6 * 3
-    assert shown["layers.3.mlp.experts.77.up.weight (the worst of 100 tensors), layer 3"].endswith(
-        "bad"
-    )
+    assert shown[
+        "layers.3.mlp.experts.77.up.weight (the largest of 100 tensors), layer 3"
+    ].endswith("bad")
 
 
 def test_where_no_family_is_known_the_first_number_in_a_name_is_the_layer() -> None:
@@ -129,7 +129,7 @@ def test_nothing_is_drawn_outside_a_picture(name: str) -> None:
 def test_parts_that_diverge_too_far_and_those_with_nan_are_marked() -> None:
     drawn = pictures(render_page(faulty()))
     for title, reported in (
-        (DIVERGENCES, "layers.7: 170 %, usual 8 %"),
+        (DIVERGENCES, "layers.7: 170 %, expected 8 %"),
         (ACTIVATIONS, "layers.24: rms 41, greatest 43, 31 numbers NaN or infinite"),
     ):
         marked = [each for each in of_class(drawn[title], "bad") if each.tag == "circle"]

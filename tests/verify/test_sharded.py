@@ -156,4 +156,4 @@ def test_what_the_ranks_cannot_compute_together_runs_whole(
     assert isinstance(found.figures, ForwardFigures)
     assert found.figures.tp == 1
     assert len(found.figures.activations) == 5
-    assert any("did not compute it together" in note for note in found.notes)
+    assert any("did not run on its ranks" in note for note in found.notes)

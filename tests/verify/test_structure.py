@@ -105,8 +105,8 @@ def test_an_encoding_that_nobody_knows_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "strange.gguf"
     path.write_bytes(build.Gguf().file([build.Tensor("a", (4,), 99, bytes(32))]))
     found = dict(list_problems(checked(path)))
-    assert "an encoding that weightctl does not know" in found["a"]
-    assert "`gguf.GGUFReader` refuses it" in found[str(path)]
+    assert "which weightctl does not support" in found["a"]
+    assert "`gguf.GGUFReader` refuses the file" in found[str(path)]
 
 
 def test_a_name_that_llama_cpp_cannot_hold_is_a_problem(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_thousands_of_problems_are_twenty_and_a_number(tmp_path: Path) -> None:
     path.write_bytes(build.Gguf().file(tensors))
     found = list_problems(checked(path))
     assert len(found) == 21
-    assert found[-1] == ("", "2980 more names are longer than llama.cpp reads")
+    assert found[-1] == ("", "2980 more names are too long for llama.cpp")
 
 
 def test_bytes_that_nothing_uses_are_reported(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_tensors_that_start_between_elements_are_reported(tmp_path: Path) -> Non
     raw = json.dumps(header)
     path.write_bytes(build.safetensors(raw.ljust(len(raw) + -len(raw) % 8).encode(), bytes(5)))
     (note,) = checked(path).notes
-    assert note.startswith("`b` starts on no multiple of an element's size")
+    assert note.startswith("`b` starts at an offset that is not a multiple of the element size")
 
 
 def test_a_file_without_tensors_is_reported(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.report.html import render_page
 from weightctl.verify.results import Result
 
-CHART = "Divergence of each part of the model from the reference's"
+CHART = "Difference of each part of the model from the reference"
 
 
 def _page(*layers: LayerDivergence) -> str:
@@ -29,13 +29,13 @@ def _part(number: int, divergence: float, expected: float = 0.08) -> LayerDiverg
     [
         (
             (_part(0, 0.07), _part(1, 0.09), _part(2, 0.05)),
-            "is usual: the furthest is layers.1, by 9 %, where 8 % is usual.",
+            "than expected. The largest difference is in layers.1, 9 %, expected 8 %.",
         ),
         (
             (_part(0, 1e-6, 0), _part(1, 0, 0)),
-            "No part is further from the reference's than is usual: the furthest is layers.0",
+            "by more than expected. The largest difference is in layers.0",
         ),
-        ((_part(0, 0, 0), _part(1, 0)), "Every part gives exactly what the reference's gives."),
+        ((_part(0, 0, 0), _part(1, 0)), "The output of every part equals that of the reference."),
     ],
 )
 def test_a_sentence_stands_where_nothing_is_beyond_usual(
@@ -43,11 +43,11 @@ def test_a_sentence_stands_where_nothing_is_beyond_usual(
 ) -> None:
     drawn = _page(*layers)
     assert CHART not in pictures(drawn)
-    assert message in text_of(section(drawn, "Layer by layer"))
+    assert message in text_of(section(drawn, "Layers"))
 
 
 def test_one_part_beyond_usual_is_shown_among_the_others() -> None:
     assert CHART in pictures(render_page(faulty()))
     drawn = _page(_part(0, 0.07), replace(_part(1, 1.7), is_problem=True))
     assert CHART in pictures(drawn)
-    assert "No part is further" not in text_of(section(drawn, "Layer by layer"))
+    assert "No part is further" not in text_of(section(drawn, "Layers"))

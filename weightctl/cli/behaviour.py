@@ -39,7 +39,8 @@ def behaviour(report: Report, columns: int, room: int | None, *, plain: bool = F
     Charts are at most `columns` wide. Sentences and tables fit into `room`; None is no limit.
     """
     values, forward = report.figures(ValuesFigures), report.figures(ForwardFigures)
-    blocks = [_worst_tensors(values, room)] if values else []
+    # A comparison lists its tensors as differences.
+    blocks = [_worst_tensors(values, room)] if values and not report.comparison else []
     if forward:
         divergence = forward.divergence
         blocks += [
@@ -60,7 +61,10 @@ def _worst_tensors(values: ValuesFigures, room: int | None) -> Lines:
     heads = [Cell("  tensor", "dim"), Cell("")]
     heads += [
         Cell("relative RMSE", "dim", short="RMSE", right=True),
-        *(Cell(text, "dim", right=True) for text in ("usual", "times", "max error", "cosine")),
+        *(
+            Cell(text, "dim", right=True)
+            for text in ("expected", "times", "max difference", "cosine")
+        ),
     ]
     rows = [heads]
     for error in worst:
@@ -117,13 +121,13 @@ def _divergences(divergence: Divergence, columns: int, *, plain: bool) -> Lines:
         return []
     bars = [Bar(_label(each.name), each.divergence, each.is_problem) for each in divergence.layers]
     first = beyond[0]
-    usual = percent(first.expected) if first.expected else "none"
-    finding = f"first: {first.name}, {percent(first.divergence)} (usual: {usual})"
-    title = "divergence: distance of each layer from the reference, same input"
+    usual = f"expected {percent(first.expected)}" if first.expected else "expected none"
+    finding = f"first: {first.name}, {percent(first.divergence)}, {usual}"
+    title = "divergence: each layer compared with the reference"
     if not any(0 < bar.value < math.inf for bar in bars):
         return [*_title(title, columns), *hung([Cell("  ")], finding, columns, "red")]
     title += " (log scale)"
-    meaning = f"more than usual; {finding}"
+    meaning = f"above the expected divergence; {finding}"
     return [
         *_title(title, columns),
         *chart(bars, columns, plain=plain),
@@ -151,7 +155,7 @@ def _gains(forward: ForwardFigures, room: int | None) -> Lines:
     strange = sort_strangest_first(forward.matrices)
     if not strange:
         return []
-    heads = ("matrices applied to a random unit vector", "", "length", "usual")
+    heads = ("matrices, each on a random unit vector", "", "length", "expected")
     rows = [[Cell(text, "dim", right=place > 0) for place, text in enumerate(heads)]]
     rows += [
         [

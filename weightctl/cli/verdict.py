@@ -10,7 +10,7 @@ from weightctl.cli.behaviour import behaviour
 from weightctl.cli.render import Cell
 from weightctl.cli.wrapping import hung
 from weightctl.text.columns import width
-from weightctl.text.wording import number, pluralize, printable
+from weightctl.text.wording import join_names, number, pluralize, printable, say_more
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.report.advice import list_remedies
 
@@ -23,6 +23,11 @@ __all__ = ["brief", "verdict"]
 
 Lines = list[list[Cell]]
 
+# So many tensors of which the same is wrong are named.
+_MOST_PLACES = 12
+# Of the findings of a check so many are listed; a check itself keeps few problems that are alike.
+_MOST_LISTED = 24
+
 
 def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -> Lines:
     """Return all lines: each check's verdict, what is wrong, why, how the model ran, what to do.
@@ -31,25 +36,45 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
     terminals that have only ASCII.
     """
     room = columns if wraps else None
-    title = Cell(printable(report.path), "bold")
-    lines = _under([Cell(""), title, Cell(": ")], report.description, room)
-    if not report.description:
-        lines = hung([Cell("")], report.path, room, "bold")
-    if report.reference is not None:
-        lines += hung([Cell("against ", "dim")], report.reference, room)
+    headline = report.headline
+    lines = _head(report, headline, room)
     lines += [[], *_checks(report, room)]
-    for name, problems in groupby(report.problems, key=lambda problem: problem.check):
-        lines += [[], [Cell(name, "bold")], *_problems(list(problems), room)]
-    lines += [*behaviour(report, columns, room, plain=plain), [], *_last(report, room)]
+    found = [each for each in (*report.problems, *report.differences) if each != headline]
+    for name, problems in groupby(found, key=lambda problem: problem.check):
+        listed = list(problems)
+        lines += [[], [Cell(name, "bold")], *_problems(listed[:_MOST_LISTED], room, headline)]
+        if more := say_more(len(listed) - _MOST_LISTED):
+            lines += hung([Cell("  ")], f"{more}; --report FILE lists all", room)
+    # What a headline says stands for all that was measured.
+    lines += [] if headline else behaviour(report, columns, room, plain=plain)
+    lines += [[], *_last(report, room)]
     for advice in list_remedies(report):
         lines += hung([Cell("next: ", "cyan")], advice, room)
+    return lines
+
+
+def _head(report: Report, headline: Problem | None, room: int | None) -> Lines:
+    """Return what was verified, below the finding about both as a whole where there is one."""
+    labels = ("", "against ") if headline is None else ("A: ", "B: ")
+    lines: Lines = []
+    if headline is not None:
+        lines += [*hung([], headline.text, room, "red bold"), []]
+    first = [*([Cell(labels[0], "dim")] if headline else [Cell("")])]
+    title = Cell(printable(report.path), "bold")
+    if report.description:
+        lines += _under([*first, title, Cell(": ")], report.description, room)
+    else:
+        lines += hung(first, report.path, room, "bold")
+    if report.reference is not None:
+        lines += hung([Cell(labels[1], "dim")], report.reference, room)
     return lines
 
 
 def brief(report: Report, in_vain: Sequence[str] = ()) -> Lines:
     """Return what is wrong, a line for problems alike, and each check asked for in vain."""
     skipped: Lines = []
-    for check, found in groupby(report.problems, key=lambda problem: problem.check):
+    listed = [*report.problems, *report.differences]
+    for check, found in groupby(listed, key=lambda problem: problem.check):
         for (cause, text), alike in groupby(
             found, key=lambda problem: (problem.cause, problem.statement)
         ):
@@ -86,19 +111,24 @@ def _checks(report: Report, room: int | None) -> Lines:
 def _summarize_result(result: Result) -> Cell:
     if result.problems:
         return Cell(result.verdict, "red bold")
-    is_fine = result.verdict == "fine"
+    if result.differences:
+        return Cell(result.verdict, "yellow bold")
+    is_fine = result.verdict == "ok"
     return Cell("ok", "green") if is_fine else Cell(result.verdict, "yellow")
 
 
-def _problems(problems: list[Problem], room: int | None) -> Lines:
-    """Return the lines of a check's problems; what neighbours share is told once."""
+def _problems(problems: list[Problem], room: int | None, headline: Problem | None) -> Lines:
+    """Return the lines of a check's problems; what neighbours share is listed once.
+
+    The cause of a headline is not repeated.
+    """
     lines: Lines = []
     for cause, caused in groupby(problems, key=lambda problem: problem.cause):
         for (text, hint), alike in groupby(caused, key=lambda each: (each.statement, each.hint)):
             places = [printable(problem.where) for problem in alike if problem.where]
-            lines += _problem(", ".join(places), text, hint, room)
-        if cause is not None:
-            lines += hung([Cell("    probably: ", "yellow")], cause.text, room)
+            lines += _problem(join_names(places, _MOST_PLACES), text, hint, room)
+        if cause is not None and not (headline and cause == headline.cause):
+            lines += hung([Cell("    likely cause: ", "yellow")], cause.text, room)
     return lines
 
 
@@ -130,27 +160,29 @@ def _doubt(report: Report) -> str:
         return ""
     ask = ""
     if forward.perplexity is not None:
-        ask = f"; is perplexity {number(forward.perplexity)} what this model should have?"
+        ask = f"; check whether perplexity {number(forward.perplexity)} is right for this model"
     return (
-        "exchanged or slightly wrong weights cannot be told from right ones without a reference: "
+        "without a reference, swapped or slightly wrong weights cannot be detected: "
         f"--against ORIGINAL{ask}"
     )
 
 
 def _last(report: Report, room: int | None) -> Lines:
-    problems = report.problems
+    listed = [*report.problems, *report.differences]
+    noun = "difference" if report.comparison else "problem"
     skipped = [name for name, result in report.results.items() if result.skipped]
     without = f"; skipped: {', '.join(skipped)}" if skipped else ""
-    if not problems:
+    if not listed:
         checked = len(report.results) - len(skipped)
         if not checked:
             return hung([Cell("nothing was checked", "yellow")], without, room)
-        text = f"no problems found in {pluralize(checked, 'check')}"
+        text = f"no {noun}s found in {pluralize(checked, 'check')}"
         found = hung([Cell(text, "yellow" if skipped else "green bold")], without, room)
         return [*found, *(hung([], doubt, room) if (doubt := _doubt(report)) else [])]
-    by_check = Counter(problem.check for problem in problems)
+    by_check = Counter(problem.check for problem in listed)
     where = ", ".join(f"{count} in {name}" for name, count in by_check.items())
-    heads = [Cell(pluralize(len(problems), "problem"), "red bold")]
+    style = "yellow bold" if report.comparison else "red bold"
+    heads = [Cell(pluralize(len(listed), noun), style)]
     if len(by_check) == 1:
         return hung([*heads, Cell(" in ")], next(iter(by_check)) + without, room)
     return hung([*heads, Cell(": ")], where + without, room)

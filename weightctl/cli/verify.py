@@ -74,6 +74,14 @@ def verify(
             rich_help_panel=_CHOICE,
         ),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="With --against, list differences from B without judging them; exit with 1 if "
+            "there are any.",
+        ),
+    ] = False,
     checks: Annotated[
         list[str] | None,
         typer.Option(
@@ -195,6 +203,7 @@ def verify(
         max_perplexity=max_perplexity,
         max_divergence=max_divergence,
         max_rmse=max_rmse,
+        compare=compare,
     )
     _require_there(request.subject)
     if reports:
@@ -204,7 +213,7 @@ def verify(
     if reports:
         write(reports, report, force=force)
     _show(report, _in_vain(report, checks), as_json=as_json, quiet=quiet)
-    if report.problems or _in_vain(report, checks):
+    if report.problems or report.differences or _in_vain(report, checks):
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Proof that a checkpoint works, and the tensor where it does not."""
+"""Verification of checkpoints: whether a model works, and which tensor is wrong if it does not."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ __all__ = [
 
 
 class Limit(NamedTuple):
-    """A limit that people set: by which option, and which field of the request keeps it.
+    """A limit that a user sets: its option, and the field of the request that holds it.
 
-    One that `needs_reference` is about a difference, and one `of_whole_model` cannot be applied
-    where only some layers are looked at.
+    One that `needs_reference` limits a difference. One `of_whole_model` cannot be applied to some
+    layers only.
     """
 
     option: str
@@ -49,16 +49,17 @@ class Limit(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check: what runs it, `(request: Request) -> Result`, and what it looks at, for people.
+    """A check: the function that runs it, `(request: Request) -> Result`, and texts about it.
 
-    `about` is a line, and `details` say more. `figures` are what it measures, which the schema of
-    reports describes by the name of the check. `remedy` is what to do about problems whose cause is
-    not known. `limits` are applied by this check.
+    `about` is one line, and `details` say more. `figures` are what it measures, which the schema of
+    reports describes under the name of the check. `remedy` is what to do about problems without a
+    known cause. `limits` are applied by this check.
 
-    One that `needs_reference` compares two checkpoints and does nothing else. One that does not
-    have `reads_tensors` looks at headers alone. One that `opens_files` reports files that cannot be
-    opened, of which no other check is made. `prepares` is `(request: Request) -> object`: it runs
-    before all checks, and raises `ConversionError` for a request that the check cannot meet.
+    One that `needs_reference` only compares two checkpoints; one that `compares` lists differences
+    if there is a reference. One without `reads_tensors` reads only headers. One that `opens_files`
+    reports files that cannot be opened, for which no other check runs. `prepares` is
+    `(request: Request) -> object`: it runs before all checks, and raises `ConversionError` for a
+    request that the check cannot fulfil.
     """
 
     run: str
@@ -68,76 +69,83 @@ class Check(NamedTuple):
     remedy: str = ""
     limits: tuple[Limit, ...] = ()
     needs_reference: bool = False
+    compares: bool = False
     reads_tensors: bool = True
     opens_files: bool = False
     prepares: str = ""
 
 
 _AGAIN = (
-    "fetch the file again, or convert the original again; `weightctl diff A B --hash` says whether "
-    "it is the one that was published"
+    "fetch the file again, or convert the original again; `weightctl diff A B --hash` shows "
+    "whether A has the published values"
 )
 
 # In the order in which they run: each takes more for granted than the one before.
 CHECKS: dict[str, Check] = {
     "structure": Check(
         "weightctl.verify.checks.structure:check",
-        "the files are whole, and other readers take them",
-        "the files are whole: header, sizes, offsets, overlaps, the index and its parts; and the "
-        "readers of others (safetensors, gguf, torch) take them",
+        "the files are complete, and other libraries can read them",
+        "the files are complete: header, sizes, offsets, overlaps, the index and its parts; "
+        "the libraries safetensors, gguf and torch can read them",
         StructureFigures,
-        "fetch or make the file anew; where its numbers can be read, `weightctl convert IN OUT` "
-        "writes them as other readers take them",
+        "fetch or make the file again; if weightctl can read its values, `weightctl convert "
+        "IN OUT` writes a file that other libraries can read",
         reads_tensors=False,
         opens_files=True,
     ),
     "finite": Check(
         "weightctl.verify.checks.finite:check",
-        "no number or scale is lost, NaN or absurd",
-        "no NaN and no infinity; in blocks no scale that is not finite or absurd; no matrix of "
-        "zeros or of one number, no rows that were never written",
+        "no value or scale is NaN, infinite or implausible",
+        "no NaN and no infinity; no block scale that is NaN, infinite or implausible; no "
+        "matrix with all values equal; no rows that were never written",
         FiniteFigures,
         _AGAIN,
     ),
     "names": Check(
         "weightctl.verify.checks.names:check",
-        "the tensors are those that the config asks for",
-        "the tensors are those that the family and its config ask for: none missing, none more, "
-        "shapes, vocabulary, tied or untied output",
+        "the tensors are those that the config requires",
+        "the tensors are those that the family and the config require: none missing, none "
+        "unexpected; shapes, vocabulary, tied or untied output",
         NamesFigures,
-        "compare the names with those of the original, `weightctl diff ORIGINAL A`; `weightctl "
-        "convert IN OUT --rename FILE` corrects them, or the config is that of another model",
+        "compare the names with those of the original: `weightctl diff ORIGINAL A`; correct "
+        "them with `weightctl convert IN OUT --rename FILE`, or use the config of this model",
         reads_tensors=False,
     ),
     "metadata": Check(
         "weightctl.verify.checks.metadata:check",
-        "tokenizer, special tokens and config fit, and are the reference's",
-        "tokenizer, special tokens, chat template and config contradict neither each other nor the "
-        "tensors; with `--against` they are those of B, in either naming convention",
+        "tokenizer, special tokens and config are consistent",
+        "tokenizer, special tokens, chat template and config are consistent with each other "
+        "and with the tensors; with `--against` they equal those of B, in either naming "
+        "convention",
         MetadataFigures,
-        "take the tokenizer's files and the config from the original, or convert it again: "
-        "`weightctl convert ORIGINAL OUT`; in a GGUF, `--set KEY=VALUE` corrects a single key",
+        "copy the tokenizer's files and the config from the original, or convert it again: "
+        "`weightctl convert ORIGINAL OUT`; in a GGUF file, `--set KEY=VALUE` corrects one "
+        "key",
+        compares=True,
     ),
     "values": Check(
         "weightctl.verify.checks.values:check",
-        "each tensor is the reference's, but for what its encoding costs",
-        "with `--against`: each tensor is that of B, but for what its encoding costs; names of "
-        "the other naming convention are paired, and its changes of tensors are undone",
+        "each tensor equals that of B, except for encoding errors",
+        "with `--against`: each tensor equals that of B, except for the error of its "
+        "encoding; tensors are paired across naming conventions, and changes by conversion "
+        "are undone",
         ValuesFigures,
         _AGAIN,
         limits=(Limit("--max-rmse", "max_rmse", needs_reference=True),),
         needs_reference=True,
+        compares=True,
     ),
     "forward": Check(
         "weightctl.verify.checks.forward:check",
-        "the model runs, and makes sense of a text",
-        "the model runs: every layer's numbers are finite, its logits make sense; with `--against` "
-        "each layer does what B's does on the same input",
+        "the model runs and predicts text",
+        "the model runs: the output of every layer is finite, and the predictions are "
+        "plausible; with `--against` each layer is compared with that of B on the same input",
         ForwardFigures,
         limits=(
             Limit("--max-ppl", "max_perplexity", of_whole_model=True),
             Limit("--max-kld", "max_divergence", needs_reference=True, of_whole_model=True),
         ),
+        compares=True,
         prepares="weightctl.verify.checks.forward:require_prompt",
     ),
 }

@@ -31,12 +31,12 @@ def verify(
 ) -> Report:
     """Verify a checkpoint, alone or against a reference.
 
-    All checks are made that the table has, or those of `checks`, but for those of `skip`. What is
-    wrong with the checkpoint is in the report. Raises `ConversionError` for a check that there is
-    not, one that lacks its reference, no checks at all, a limit that none of them applies, layers
-    that there are not, and tokens or a text that the model cannot run on, `OSError` where there is
-    no such file, `FormatError` or `ConversionError` where the reference is damaged, and
-    `EncodingError` for tensors that cannot be read.
+    All checks run, or those of `checks`, except those of `skip`. Problems of the checkpoint are in
+    the report. With `Request.compare`, differences from the reference are listed instead. Raises
+    `ConversionError` for an unknown check, a check without its reference, no checks at all, a limit
+    that no check applies, layers that do not exist, and tokens or a text that the model cannot run
+    on; `OSError` if there is no such file; `FormatError` or `ConversionError` if the reference is
+    damaged; and `EncodingError` for tensors that cannot be read.
     """
     wanted = _choose_checks(request, checks, skip)
     subject, reference = request.subject, request.reference
@@ -64,7 +64,11 @@ def verify(
         problems = tuple(each for each in found.problems if each not in reported)
         reported |= {*problems}
         problems = tuple(replace(each, check=name) for each in problems)
-        results[name] = replace(found, problems=problems)
+        results[name] = (
+            replace(found, problems=(), differences=problems)
+            if request.compare
+            else replace(found, problems=problems)
+        )
         seconds[name] = time.monotonic() - started
     if damage is not None and not _opens_files(wanted):
         raise damage
@@ -74,6 +78,7 @@ def verify(
         description="" if damage is not None else _describe(request),
         results=results,
         seconds=seconds,
+        comparison=request.compare,
     )
 
 
@@ -132,18 +137,27 @@ def _choose_checks(
     for name in checks or ():
         if alone and CHECKS[name].needs_reference:
             raise ConversionError(
-                f"the check `{name}` compares, and there is nothing to compare with",
-                hint="name a checkpoint that is known to be good: --against PATH",
+                f"the check `{name}` needs a reference, and there is none",
+                hint="name a checkpoint that works: --against PATH",
+            )
+        if request.compare and not CHECKS[name].compares:
+            raise ConversionError(
+                f"the check `{name}` does not compare, and --compare only lists differences",
+                hint=f"leave out --compare, or --check {name}",
             )
     chosen = [name for name in CHECKS if name in checks] if checks else list(CHECKS)
-    wanted = [
-        name for name in chosen if name not in skip and not (alone and CHECKS[name].needs_reference)
-    ]
+    wanted = [name for name in chosen if name not in skip and _is_possible(name, request)]
     if not wanted:
-        raise ConversionError(
-            "every check is skipped that was asked for", hint="skip fewer, or ask for others"
-        )
+        raise ConversionError("every check is skipped", hint="leave out --skip, or skip fewer")
     return wanted
+
+
+def _is_possible(name: str, request: Request) -> bool:
+    """Whether a check has something to do: with a reference or without, judging or not."""
+    check = CHECKS[name]
+    if request.compare:
+        return check.compares
+    return request.reference is not None or not check.needs_reference
 
 
 def _describe(request: Request) -> str:
@@ -156,6 +170,6 @@ def _describe(request: Request) -> str:
     for info in header.tensors.values():
         sizes[info.encoding.name] = sizes.get(info.encoding.name, 0) + info.nbytes
     encodings = sorted(sizes, key=lambda name: -sizes[name])
-    family = "of no known family" if checkpoint is None else checkpoint.family.name
+    family = "unknown family" if checkpoint is None else checkpoint.family.name
     shown = join_names(encodings, _MOST_ENCODINGS, " ")
     return f"{header.format}, {family}, {parameters:,} parameters, {shown}"

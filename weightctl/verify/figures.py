@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl.split import Grid
@@ -12,7 +13,7 @@ from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.ranking import sort_worst_first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "Activation",
@@ -28,6 +29,9 @@ __all__ = [
     "StructureFigures",
     "TensorError",
     "ValuesFigures",
+    "describe_differences",
+    "describe_range",
+    "list_unequal",
     "show_cosine",
 ]
 
@@ -63,7 +67,11 @@ class StructureFigures(Figures):
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         reading = [name for name, error in self.readers.items() if not error]
-        readers = f"; read by {_list_names(reading)} too" if reading else ""
+        readers = (
+            f"; {_list_names(reading)} can read {'it' if self.files == 1 else 'them'}"
+            if reading
+            else ""
+        )
         # What another reader refuses is its verdict, and says so by its name.
         others = "".join(f"; {name}: {error}" for name, error in self.readers.items() if error)
         files = pluralize(self.files, "file")
@@ -82,7 +90,7 @@ class FiniteFigures(Figures):
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         tensors = pluralize(self.tensors, "tensor")
-        return f"{tensors}, {format_count(self.numbers)} numbers looked at"
+        return f"{tensors}, {format_count(self.numbers)} values checked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +109,7 @@ class NamesFigures(Figures):
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         if not self.family:
-            return f"of no known family; {pluralize(self.found, 'tensor')}"
+            return f"unknown family; {pluralize(self.found, 'tensor')}"
         of = f"{self.found:,} of {self.expected:,} tensors"
         found = f"all {self.found:,} tensors" if self.found == self.expected else of
         return f"{self.family}, {pluralize(self.layers, 'layer')}, {found}"
@@ -125,7 +133,7 @@ class MetadataFigures(Figures):
             tokenizer = "no tokenizer"
         else:
             tokenizer = f"tokenizer {self.tokenizer}, {pluralize(self.tokens, 'token')}"
-        return f"{tokenizer}; compared with the reference's" if self.is_compared else tokenizer
+        return f"{tokenizer}; compared with the reference" if self.is_compared else tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,25 +167,50 @@ class TensorError:
 class ValuesFigures(Figures):
     """The tensors that were compared, in the order of the checkpoint, and how they were paired.
 
-    `pairing` tells people how: by the names of a family, or by equal names.
+    `pairing` says how: by the names of a family, or by equal names. They were not `judged` where
+    differences are only listed.
     """
 
     tensors: tuple[TensorError, ...]
     pairing: str = ""
+    judged: bool = True
 
     def summarize(self) -> str:
         """Return what was measured, in a line."""
         compared = f"{pluralize(len(self.tensors), 'tensor')} compared"
         if not self.tensors:
             return compared
-        off = [error for error in self.tensors if error.relative_rmse]
+        off = list_unequal(self.tensors)
         if not off:
-            return f"{compared}, no difference"
+            return f"{compared}, no differences"
+        if not self.judged:
+            return describe_differences(self.tensors)
         worst = sort_worst_first(off)[0]
-        usual = f", where {percent(worst.expected)} is usual" if worst.expected else ""
+        usual = f", expected {percent(worst.expected)}" if worst.expected else ""
         rmse = f"relative RMSE {percent(worst.relative_rmse)}"
-        called = "furthest from usual" if worst.is_problem else "largest error"
+        called = "largest error compared with expected" if worst.is_problem else "largest error"
         return f"{compared}; {called}: {worst.name}, {rmse}{usual}"
+
+
+def list_unequal(errors: Sequence[TensorError]) -> list[TensorError]:
+    """Return the tensors that have other values than the reference's."""
+    return [error for error in errors if error.relative_rmse != 0]
+
+
+def describe_differences(errors: Sequence[TensorError]) -> str:
+    """Say how many tensors have other values than the reference's, and by how much they differ."""
+    unequal = list_unequal(errors)
+    differ = "differs" if len(unequal) == 1 else "differ"
+    of = f"{len(unequal):,} of {pluralize(len(errors), 'tensor')}"
+    return f"{of} {differ}, {describe_range(unequal)}"
+
+
+def describe_range(errors: Sequence[TensorError]) -> str:
+    """Say how small and how large the errors of some tensors are, and the median."""
+    values = sorted(error.relative_rmse for error in errors)
+    ends = list(dict.fromkeys(percent(value) for value in (values[0], values[-1])))
+    middle = f", median {percent(median(values))}" if len(ends) > 1 and len(values) > 2 else ""
+    return f"relative RMSE {' to '.join(ends)}{middle}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +286,7 @@ class Divergence:
         """Return what was measured, in a few words each."""
         parts: list[str] = []
         if self.reference_perplexity is not None:
-            parts.append(f"the reference's {number(self.reference_perplexity)}")
+            parts.append(f"reference {number(self.reference_perplexity)}")
         if self.mean is not None:
             parts.append(f"KL divergence {number(self.mean)}")
         if self.cosine is not None:

@@ -51,7 +51,9 @@ def sort_worst_first(errors: Iterable[TensorError]) -> list[TensorError]:
 def choose_title(errors: Iterable[TensorError]) -> str:
     """Return what a table of the first of `sort_worst_first` is called."""
     is_wrong = any(error.is_problem for error in errors)
-    return "furthest from what is usual" if is_wrong else "largest errors, all usual"
+    return (
+        "largest errors compared with expected" if is_wrong else "largest errors, all as expected"
+    )
 
 
 def sort_strangest_first(matrices: Iterable[MatrixGain]) -> list[MatrixGain]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from weightctl.device import DeviceRef
+    from weightctl.verify.compare.mismatch import Mismatch
     from weightctl.verify.compare.pairs import Pairing
     from weightctl.verify.run.prompt import Prompt
     from weightctl.verify.subject import Subject
@@ -24,13 +25,14 @@ __all__ = ["Request", "require_consistent"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A checkpoint to verify, alone or against a `reference`, and the limits that it has to pass.
+    """A checkpoint to verify, alone or against a `reference`, and the limits for it.
 
-    The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. `layers` are
-    the numbers that alone are looked at, all where None. A perplexity above `max_perplexity`, a
+    The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. Only
+    `layers` are checked, or all if None. A perplexity above `max_perplexity`, a
     mean Kullback-Leibler divergence above `max_divergence` and a relative RMSE of a tensor above
-    `max_rmse` are problems; without the last the limit is what the encodings cost. `progress`
-    is told what is being done, and how much of it is done, from 0 to 1.
+    `max_rmse` are problems; without `max_rmse` the limit is the error that the encodings explain.
+    With `compare`, differences from the reference are only listed. `progress` is called with the
+    name of the step and the part of it that is done, from 0 to 1.
     """
 
     subject: Subject
@@ -42,6 +44,7 @@ class Request:
     max_perplexity: float | None = None
     max_divergence: float | None = None
     max_rmse: float | None = None
+    compare: bool = False
     progress: Callable[[str, float], object] | None = None
 
     @cached_property
@@ -56,6 +59,16 @@ class Request:
         return make_prompt(self, *(each for each in subjects if each and each.checkpoint))
 
     @cached_property
+    def mismatch(self) -> Mismatch | None:
+        """Why the two are not one model with the same names; None where they are, or one is alone.
+
+        Raises `FormatError` where a file cannot be read.
+        """
+        from weightctl.verify.compare.mismatch import find_mismatch
+
+        return None if self.reference is None else find_mismatch(self.subject, self.reference)
+
+    @cached_property
     def pairing(self) -> Pairing:
         """The tensors of both, paired, and what the checks have found out of them.
 
@@ -64,7 +77,9 @@ class Request:
         from weightctl.verify.compare.pairs import pair_tensors
 
         if self.reference is None:
-            raise ValueError("there is nothing to compare with")
+            raise ValueError("there is no reference")
+        if self.mismatch is not None and self.mismatch.pairing is not None:
+            return self.mismatch.pairing
         return pair_tensors(self.subject, self.reference)
 
     def tell(self, doing: str, done: float) -> None:
@@ -85,30 +100,45 @@ class Request:
 
 
 def require_consistent(request: Request, wanted: Container[str]) -> None:
-    """Raise `ConversionError` for a limit that no check would apply, and layers that there are not.
+    """Raise `ConversionError` for a limit that no check applies, and for layers that do not exist.
 
-    A limit that is silently not applied would look as if it was passed.
+    A limit that is silently ignored would look like one that holds.
     """
     last = _find_last_layer(request)
+    _require_comparison(request)
     for name, limit in [(name, limit) for name, each in CHECKS.items() for limit in each.limits]:
         if getattr(request, limit.field) is None:
             continue
         if limit.needs_reference and request.reference is None:
             raise ConversionError(
-                f"{limit.option} is about a difference, and there is nothing to compare with",
-                hint="name a checkpoint that is known to be good: --against PATH",
+                f"{limit.option} limits a difference, and there is no reference",
+                hint="name a checkpoint that works: --against PATH",
             )
         if name not in wanted:
             raise ConversionError(
-                f"{limit.option} is applied by the check `{name}`, which --check or --skip "
+                f"{limit.option} is a limit of the check `{name}`, which --check or --skip "
                 "leaves out",
-                hint=f"leave out {limit.option}, or ask for `{name}`",
+                hint=f"leave out {limit.option}, or run `{name}`",
             )
         if limit.of_whole_model and last is not None and not request.has_layer(last):
             raise ConversionError(
-                f"{limit.option} is about the whole model, and --layers leaves out its last layer, "
-                f"{last}",
+                f"{limit.option} is a limit for the whole model, and --layers leaves out its "
+                f"last layer, {last}",
                 hint=f"leave out {limit.option}, or --layers",
+            )
+
+
+def _require_comparison(request: Request) -> None:
+    """Raise for `--compare` without a reference, and with a limit: it judges nothing."""
+    if not request.compare:
+        return
+    if request.reference is None:
+        raise ConversionError("--compare needs a second checkpoint", hint="name it: --against PATH")
+    for limit in [limit for each in CHECKS.values() for limit in each.limits]:
+        if getattr(request, limit.field) is not None:
+            raise ConversionError(
+                f"--compare and {limit.option} are both given, and --compare applies no limits",
+                hint=f"leave out --compare, or {limit.option}",
             )
 
 
@@ -121,8 +151,8 @@ def _find_last_layer(request: Request) -> int | None:
     # Of ranges beyond all bounds no length can be had.
     if asked is not None and not (asked and {asked[0], asked[-1]} <= {*range(count)}):
         raise ConversionError(
-            f"{subject.path}: not all layers that are asked for are there: it has "
-            f"{'layer 0 alone' if count == 1 else f'layers 0 to {count - 1}'}",
-            hint="name layers that there are: --layers N-M",
+            f"{subject.path}: --layers names layers that do not exist: the model has "
+            f"{'only layer 0' if count == 1 else f'layers 0 to {count - 1}'}",
+            hint="name layers of the model: --layers N-M",
         )
     return count - 1

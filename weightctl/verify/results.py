@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import pluralize
+from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.figures import Figures
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _Kind = TypeVar("_Kind", bound=Figures)
 
 
 class Explanation(NamedTuple):
-    """A cause as it is met: its name in the table of causes, and a sentence about this problem."""
+    """The likely cause of a problem: its name in the table of causes, and a sentence."""
 
     name: str
     text: str
@@ -29,12 +30,12 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong.
+    """A problem of a checkpoint, or a difference where differences are only listed.
 
-    `where` is a tensor or a key as the checkpoint calls it, a block of the model (`layers.3`) or a
-    file; empty where it is the whole. `text` says what is wrong with that, and `cause` what
-    probably caused it, where that is known; `hint` says what to do where the error does that was
-    raised. `check` is the name of the check that found it, empty as long as that runs.
+    `where` is a tensor or a key by its name in the checkpoint, a part of the model (`layers.3`) or
+    a file; it is empty for the checkpoint as a whole. `text` says what is wrong, and `cause` is the
+    likely cause, if known. `hint` is the hint of the error that was raised, if any. `check` is the
+    name of the check that found it; it is empty while the check runs.
     """
 
     where: str
@@ -44,8 +45,13 @@ class Problem:
     check: str = ""
 
     @property
+    def is_headline(self) -> bool:
+        """Whether this is about both checkpoints as a whole."""
+        return not self.where and self.cause is not None and is_of_both(self.cause.name)
+
+    @property
     def statement(self) -> str:
-        """What is wrong, without the name of where that is, for where it stands before it."""
+        """The text without `where`, for output that shows `where` before it."""
         rest = self.text.removeprefix(self.where)
         is_named = self.where and rest != self.text and rest[:1] in {":", ","}
         return rest[1:].lstrip() if is_named else self.text
@@ -68,39 +74,43 @@ def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a check found: every problem, what it measured, and what a person should know of it.
+    """The result of a check: problems, figures and notes.
 
-    `skipped` says why it did not run, empty where it did.
+    `differences` are those from the reference, where differences are only listed; there are no
+    problems then. `skipped` says why the check did not run; it is empty if it ran.
     """
 
     problems: tuple[Problem, ...] = ()
+    differences: tuple[Problem, ...] = ()
     figures: Figures | None = None
     notes: tuple[str, ...] = ()
     skipped: str = ""
 
     @property
     def summary(self) -> str:
-        """What was measured, or why nothing was, in a line; empty where there is nothing to say."""
+        """What was measured, or why the check was skipped, in one line."""
         if self.skipped or self.figures is None:
             return self.skipped
         return self.figures.summarize()
 
     @property
     def verdict(self) -> str:
-        """What came of the check: `3 problems`, `skipped`, `partly` or `fine`."""
+        """The outcome of the check: `3 problems`, `1 difference`, `skipped`, `partial`, `ok`."""
         if self.problems:
             return pluralize(len(self.problems), "problem")
+        if self.differences:
+            return pluralize(len(self.differences), "difference")
         if self.skipped:
             return "skipped"
-        return "partly" if self.figures is not None and self.figures.is_partial else "fine"
+        return "partial" if self.figures is not None and self.figures.is_partial else "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of the checks of a checkpoint, by their names, in the order they ran.
+    """The results of the checks of a checkpoint, by name, in the order in which they ran.
 
-    `path` and `reference` are the checkpoints, and `description` says in few words what the first
-    one is. `seconds` is how long each check took.
+    `path` and `reference` are the checkpoints, and `description` describes the first one briefly.
+    `seconds` is the time of each check. A `comparison` only lists differences.
     """
 
     path: str
@@ -108,19 +118,31 @@ class Report:
     description: str
     results: dict[str, Result]
     seconds: dict[str, float]
+    comparison: bool = False
 
     @property
     def problems(self) -> list[Problem]:
-        """All that is wrong, in the order of the checks."""
+        """All problems, in the order of the checks."""
         return [problem for result in self.results.values() for problem in result.problems]
 
     @property
+    def differences(self) -> list[Problem]:
+        """All differences of a comparison, in the order of the checks."""
+        return [each for result in self.results.values() for each in result.differences]
+
+    @property
+    def headline(self) -> Problem | None:
+        """The finding about both checkpoints as a whole, which comes first; None without one."""
+        found = (*self.problems, *self.differences)
+        return next((each for each in found if each.is_headline), None)
+
+    @property
     def notes(self) -> list[str]:
-        """What a person should know, each once."""
+        """All notes, each once."""
         notes = [note for result in self.results.values() for note in result.notes]
         return list(dict.fromkeys(notes))
 
     def figures(self, kind: type[_Kind]) -> _Kind | None:
-        """Return what was measured of a kind, None where no check did."""
+        """Return the figures of a kind; None if no check measured them."""
         found = (result.figures for result in self.results.values())
         return next((each for each in found if isinstance(each, kind)), None)

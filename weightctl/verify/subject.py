@@ -1,4 +1,4 @@
-"""A checkpoint that is verified: its tree, and the model that it is of where that is known."""
+"""A checkpoint that is verified: its tree, and its model if the family is known."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weightctl.errors import (
 from weightctl.families.recognition import recognize
 from weightctl.formats.open.opening import open_weights
 from weightctl.formats.sharded.gathered import GatheredSource
+from weightctl.formats.sharded.opening import find_whole
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.system.phases import begin_phase
 from weightctl.weights.tree import header_of, source_of
@@ -28,9 +29,9 @@ __all__ = ["Subject"]
 
 
 class Subject:
-    """A checkpoint at a path; opened, recognized and read when that is asked for.
+    """A checkpoint at a path, which is opened, recognized and read on first use.
 
-    What is wrong with it is kept, not raised, so that every check says what it can.
+    Errors are kept, not raised, so that every check can report what it finds.
     """
 
     def __init__(self, path: str | os.PathLike[str], format_name: str | None = None) -> None:
@@ -44,7 +45,7 @@ class Subject:
 
     @cached_property
     def weights(self) -> Checkpoint:
-        """The tree in which weights that are stored in parts are ordinary tensors."""
+        """The tree in which quantized weights of several tensors are ordinary tensors."""
         return dequantize_weights(self.stored, in_blocks=False)
 
     @property
@@ -52,6 +53,11 @@ class Subject:
         """The set that the files are, where they are those of several ranks, else None."""
         source = source_of(self.stored)
         return source if isinstance(source, GatheredSource) else None
+
+    @property
+    def whole(self) -> str:
+        """The directory of the sharded checkpoint that this is one rank's file of, else empty."""
+        return find_whole(header_of(self.stored).files)
 
     @cached_property
     def _recognized(self) -> RecognizedModel | WeightctlError:
@@ -62,7 +68,7 @@ class Subject:
 
     @property
     def checkpoint(self) -> RecognizedModel | None:
-        """The model that it is of; None where it is of none that is known, or contradicts it."""
+        """The model; None if the family is unknown or the checkpoint does not match it."""
         found = self._recognized
         return None if isinstance(found, WeightctlError) else found
 
@@ -91,7 +97,7 @@ class Subject:
 
     @property
     def damage(self) -> FormatError | None:
-        """What keeps the files from being opened, None where they are."""
+        """The error that prevents opening the files; None if they can be opened."""
         try:
             _ = self.stored
         except FormatError as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header, TensorInfo
 
-__all__ = ["manifest_at", "note_of_part", "open_sharded"]
+__all__ = ["find_whole", "manifest_at", "note_of_part", "open_sharded"]
 
 _MOST_NAMED = 5
 _RANK_DIRECTORY = re.compile(r"rank-\d+", re.ASCII)
@@ -39,8 +39,8 @@ def manifest_at(path: str) -> str | None:
     return where if is_one else None
 
 
-def note_of_part(files: Sequence[str]) -> str:
-    """Return what should be told of a file that is the part of one rank; empty of others."""
+def find_whole(files: Sequence[str]) -> str:
+    """Return the sharded checkpoint that a file is one rank's file of; empty of other files."""
     if len(files) != 1:
         return ""
     path = os.path.abspath(files[0])
@@ -51,8 +51,14 @@ def note_of_part(files: Sequence[str]) -> str:
     for whole in wholes:
         listing = os.path.join(whole, MANIFEST)
         if os.path.isfile(listing) and is_manifest(listing):
-            return f"this is the part of one rank alone; the whole checkpoint is {whole}"
+            return whole
     return ""
+
+
+def note_of_part(files: Sequence[str]) -> str:
+    """Return what should be told of a file that is the part of one rank; empty of others."""
+    whole = find_whole(files)
+    return f"this is the part of one rank alone; the whole checkpoint is {whole}" if whole else ""
 
 
 def open_sharded(listing: str, format_name: str | None = None) -> GatheredSource:

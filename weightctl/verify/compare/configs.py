@@ -119,8 +119,8 @@ def note_lost_window(subject: RecognizedModel, reference: RecognizedModel) -> st
         return ""
     here, there = map(_show, windows)
     return (
-        f"the sliding window is {here}, and {there} in the reference: no text that fits tells them "
-        f"apart, or llama.cpp has none for {subject.family.name}"
+        f"the sliding window is {here} here and {there} in the reference; this has no effect "
+        f"on texts that fit, or llama.cpp has no window for {subject.family.name}"
     )
 
 
@@ -199,8 +199,8 @@ def _make_difference(
         text = f"{own}, and {other} in the reference"
     else:
         text = _say_both(where, there, value, wanted)
-    cause = Explanation("config", f"the config's {text}")
-    problem = Problem(where=where.key, text="differs from the reference's", cause=cause)
+    cause = Explanation("config", text)
+    problem = Problem(where=where.key, text="differs from the reference", cause=cause)
     return ConfigDifference(problem, {field: wanted})
 
 
@@ -208,11 +208,11 @@ def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
     own, other = _show(value), _show(wanted)
     if is_sequence(value) and is_sequence(wanted):
         own, other = show_values_apart(value, wanted)
-    statement = f"is {own}, and {other} in the reference"
+    statement = f"is {own} here and {other} in the reference"
     if not where.is_stated:
-        statement = f"is not said, which means {own}, and {other} in the reference"
+        statement = f"is missing, which means {own}, and is {other} in the reference"
     is_called_otherwise = there.is_stated and there.key != where.key
-    named = f", whose `{there.key}` it is" if is_called_otherwise else ""
+    named = f", where it is called `{there.key}`" if is_called_otherwise else ""
     return f"`{where.key}` {statement}{named}"
 
 
@@ -225,11 +225,11 @@ def _say_value(where: Spelling, name: str, value: Any) -> str:
 
 def _describe_bias(where: Spelling, *, has_none: bool) -> Problem:
     if not has_none:
-        return Problem(where=where.key, text="is there, and the reference has no such bias")
+        return Problem(where=where.key, text="is not in the reference")
     cause = Explanation(
-        "bias_dropped", "the reference's biases were left out, in this and other layers"
+        "bias_dropped", "the biases of the reference were left out, in this and other layers"
     )
-    return Problem(where=where.key, text="is not there, and the reference has one", cause=cause)
+    return Problem(where=where.key, text="is missing, and the reference has one", cause=cause)
 
 
 def _compare_rope_scaling(

@@ -11,13 +11,13 @@ from weightctl.families.family import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
 from weightctl.schemes.buffers import is_buffer
+from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.compare.cost import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
 from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized
-from weightctl.verify.config_keys import find_spelling
-from weightctl.weights.derived import DerivedTensor, StoredTensor, tensor_of
+from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor, tensor_of
 from weightctl.weights.steps.numbers import AsFloat32, Constant
-from weightctl.weights.tree import header_of, info_of, source_of
+from weightctl.weights.tree import Checkpoint, header_of, info_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.tree import Checkpoint
 
     # The module, the axis, and the steps that made the tensor what it is compared as.
     OrderKey = tuple[str, int, tuple[str, ...]]
@@ -38,8 +37,9 @@ __all__ = [
     "Pair",
     "Pairing",
     "convert_convention",
-    "explain_different_models",
+    "list_trained",
     "pair_named",
+    "pair_renamed",
     "pair_tensors",
 ]
 
@@ -111,6 +111,11 @@ class Pairing:
     orders: dict[OrderKey, Places | None] = field(default_factory=dict["OrderKey", "Places | None"])
     alike: dict[str, Explanation | None] = field(default_factory=dict[str, "Explanation | None"])
     samples: Samples = field(default_factory=Samples)
+
+    @property
+    def is_of_other_models(self) -> bool:
+        """Whether all tensors together were found to be another model's, or of another step."""
+        return any(cause is not None and is_of_both(cause.name) for cause in self.causes.values())
 
     @cached_property
     def by_module(self) -> Mapping[str, Pair]:
@@ -193,6 +198,31 @@ def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
     if own is None or other is None or own.family.name != other.family.name:
         return _pair_by_name(subject.weights, reference.weights)
     return _pair_by_module(own, other)
+
+
+def pair_renamed(subject: Subject, reference: Subject, names: Mapping[str, str]) -> Pairing:
+    """Pair the tensors of two checkpoints after those of the first are renamed.
+
+    `names` are the new names, by the names that the checkpoint has; other tensors keep theirs.
+    """
+    source = source_of(subject.weights)
+    tensors = {
+        names.get(name, name): tensor_of(source, name) for name in list_trained(subject.weights)
+    }
+    renamed = Checkpoint(Derived(source, tensors, source.header.metadata))
+    other = reference.checkpoint
+    own = None if other is None else _adopt(renamed, other)
+    if own is not None and other is not None:
+        return _pair_by_module(own, other)
+    found, old = (
+        _pair_by_name(renamed, reference.weights),
+        {new: name for name, new in names.items()},
+    )
+    return replace(
+        found,
+        pairs=[pair._replace(name=old.get(pair.name, pair.name)) for pair in found.pairs],
+        unexpected=[old.get(name, name) for name in found.unexpected],
+    )
 
 
 def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
@@ -330,7 +360,7 @@ def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
 
 
 def _pair_by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
-    left, rest = _list_trained(weights), _list_trained(reference)
+    left, rest = list_trained(weights), list_trained(reference)
     return Pairing(
         pairs=[pair_named(name, name, weights, reference) for name in left if name in rest],
         missing=[name for name in rest if name not in left],
@@ -339,7 +369,8 @@ def _pair_by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
     )
 
 
-def _list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
+def list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
+    """Return the tensors of a tree by name, without buffers, which are computed from the config."""
     return {name: info_of(node) for name, node in weights.items() if not is_buffer(info_of(node))}
 
 
@@ -359,26 +390,3 @@ def pair_named(name: str, reference_name: str, weights: Checkpoint, reference: C
         bits=count_bits(source_of(weights).header)(tensor),
         reference_bits=count_bits(source_of(reference).header)(counterpart),
     )
-
-
-def explain_different_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
-    """Say that two models are not one, and by what that is seen; empty where they may be.
-
-    They are of two families, or of another width and besides of another depth or vocabulary: one
-    of these alone may be a mistake in a config. Of what is not known nothing is said.
-    """
-    if own is None or other is None:
-        return ""
-    seen: list[str] = []
-    if own.family.name != other.family.name:
-        seen.append(f"the families {own.family.name} and {other.family.name}")
-    unequal = [
-        f"{find_spelling(own, field).key} {getattr(own.config, field)} and "
-        f"{getattr(other.config, field)}"
-        for field in ("hidden", "layers", "vocabulary")
-        if getattr(own.config, field) != getattr(other.config, field)
-    ]
-    is_wider = own.config.hidden != other.config.hidden
-    if not seen and not (is_wider and len(unequal) > 1):
-        return ""
-    return f"these are different models: {', '.join([*seen, *unequal])}"

@@ -70,8 +70,8 @@ def _find_renderer(path: str) -> Callable[[Report], str]:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in REPORTS:
         raise OutputError(
-            f"{path}: which kind of report? Its suffix is none of {', '.join(REPORTS)}",
-            hint="name it report.html for a page with pictures",
+            f"{path}: unknown kind of report; the suffix must be one of {', '.join(REPORTS)}",
+            hint="name it report.html for a page with charts",
         )
     maker: Callable[[Report], str] = load(REPORTS[suffix])
     return maker

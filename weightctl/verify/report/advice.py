@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["list_remedies"]
 
 _COMPARE = (
-    "`--against ORIGINAL` compares with a checkpoint that is known to be good, and names the "
-    "tensor that is wrong, and often why"
+    "`--against ORIGINAL` compares with a checkpoint that works, and names the tensor that "
+    "is wrong and often the cause"
 )
 
 

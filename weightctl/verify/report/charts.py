@@ -60,18 +60,21 @@ def draw_activations(activations: Sequence[Activation]) -> Markup:
                 element("circle", cx=x, cy=y, r=2.5, class_=f"dot {class_}") for x, y in points
             ]
     for part, x in zip(activations, frame.places, strict=True):
-        text = f"{shorten(part.name, 60)}: rms {number(part.rms)}, greatest {number(part.greatest)}"
+        text = (
+            f"{shorten(part.name, 60)}: root mean square {number(part.rms)}, largest value "
+            f"{number(part.greatest)}"
+        )
         if part.nonfinite:
-            text += f", {pluralize(part.nonfinite, 'number')} NaN or infinite"
+            text += f", {pluralize(part.nonfinite, 'value')} NaN or infinite"
             y = frame.axis.at(part.rms)
             parts.append(element("circle", cx=x, cy=y, r=5, class_="dot bad"))
         parts.append(_draw_tooltip(x, frame, text))
     entries = [("second", "greatest"), ("first", "root mean square")]
     if any(part.nonfinite for part in activations):
-        entries.append(("bad", "NaN or infinite numbers"))
+        entries.append(("bad", "NaN or infinite values"))
     parts.append(draw_legend(entries, _LEFT, 16))
     return draw_picture(
-        "Root mean square and greatest number that each part of the model gives", parts
+        "Root mean square and largest value of the output of each part of the model", parts
     )
 
 
@@ -92,15 +95,16 @@ def draw_divergences(layers: Sequence[LayerDivergence]) -> Markup:
         radius = 5 if part.is_problem else min(3.5, half)
         parts.append(element("circle", cx=x, cy=y, r=radius, class_=f"dot {kind}"))
         text = (
-            f"{shorten(part.name, 60)}: {percent(part.divergence)}, usual {percent(part.expected)}"
-            f" ({show_times(ratio_to_usual(part.divergence, part.expected))})"
+            f"{shorten(part.name, 60)}: {percent(part.divergence)}, expected "
+            f"{percent(part.expected)} "
+            f"({show_times(ratio_to_usual(part.divergence, part.expected))})"
         )
         parts.append(_draw_tooltip(x, frame, text))
-    entries = [("first", "divergence"), ("usual", "what the encodings usually cost")]
+    entries = [("first", "divergence"), ("usual", "expected from the encodings")]
     if any(part.is_problem for part in layers):
         entries.append(("bad", "a problem"))
     parts.append(draw_legend(entries, _LEFT, 16))
-    return draw_picture("Divergence of each part of the model from the reference's", parts)
+    return draw_picture("Difference of each part of the model from the reference", parts)
 
 
 def _draw_frame(
@@ -205,13 +209,13 @@ def draw_histogram(divergence: Divergence) -> Markup:
             ]
     parts.append(
         draw_label(
-            "Kullback-Leibler divergence of a position, up to so many nats",
+            "KL divergence of a position, in nats (upper bound)",
             _MARGIN,
             HEIGHT - 6,
             anchor="start",
         )
     )
-    return draw_picture("Histogram of the Kullback-Leibler divergence of each position", parts)
+    return draw_picture("Histogram of the KL divergence of each position", parts)
 
 
 def _trim(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:

@@ -133,7 +133,7 @@ def draw_errors(grid: ErrorGrid) -> Markup:
         ("same", "equal"),
         *((class_, f"{show_tick(100 * value)} %") for class_, value in steps),
     ]
-    return _draw_map("Relative RMSE of each tensor, by layer and kind", grid, colour, colours)
+    return _draw_map("Relative RMSE of each tensor, by layer and part", grid, colour, colours)
 
 
 def draw_excesses(grid: ErrorGrid) -> Markup:
@@ -147,9 +147,9 @@ def draw_excesses(grid: ErrorGrid) -> Markup:
         return f"r{level}"
 
     bounds = [f"{bound} {TIMES}" for bound in ("1¼", "2", "3", "6")]
-    words = ["below ½", "½", "usual", *bounds]
+    words = ["below ½", "½", "expected", *bounds]
     colours = [("same", "equal"), *((f"r{level}", text) for level, text in enumerate(words))]
-    title = "Error of each tensor as a multiple of what its encoding costs, by layer and kind"
+    title = "Error of each tensor as a multiple of the expected error, by layer and part"
     return _draw_map(title, grid, colour, colours)
 
 
@@ -218,16 +218,18 @@ def _is_round(layer: int, step: float) -> bool:
 
 def _describe_cell(cell: ErrorCell, layer: int | None) -> Markup:
     error = cell.worst
-    which = f" (the worst of {pluralize(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
+    which = f" (the largest of {pluralize(cell.tensors, 'tensor')})" if cell.tensors > 1 else ""
     place = "" if layer is None else f", layer {shorten(str(layer), 9)}"
     worst = (
-        f", worst run {show_times(error.worst)}" if isfinite(error.worst) and error.worst else ""
+        f", largest in a group {show_times(error.worst)}"
+        if isfinite(error.worst) and error.worst
+        else ""
     )
     return join(
         [
             f"{shorten(error.name, 120)}{which}{place}",
             Markup("&#10;"),
             f"{show_encodings(error)}: relative RMSE {percent(error.relative_rmse)}",
-            f", usual {percent(error.expected)}{worst}",
+            f", expected {percent(error.expected)}{worst}",
         ]
     )

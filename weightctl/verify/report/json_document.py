@@ -33,11 +33,13 @@ def make_document(report: Report) -> dict[str, Any]:
         "path": report.path,
         "reference": report.reference,
         "description": report.description or None,
-        "ok": not report.problems,
+        "ok": not report.problems and not report.differences,
+        "comparison": report.comparison,
         "checks": {
             name: _check(result, report.seconds[name]) for name, result in report.results.items()
         },
         "problems": [_make_problem(problem) for problem in report.problems],
+        "differences": [_make_problem(each) for each in report.differences],
         "next": list_remedies(report),
     }
 
@@ -48,6 +50,7 @@ def _check(result: Result, seconds: float) -> dict[str, Any]:
         "skipped": result.skipped or None,
         "seconds": seconds,
         "problems": len(result.problems),
+        "differences": len(result.differences),
         "notes": list(result.notes),
         "figures": _make_plain(result.figures),
     }

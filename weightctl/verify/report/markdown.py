@@ -53,7 +53,7 @@ def _render_header(outline: Outline) -> Iterator[str]:
         (quote_code(each.name), each.verdict, escape_text(each.summary), f"{each.seconds:.2f}")
         for each in outline.checks
     ]
-    yield _join_rows(["Check", "Verdict", "Looked at", "Seconds"], rows, right={3})
+    yield _join_rows(["Check", "Verdict", "Checked", "Seconds"], rows, right={3})
 
 
 def _render(section: Section) -> Iterator[str]:

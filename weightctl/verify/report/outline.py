@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-State: TypeAlias = Literal["good", "wrong", "skipped"]
+State: TypeAlias = Literal["good", "wrong", "different", "skipped"]
 
 
 class CheckLine(NamedTuple):

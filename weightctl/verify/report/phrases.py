@@ -70,12 +70,16 @@ def show_shape(shape: Sequence[int]) -> str:
 def say_verdict(report: Report) -> str:
     """Return what came of it all, in a line."""
     ran = sum(not result.skipped for result in report.results.values())
-    found = len(report.problems)
+    noun = "difference" if report.comparison else "problem"
+    found = len(report.problems) + len(report.differences)
     if found:
-        wrong = sum(bool(result.problems) for result in report.results.values())
-        return f"{pluralize(found, 'problem')} in {wrong:,} of {pluralize(ran, 'check')}"
+        with_some = sum(
+            bool(result.problems or result.differences) for result in report.results.values()
+        )
+        return f"{pluralize(found, noun)} in {with_some:,} of {pluralize(ran, 'check')}"
     left = len(report.results) - ran
-    return f"no problems found in {pluralize(ran, 'check')}" + (f", {left} skipped" if left else "")
+    skipped = f", {left} skipped" if left else ""
+    return f"no {noun}s found in {pluralize(ran, 'check')}{skipped}"
 
 
 def list_facts(figures: ForwardFigures) -> list[Fact]:
@@ -85,9 +89,7 @@ def list_facts(figures: ForwardFigures) -> list[Fact]:
     if figures.perplexity is not None:
         other = divergence.reference_perplexity if divergence else None
         against = (
-            f"the reference's is {number(other, 4)}"
-            if other is not None
-            else "the less, the better"
+            f"the reference has {number(other, 4)}" if other is not None else "lower is better"
         )
         found.append(Fact("perplexity", number(figures.perplexity, 4), against))
     return found + (_list_divergence(divergence) if divergence else [])
@@ -96,15 +98,15 @@ def list_facts(figures: ForwardFigures) -> list[Fact]:
 def _list_divergence(divergence: Divergence) -> list[Fact]:
     found: list[Fact] = []
     if divergence.mean is not None:
-        found.append(Fact("mean KL", number(divergence.mean), "nats a position"))
+        found.append(Fact("mean KL", number(divergence.mean), "nats per position"))
     if divergence.percentile_99 is not None:
         found.append(Fact("99th percentile", number(divergence.percentile_99), "nats"))
     if divergence.greatest is not None:
-        found.append(Fact("greatest KL", number(divergence.greatest), "nats"))
+        found.append(Fact("largest KL", number(divergence.greatest), "nats"))
     if divergence.top_1 is not None:
-        found.append(Fact("top-1 agreement", percent(divergence.top_1), "same likeliest token"))
+        found.append(Fact("top-1 agreement", percent(divergence.top_1), "same most probable token"))
     if divergence.cosine is not None:
-        found.append(Fact("least cosine", number(divergence.cosine, 5), "between states"))
+        found.append(Fact("lowest cosine", number(divergence.cosine, 5), "between states"))
     return found
 
 
@@ -112,11 +114,11 @@ def say_all_usual(layers: Sequence[LayerDivergence]) -> str:
     """Say that no part diverges from the reference's by more than is usual, and which does most."""
     most = max(layers, key=lambda part: part.divergence)
     if most.divergence == 0:
-        return "Every part gives exactly what the reference's gives."
-    usual = f", where {percent(most.expected)} is usual" if most.expected > 0 else ""
+        return "The output of every part equals that of the reference."
+    usual = f", expected {percent(most.expected)}" if most.expected > 0 else ""
     return (
-        "No part is further from the reference's than is usual: the furthest is "
-        f"`{shorten(most.name, 60)}`, by {percent(most.divergence)}{usual}."
+        "No part differs from the reference by more than expected. The largest difference "
+        f"is in `{shorten(most.name, 60)}`, {percent(most.divergence)}{usual}."
     )
 
 
@@ -124,7 +126,7 @@ def show_encodings(error: TensorError) -> str:
     """Return how a tensor is stored, and the reference's where that is stored otherwise."""
     if error.encoding == error.reference_encoding:
         return error.encoding
-    return f"{error.encoding} against {error.reference_encoding}"
+    return f"{error.encoding}, reference {error.reference_encoding}"
 
 
 def show_spaces(text: str) -> str:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         TensorError,
     )
     from weightctl.verify.report.outline import Block, State
-    from weightctl.verify.results import Report, Result
+    from weightctl.verify.results import Problem, Report, Result
 
 __all__ = ["make_outline"]
 
@@ -64,10 +64,13 @@ _WORST, _MOST_TENSORS, _GAINS, _LAYERS = 12, 1000, 20, 40
 def make_outline(report: Report) -> Outline:
     """Return the outline of a report, which is the same whatever it is written as."""
     sections = (
-        Section("What is wrong", _list_problems(report)),
+        Section("Problems", _list_problems(report.problems)),
+        Section("Differences", _list_problems(report.differences)),
         Section("What to do next", _list_bullets(list_remedies(report))),
         *_outline_forward(report.figures(ForwardFigures)),
-        Section("Values against the reference", _outline_values(report.figures(ValuesFigures))),
+        Section(
+            "Values compared with the reference", _outline_values(report.figures(ValuesFigures))
+        ),
         Section("Notes", _list_bullets(report.notes)),
     )
     return Outline(
@@ -75,7 +78,7 @@ def make_outline(report: Report) -> Outline:
         reference=report.reference,
         description=report.description,
         verdict=say_verdict(report),
-        is_good=not report.problems,
+        is_good=not report.problems and not report.differences,
         checks=tuple(
             _outline_check(name, result, report.seconds[name])
             for name, result in report.results.items()
@@ -86,12 +89,19 @@ def make_outline(report: Report) -> Outline:
 
 def _outline_check(name: str, result: Result, seconds: float) -> CheckLine:
     about = CHECKS[name].about if name in CHECKS else ""
-    state: State = "wrong" if result.problems else "good" if result.verdict == "fine" else "skipped"
-    return CheckLine(name, about, result.verdict, state, result.summary, seconds)
+    return CheckLine(name, about, result.verdict, _find_state(result), result.summary, seconds)
 
 
-def _list_problems(report: Report) -> tuple[Block, ...]:
-    return (ProblemList(tuple(report.problems)),) if report.problems else ()
+def _find_state(result: Result) -> State:
+    if result.problems:
+        return "wrong"
+    if result.differences:
+        return "different"
+    return "good" if result.verdict == "ok" else "skipped"
+
+
+def _list_problems(problems: Sequence[Problem]) -> tuple[Block, ...]:
+    return (ProblemList(tuple(problems)),) if problems else ()
 
 
 def _list_bullets(items: Sequence[str]) -> tuple[Block, ...]:
@@ -108,21 +118,21 @@ def _outline_forward(figures: ForwardFigures | None) -> Iterator[Section]:
     if divergence is not None and divergence.histogram:
         predictions.append(
             Chart(
-                title="How far the predictions are from the reference's",
-                caption="Positions by the Kullback-Leibler divergence of the model's next-token "
-                "distribution from the reference's.",
+                title="Difference of the predictions",
+                caption="Number of positions by the KL divergence of the model's next-token "
+                "distribution from that of the reference.",
                 draw=partial(draw_histogram, divergence),
             )
         )
     if figures.next_tokens:
         predictions.append(_list_next_tokens(figures.next_tokens))
-    yield Section("What the model says", tuple(predictions))
+    yield Section("Predictions", tuple(predictions))
     layers: list[Block] = []
     if divergence is not None and divergence.layers:
         layers.append(_outline_divergence(divergence))
     if figures.activations:
         layers += _outline_activations(figures.activations)
-    yield Section("Layer by layer", tuple(layers))
+    yield Section("Layers", tuple(layers))
     yield Section("Matrices", _outline_matrices(figures.matrices))
 
 
@@ -138,16 +148,17 @@ def _list_next_tokens(tokens: Sequence[NextToken]) -> OutlineTable:
         )
         for token in tokens
     )
-    return OutlineTable(title="What the model would say next", columns=columns, rows=tuple(rows))
+    return OutlineTable(title="Next tokens predicted", columns=columns, rows=tuple(rows))
 
 
 def _outline_divergence(divergence: Divergence) -> Chart:
     layers = divergence.layers
     is_usual = all(isfinite(each.divergence) and not each.is_problem for each in layers)
     return Chart(
-        title="Divergence from the reference, part by part",
-        caption="Both models are given what the reference's part before gave, so that each fault "
-        "shows where it is. The scale is logarithmic; what stands at its foot is equal.",
+        title="Difference from the reference, by part",
+        caption="Each part runs on the output of the reference's previous part, so that a fault is "
+        "shown only where it is. The scale is logarithmic; points on the axis are equal to "
+        "the reference.",
         draw=partial(draw_divergences, layers),
         sentence=say_all_usual(layers) if is_usual else "",
         values=tuple(part.divergence for part in layers),
@@ -164,8 +175,8 @@ def _list_divergences(layers: Sequence[LayerDivergence]) -> OutlineTable:
     )
     most = max(_WORST, sum(part.is_problem for part in order))
     columns = (
-        Column("Part", "name"), Column("Divergence", "number"), Column("Usual", "number"),
-        Column("Times usual", "number"),
+        Column("Part", "name"), Column("Divergence", "number"), Column("Expected", "number"),
+        Column("Times expected", "number"),
     )  # fmt: skip
     rows = (
         Row(
@@ -189,17 +200,17 @@ def _outline_activations(activations: Sequence[Activation]) -> Iterator[Block]:
     table = OutlineTable(columns=columns, rows=tuple(rows)) if lost else None
     sound = [part.rms for part in activations if isfinite(part.rms)]
     if not any(sound):
-        yield Paragraph("No part gives numbers that are finite and not 0.")
+        yield Paragraph("No part has an output that is finite and not 0.")
         yield from [table] if table else []
         return
     ends = f"{number(min(sound))} to {number(max(sound))}"
     yield Chart(
         title="Activations",
-        caption="The size of the numbers that each part gives; the output's are logits. A few very "
-        "great ones are usual in language models. The scale is logarithmic.",
+        caption="The size of the output values of each part; those of the last part are logits. A "
+        "few very large values are usual in language models. The scale is logarithmic.",
         draw=partial(draw_activations, activations),
         values=tuple(part.rms for part in activations),
-        text=f"root mean square of what each part gives, {ends} (log scale)",
+        text=f"root mean square of the output of each part, {ends} (log scale)",
         table=table,
     )
 
@@ -209,13 +220,14 @@ def _outline_matrices(matrices: Sequence[MatrixGain]) -> tuple[Block, ...]:
         return ()
     shown = sort_strangest_first(matrices)[:_GAINS]
     text = (
-        "The family is unknown, so each matrix was given a random unit vector. How long what it "
-        "makes of that is, next to what a matrix of independent numbers of the same size makes; "
-        f"the {len(shown)} farthest from that, of {len(matrices):,}."
+        "The family is unknown, so that each matrix ran on a random unit vector. The table "
+        "compares the length of the product with that for a matrix of independent values of "
+        f"the same size. It has the {len(shown)} of {len(matrices):,} matrices that differ "
+        "most."
     )
     columns = (
         Column("Matrix", "name"), Column("Shape"), Column("Length", "number"),
-        Column("Usual", "number"), Column("Times usual", "number"),
+        Column("Expected", "number"), Column("Times expected", "number"),
     )  # fmt: skip
     rows = (
         Row(
@@ -236,18 +248,22 @@ def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
     if figures is None or not figures.tensors:
         return ()
     grid = make_grid(figures.tensors)
-    left_out = f" {grid.left_out:,} tensors have no room here." if grid.left_out else ""
+    left_out = f" {grid.left_out:,} tensors do not fit here." if grid.left_out else ""
     ranked = sort_worst_first(figures.tensors)
     blocks: list[Block] = [
         Chart(
-            title="Times the usual error",
-            caption="Each tensor's relative RMSE as a multiple of what its encoding costs on these "
-            f"very numbers. Of several experts the worst is shown.{left_out}",
+            title="Error as a multiple of the expected error",
+            caption="The relative RMSE of each tensor divided by the error that its encoding "
+            "causes for these values. Where a layer has several experts, the largest is "
+            f"shown.{left_out}",
             draw=partial(draw_excesses, grid),
         )
     ]
     if _has_size(error.relative_rmse for error in ranked):
-        caption = "The root of the squared differences' sum over that of the reference's squares."
+        caption = (
+            "The root of the sum of squared differences, divided by the root of the sum of "
+            "the reference's squares."
+        )
         blocks.append(
             Chart(title="Relative RMSE", caption=caption, draw=partial(draw_errors, grid))
         )
@@ -256,7 +272,7 @@ def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
     if len(ranked) > _WORST:
         shown = ranked[:_MOST_TENSORS]
         rest = len(ranked) - len(shown)
-        caption = f"{rest:,} more are in the report as JSON." if rest else ""
+        caption = f"{rest:,} more are in the JSON report." if rest else ""
         count = f"the first {len(shown):,}" if rest else f"{len(shown):,}"
         blocks.append(_list_tensors(shown, f"All tensors ({count})", caption, is_folded=True))
     return tuple(blocks)
@@ -268,8 +284,9 @@ def _list_tensors(
     """Return a table of the distances of tensors from the reference's."""
     columns = (
         Column("Tensor", "name"), Column("Encoding"), Column("Relative RMSE", "number"),
-        Column("Usual", "number"), Column("Times usual", "number"), Column("Worst run", "number"),
-        Column("Max error", "number", brief=False), Column("Cosine", "number"),
+        Column("Expected", "number"), Column("Times expected", "number"),
+        Column("Worst group", "number"), Column("Max difference", "number", brief=False),
+        Column("Cosine", "number"),
     )  # fmt: skip
     rows = (
         Row(

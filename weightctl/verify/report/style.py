@@ -53,7 +53,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td.nowrap{white-space:nowrap}
 td.wide{min-width:13rem}td.nowrap code{white-space:nowrap}table.slim{width:auto}
 tr.bad td:first-child{box-shadow:inset 3px 0 var(--bad);padding-left:.6rem}
-.good{color:var(--good)}.wrong{color:var(--bad)}.skipped{color:var(--warn)}
+.good{color:var(--good)}.wrong{color:var(--bad)}.skipped,.different{color:var(--warn)}
 .state{font-weight:600;white-space:nowrap}
 .problems{list-style:none;margin:0;padding:0}
 .problems li{padding:.55rem 0 .55rem .8rem;border-bottom:1px solid var(--rule);

@@ -18,14 +18,14 @@ __all__ = ["list_checks", "make_table"]
 # A longer name of a tensor has dots in its middle, and so has a text a third as long.
 _LONGEST = 120
 _CLASSES = {"name": "wide", "number": "n", "code": "nowrap", "text": None}
-_SIGNS = {"wrong": "✗ ", "skipped": f"{DASH} ", "good": "✓ "}
+_SIGNS = {"wrong": "✗ ", "different": "≠ ", "skipped": f"{DASH} ", "good": "✓ "}
 
 
 def list_checks(checks: Sequence[CheckLine]) -> Markup:
     """Return a table of what each check looked at, and what came of it."""
     heads = (
         _make_head("Check", "nowrap"), _make_head("Verdict", "nowrap"),
-        _make_head("Looked at", "wide"), _make_head("Seconds", "n time"),
+        _make_head("Checked", "wide"), _make_head("Seconds", "n time"),
     )  # fmt: skip
     return _make_frame(heads, map(_make_check_row, checks))
 

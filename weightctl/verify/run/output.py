@@ -86,7 +86,7 @@ def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool
         is_lost = False
         problems.append(Problem(where="", text=_judge_perplexity(ppl, running)))
     notes = (
-        (f"it is worse than chance: any of {running.vocabulary:,} tokens would be as likely",)
+        (f"the prediction is worse than guessing among {running.vocabulary:,} tokens",)
         if is_lost
         else ()
     )
@@ -102,8 +102,9 @@ def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool
 def _judge_perplexity(ppl: float | None, running: Running) -> str:
     return (
         f"perplexity {ppl:.3g} on plain English is worse than guessing among "
-        f"{running.vocabulary:,} tokens: the model does not work; if all else is fine, the config "
-        "(norm epsilon, rope theta, heads) or exchanged weights are likely"
+        f"{running.vocabulary:,} tokens: the model does not work; without another problem, "
+        "look for wrong config values (norm epsilon, RoPE theta, number of heads) or "
+        "swapped weights"
     )
 
 
@@ -157,11 +158,11 @@ class _Judged:
     def wrong(self, *, has_several: bool, is_lost: bool) -> str:
         """Say what no working model's logits are; `has_several` tokens, and not all the same."""
         if not self._spreads:
-            return "every token is as likely as any other, at every position"
+            return "all tokens are equally probable, at every position"
         if not self._differs and has_several:
-            return "it says the same after every token, whatever came before"
+            return "the prediction is the same after every text"
         if is_lost and self._certain > 0.9 * self._count:
-            return "it is certain of what comes next at nearly every position, and wrong"
+            return "the prediction is certain and wrong at nearly every position"
         return ""
 
 
@@ -171,7 +172,7 @@ def _judge_states(states: F32, given: Prompt) -> Ending:
     if not text and len(np.unique(given.ids[given.mask])) > 1:
         rows = states[given.mask]
         if np.abs(rows - rows[0]).max() <= _ALIKE * np.abs(rows).max():
-            text = "its states are the same for every token, whatever the text"
+            text = "the states are the same for every token and text"
     problems = (Problem(where=OUTPUT, text=text),) if text else ()
     return Ending(figures=(figure,), problems=problems)
 
@@ -179,4 +180,4 @@ def _judge_states(states: F32, given: Prompt) -> Ending:
 def _describe_nonfinite(figure: Activation) -> str:
     if not figure.nonfinite:
         return ""
-    return f"{figure.nonfinite:,} of its numbers are NaN or infinite, and what went into it was not"
+    return f"{figure.nonfinite:,} of its values are NaN or infinite, and its input is finite"

@@ -55,7 +55,7 @@ def name_layer(number: int) -> str:
 
 def explain_unbuilt(error: WeightctlError) -> str:
     """Return why a checkpoint is not a model that can be run, in a line."""
-    return f"the model cannot be built: {error.headline} (`names` tells more)"
+    return f"the model cannot be built: {error.headline} (see `names`)"
 
 
 class Flow(NamedTuple):
@@ -93,7 +93,7 @@ class Running:
             try:
                 self._ranks = Ranks(checkpoint, cut, device)
             except ShardingError as error:
-                self.notes = (f"the ranks did not compute it together: {error.headline}",)
+                self.notes = (f"the model did not run on its ranks: {error.headline}",)
         self._types = [value.type for value in self._begin(self._network).outputs]
 
     @property

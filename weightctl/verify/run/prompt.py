@@ -86,18 +86,14 @@ def make_prompt(request: Request, *subjects: Subject) -> Prompt:
     if request.text is not None:
         _require_text(request.text)
     elif find_spec("tokenizers") is None:
-        why = "for a text of ours: pip install 'weightctl[verify]' (`tokenizers`)"
+        why = "for the built-in text: pip install 'weightctl[verify]' (`tokenizers`)"
         return _draw_tokens(_require_known(subjects[-1]), why)
     chosen, encoder = _find_encoder(subjects)
     if encoder is not None:
         return _prompt_of_text(request.text, _require_known(chosen), encoder)
     if request.text is None:
-        return _draw_tokens(
-            _require_known(chosen), "there is no tokenizer beside the checkpoint or in it"
-        )
-    raise ConversionError(
-        f"{chosen.path}: there is no tokenizer to cut the text with", hint=_TOKENS_HINT
-    )
+        return _draw_tokens(_require_known(chosen), "there is no tokenizer")
+    raise ConversionError(f"{chosen.path}: there is no tokenizer for the text", hint=_TOKENS_HINT)
 
 
 def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
@@ -119,10 +115,10 @@ def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Pro
 def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Encoder) -> Prompt:
     ids = encoder.ids(TEXT if given is None else given)
     if not ids:
-        raise ConversionError("the text has no tokens", hint="give a longer one")
+        raise ConversionError("the text has no tokens", hint="give a longer text")
     if strange := _name_unknown([*encoder.first, *ids, *encoder.last], checkpoint):
         raise TokenizerError(
-            f"the tokenizer's tokens {strange}", hint="is the tokenizer that of another model?"
+            f"the tokenizer's tokens {strange}", hint="the tokenizer may be that of another model"
         )
     source = "the built-in text" if given is None else "the text"
     around = (encoder.first, encoder.last)
@@ -131,7 +127,7 @@ def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Enc
 
 def _require_known(subject: Subject) -> RecognizedModel:
     if subject.checkpoint is None:
-        raise ValueError("a prompt is for a model that is known")
+        raise ValueError("a prompt needs a model of a known family")
     return subject.checkpoint
 
 
@@ -142,14 +138,14 @@ def _find_length(checkpoint: RecognizedModel) -> int:
 def _require_text(text: str) -> None:
     if find_spec("tokenizers") is None:
         raise ConversionError(
-            "text is cut into tokens by `tokenizers`, which is not installed",
+            "a text needs the library `tokenizers`, which is not installed",
             hint=f"pip install 'weightctl[verify]', or {_TOKENS_HINT}",
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConversionError(
-            f"the text is not UTF-8, from character {error.start} on", hint="give it in UTF-8"
+            f"the text is not UTF-8 at character {error.start}", hint="convert it to UTF-8"
         ) from error
 
 
@@ -168,7 +164,7 @@ def _show_nothing(_: int) -> str:
 def _draw_tokens(checkpoint: RecognizedModel, why: str) -> Prompt:
     length = _find_length(checkpoint)
     drawn = np.random.default_rng(_SEED).integers(0, checkpoint.config.vocabulary, length)
-    note = f"the model ran on random tokens, which no perplexity can be judged by: {why}"
+    note = f"the model ran on random tokens, for which perplexity has no meaning: {why}"
     cut = _cut_windows(drawn.tolist(), length, "random tokens")
     return replace(cut, is_text=False, notes=(note,))
 
@@ -180,7 +176,8 @@ def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
     if not strange:
         return ""
     return (
-        f"{join_names(strange, _SHOWN)} are none of the model's, which knows 0 to {vocabulary - 1}"
+        f"{join_names(strange, _SHOWN)} are not tokens of the model, which has 0 to "
+        f"{vocabulary - 1}"
     )
 
 
@@ -204,7 +201,7 @@ def _cut_windows(
         made[row, : len(window)] = window
         mask[row, : len(window)] = True
     left_out = len(ids) - room * MOST_WINDOWS
-    added = f", {int(mask.sum()):,} with those that its tokenizer adds" if first or last else ""
+    added = f", {int(mask.sum()):,} with those that the tokenizer adds" if first or last else ""
     note = (
         f"the model ran on the first {room * MOST_WINDOWS:,} tokens of {source}{added}: the other "
         f"{left_out:,} were left out"

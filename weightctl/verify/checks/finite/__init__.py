@@ -38,16 +38,18 @@ def check(request: Request) -> Result:
         and request.has_layer(split_layer_number(info.name)[0])
     ]
     if request.layers is not None and not infos:
-        return Result(skipped="no tensor is of the layers that are asked for: see `weightctl ls`")
+        return Result(
+            skipped="no tensor is in the layers of --layers; `weightctl ls` lists the layers"
+        )
     repeated = [info.name for info in infos if _is_repeated(header, info)]
     infos = [info for info in infos if not _is_repeated(header, info)]
     surveyed = survey_tensors(source_of(weights), infos, lambda done: request.tell("finite", done))
     notes = [
-        f"`{name}` is a few numbers of its file over and over: it is not looked at"
+        f"`{name}` repeats a few values of its file; it was not checked"
         for name in repeated[:MOST_NAMED]
     ]
     if request.layers is not None:
-        notes.append(f"{len(infos)} of {len(header.tensors)} tensors are of the layers asked for")
+        notes.append(f"{len(infos)} of {len(header.tensors)} tensors are in the layers of --layers")
     judge = Judge(request.subject)
     findings: list[Finding] = []
     for info in infos:
@@ -76,7 +78,7 @@ def _list_problems(findings: list[Finding]) -> Iterator[Problem]:
             yield Problem(where=finding.name, text=finding.text, cause=finding.cause)
     for kind, count in counts.items():
         if count > MOST_NAMED:
-            text = f"{count - MOST_NAMED:,} more tensors of which the same is wrong ({kind})"
+            text = f"{count - MOST_NAMED:,} more tensors have this problem: {kind}"
             yield Problem(where="", text=text)
 
 

@@ -122,14 +122,14 @@ def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
     if spread.has_few_negative:
         kinds.append(
             ScaleFault(
-                each, "below zero", usual,
+                each, "negative", usual,
                 lambda codes, _: (codes > form.sign) & (_clear_signs(each, codes) < form.limit),
             )
         )  # fmt: skip
     if greatest < np.inf:
         kinds.append(
             ScaleFault(
-                each, "absurdly large", usual,
+                each, "implausibly large", usual,
                 lambda codes, values: (np.abs(values) >= greatest)
                 & (_clear_signs(each, codes) < form.limit),
             )
@@ -137,7 +137,10 @@ def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
     if least > 0:
         kinds.append(
             ScaleFault(
-                each, "absurdly small", usual, lambda _, values: _find_lone(np.abs(values), least)
+                each,
+                "implausibly small",
+                usual,
+                lambda _, values: _find_lone(np.abs(values), least),
             )
         )
     return kinds

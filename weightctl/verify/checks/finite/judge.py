@@ -38,21 +38,22 @@ _LEAST_MATRIX = 32
 
 
 _ZEROED = Explanation(
-    "zeroed", "it was never written, or a conversion lost it: take it from the original checkpoint"
+    "zeroed",
+    "it was never written, or was lost in a conversion; take it from the original checkpoint",
 )
 _ROWS_LOST = Explanation(
     "rows_lost",
-    "they were never written, or lost; only where neurons were pruned this is meant to be so",
+    "they were never written, or were lost; only rows of pruned neurons are zero on purpose",
 )
 _TOKENS_LOST = Explanation(
-    "rows_lost", "they were never written, or lost: take them from the original checkpoint"
+    "rows_lost", "they were never written, or were lost; take them from the original checkpoint"
 )
 _FLIPPED = Explanation(
-    "flipped", "a bit of the file has changed: compare its hash with the original's"
+    "flipped", "a bit of the file has changed; compare its hash with that of the original"
 )
 _SWAPPED = Explanation(
     "byte_order",
-    "its byte order is swapped: with the bytes of each number in reverse they are usual weights",
+    "the byte order is swapped: with the bytes of each value reversed the weights are plausible",
 )
 
 
@@ -82,9 +83,8 @@ class Judge:
     def notes(self) -> list[str]:
         """What was unusual so far and not wrong; of many that are alike the first are named."""
         idle = join_names(self._idle, _MOST_IDLE)
-        which = "is all zeros: it changes" if len(self._idle) == 1 else "are all zeros: they change"
-        meant = "as it is meant to" if len(self._idle) == 1 else "as they are meant to"
-        notes = [f"{idle} {which} nothing, {meant}"] if self._idle else []
+        which = "is all zeros and has" if len(self._idle) == 1 else "are all zeros and have"
+        notes = [f"{idle} {which} no effect, which is usual for such tensors"] if self._idle else []
         return [*notes, *self._unused[:MOST_NAMED]]
 
     def findings(self, tensor: ReadableTensor, survey: Survey) -> Iterator[Finding]:
@@ -106,7 +106,7 @@ class Judge:
         if is_made(info.name):
             return
         if survey.greatest > _ABSURD and not damaged and not survey.has_nonfinite:
-            text = f"its greatest number is {survey.greatest:.3g}, which no training makes"
+            text = f"the largest value is {survey.greatest:.3g}, which training does not produce"
             cause = _SWAPPED if has_swapped_bytes(tensor) else _FLIPPED
             yield Finding(info.name, "absurd", text, cause)
         is_matrix = sum(size > 1 for size in info.shape) > 1 and info.size >= _LEAST_MATRIX
@@ -125,8 +125,8 @@ class Judge:
         if is_made(info.name):
             kinds = kinds[:1]  # masks are made of infinities
         sentences = [
-            f"{found.count:,} of {info.size:,} numbers {_say_are(found.count)} {kind}, "
-            f"the first {_say_place(info, found.first)}"
+            f"{found.count:,} of {info.size:,} values {_say_are(found.count)} {kind}, the "
+            f"first {_say_place(info, found.first)}"
             for kind, found in kinds
             if found.count
         ]
@@ -141,22 +141,22 @@ class Judge:
             yield Finding(
                 info.name,
                 "coarse",
-                f"most of its blocks have scales that are too small for float16, about "
-                f"{spreads[0].usual:.1g}, and so its numbers are off by a tenth and more",
+                f"most block scales are too small for float16, about {spreads[0].usual:.1g}, "
+                "so that values are wrong by 10 % or more",
                 Explanation(
                     "scale",
-                    f"its numbers are too small for {info.encoding}: keep this tensor in bf16",
+                    f"the values are too small for {info.encoding}; keep this tensor in bf16",
                 ),
             )
 
     def _judge_constant(self, info: TensorInfo, constant: float) -> Iterator[Finding]:
         if constant:
-            text = f"all {info.size:,} numbers are {_say_number(constant)}"
+            text = f"all {info.size:,} values are {_say_number(constant)}"
             yield Finding(info.name, "constant", text, _ZEROED)
         elif may_be_zero(info.name):
             self._idle.append(f"`{info.name}`")
         else:
-            text = f"all {info.size:,} numbers are zero"
+            text = f"all {info.size:,} values are 0"
             yield Finding(info.name, "zero", text, _ZEROED)
 
     def _judge_empty_rows(self, info: TensorInfo, survey: Survey) -> Iterator[Finding]:
@@ -168,8 +168,8 @@ class Judge:
             count, cause = count - spared, _TOKENS_LOST
             if spared:
                 self._unused.append(
-                    f"`{info.name}` has {spared:,} {_say_rows(spared)} of zeros, of padding or of "
-                    "tokens that nothing uses"
+                    f"`{info.name}` has {spared:,} {_say_rows(spared)} of zeros, for padding "
+                    "or unused tokens"
                 )
         if lost:
             named = ", ".join(_say_run(info, start, stop) for start, stop in lost[:_MOST_ROWS])
@@ -201,7 +201,7 @@ def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
 def _say_scales(info: TensorInfo, kind: ScaleFault) -> str:
     found, called = kind.found, kind.field.called
     plural = f"{called}s" if found.count > 1 else called
-    usual = f"; about {kind.usual:.1g} is usual in it" if kind.usual else ""
+    usual = f"; about {kind.usual:.1g} is usual in this tensor" if kind.usual else ""
     return (
         f"the {plural} of {found.count:,} {'blocks are' if found.count > 1 else 'block is'} "
         f"{kind.text}: {_say_number(found.value)} {_say_place(info, found.first)}{usual}"
@@ -211,8 +211,8 @@ def _say_scales(info: TensorInfo, kind: ScaleFault) -> str:
 def _blame_scale(info: TensorInfo, kind: ScaleFault) -> Explanation:
     return Explanation(
         "scale",
-        f"the {kind.field.called} of {info.encoding} blocks is damaged: a bit of the file has "
-        "changed, or its numbers were not finite when it was quantized",
+        f"the {kind.field.called} of {info.encoding} blocks is damaged: a bit of the file "
+        "has changed, or values were not finite before quantization",
     )
 
 

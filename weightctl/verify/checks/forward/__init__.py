@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "require_prompt"]
 
 _COMPARE = "weightctl.verify.checks.forward.comparison:compare"
-_NO_TORCH = "graphs run on torch, which is not installed: pip install 'weightctl[verify]'"
+_NO_TORCH = "running a model needs torch, which is not installed: pip install 'weightctl[verify]'"
 # What a position's numbers usually come to grows by far less from one layer to the next, even where
 # embeddings are tiny; a few positions may grow by more, and are not looked at.
 _MOST_GROWTH = 1e4
@@ -47,7 +47,7 @@ def check(request: Request) -> Result:
     figures = found.figures
     if isinstance(figures, ForwardFigures) and figures.activations:
         return found
-    why = found.skipped or "its family is not known, so that the model did not run"
+    why = found.skipped or "the family is unknown, so that the model did not run"
     return replace(found, problems=(*found.problems, *report_unjudged(request, why)))
 
 
@@ -92,7 +92,7 @@ def _explain_skip(request: Request) -> str:
         return "" if refusal is None else explain_unbuilt(refusal)
     layers = subject.checkpoint.config.layers
     if request.layers is not None and request.last_layer(layers) < 0:
-        return f"none of the model's {layers} layers was asked for"
+        return f"--layers names none of the model's {layers} layers"
     return ""
 
 
@@ -185,12 +185,12 @@ def _name_errors(part: str) -> Generator[None]:
 def _judge_size(figure: Activation, before: float, size: float) -> str:
     if figure.nonfinite:
         return (
-            f"{figure.nonfinite:,} of the numbers it gives are NaN or infinite, and what went into "
-            "it was not"
+            f"{figure.nonfinite:,} of its output values are NaN or infinite, and its input "
+            "is finite"
         )
     if before and size > before * _MOST_GROWTH:
         return (
-            f"what it gives is {size / before:.3g} times as large as what went into it: rms "
-            f"{before:.3g}, then {size:.3g}"
+            f"its output is {size / before:.3g} times as large as its input: root mean "
+            f"square {before:.3g} before and {size:.3g} after"
         )
     return ""

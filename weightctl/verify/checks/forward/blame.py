@@ -60,7 +60,10 @@ class Blame:
         if len(causes) == 1:
             return causes[0]
         keys = ", ".join(f"`{each.problem.where}`" for each in self._found)
-        return Explanation("config", f"the config's {keys} are not the reference's")
+        return Explanation(
+            "config",
+            f"{keys} of the config {'differ' if ',' in keys else 'differs'} from the reference",
+        )
 
     def of_tensors(
         self, part: ComparedPart, first: Sequence[str] = (), *, is_searched: bool = True
@@ -177,9 +180,9 @@ def _find_output_tied(
     if is_tied and was_tied is False:
         cause = Explanation(
             "output_forgotten",
-            "the reference's output was left out, and the embedding stands in for it",
+            "the output of the reference was left out, and the embedding is used instead",
         )
-        text = "is the embedding, and the reference has an output of its own"
+        text = "is used as the output, and the reference has its own output"
         problem = Problem(where=OUTPUT, text=text, cause=cause)
         yield ConfigDifference(problem, {"tied": False})
 

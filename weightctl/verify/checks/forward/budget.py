@@ -101,7 +101,7 @@ class Degraded:
             if not can_decode(info.encoding):
                 raise ConversionError(f"`{info.name}` is {info.encoding}, which cannot be decoded")
             if not info.encoding.fits(info.shape[-1:]):
-                raise ConversionError(f"`{info.name}` has rows of no whole blocks")
+                raise ConversionError(f"the rows of `{info.name}` are not whole blocks")
         return AsFloat32().infer(inputs[:1])
 
     def read_into(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ArchitectureError, TokenizerError
+from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.checks.forward.blame import Blame
 from weightctl.verify.checks.forward.divergence import count_by_bound, find_least_cosine, summarize
 from weightctl.verify.checks.forward.faults import Faults
@@ -13,7 +14,6 @@ from weightctl.verify.checks.forward.limits import check_divergence, check_perpl
 from weightctl.verify.checks.forward.predictions import predict
 from weightctl.verify.checks.forward.walk import Walk
 from weightctl.verify.compare.configs import find_differences
-from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
 from weightctl.verify.results import Problem, Result
 from weightctl.verify.run.parts import Running, explain_unbuilt
@@ -35,16 +35,16 @@ def compare(request: Request) -> Result:
 
     Problems are what their configs say otherwise, blocks that are further from the reference's than
     their encodings explain, each with the tensor that is to blame where one is, and what is above
-    the limits. Skipped where either does not run, or both have no blocks in common. Raises
-    `ArchitectureError` for different models, which the check `values` tells too.
+    the limits. Skipped where either does not run, or both have no blocks in common.
     """
     own = request.subject.checkpoint
     other = None if request.reference is None else request.reference.checkpoint
     if own is None or other is None or request.reference is None:
-        return Result(skipped="one of the two is of no known family")
+        return Result(skipped="the family of A or B is unknown")
+    mismatch = request.mismatch
+    if mismatch is not None and (mismatch.pairing is None or not mismatch.is_whole):
+        return Result(problems=(mismatch.problem,), skipped=mismatch.short)
     given = request.prompt
-    if text := explain_different_models(own, other):
-        raise ArchitectureError(text)
     found = find_differences(own, other)
     problems = [each.problem for each in found]
     problems += _compare_tokens(request, given)
@@ -65,12 +65,17 @@ def _explain_skip(own: RecognizedModel, other: RecognizedModel, given: Prompt) -
     for name in ("hidden", "layers"):
         one, two = getattr(own.config, name), getattr(other.config, name)
         if one != two:
-            return f"the models have no blocks in common: `{name}` is {one}, and {two} there"
+            return (
+                f"the models have different layers: `{name}` is {one} here and {two} in the "
+                "reference"
+            )
     known = min(own.config.vocabulary, other.config.vocabulary)
     if int(given.ids.max()) >= known:
-        return f"the tokens are not all known to both models: one knows {known} of them"
+        return (
+            f"the text has tokens that one of the models does not have: its vocabulary has {known}"
+        )
     if given.ids.shape[1] > own.config.context:
-        return f"the text is longer than the {own.config.context} positions of the model"
+        return f"the text is longer than the model's context of {own.config.context} tokens"
     return ""
 
 
@@ -94,8 +99,8 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     at = [f"{ids[place]}" if place < len(ids) else "nothing" for ids in (ours, theirs)]
     yield Problem(
         where="tokenizer",
-        text=f"makes other tokens of {given.source} than the reference's: token {place + 1} is "
-        f"{at[0]} and not {at[1]} (the models ran on the reference's)",
+        text=f"makes other tokens of {given.source} than that of the reference: token {place + 1} "
+        f"is {at[0]} here and {at[1]} there (both models ran on those of the reference)",
     )
 
 
@@ -112,6 +117,9 @@ class _Comparison:
         self._request, self._given = request, given
         self._walk, self._faults = walk, faults
         self._layers: list[LayerDivergence] = []
+        self._beyond: list[ComparedPart] = []
+        # What is known of all tensors is not repeated for each layer.
+        self._judges = not request.compare and not request.pairing.is_of_other_models
 
     def result(self, problems: list[Problem]) -> Result:
         """Walk, and return all that was found."""
@@ -119,10 +127,10 @@ class _Comparison:
         last = request.last_layer(walk.reference.layers)
         if request.layers is None:
             self._look_at(walk.embedding())
-        for number in range(last + 1):
-            request.tell(f"comparing layer {number}", number / (last + 2))
-            part = walk.layer(number)
-            if request.has_layer(number):
+        for layer in range(last + 1):
+            request.tell(f"comparing layer {layer}", layer / (last + 2))
+            part = walk.layer(layer)
+            if request.has_layer(layer):
                 self._look_at(part)
         is_whole = last == walk.reference.layers - 1
         figures = self._make_figures(Divergence(layers=()), None)
@@ -136,6 +144,8 @@ class _Comparison:
             cosine = find_least_cosine(walk.wanted[mask], walk.own[mask])
             figures = self._make_figures(Divergence(layers=(), cosine=cosine), None)
         problems = [*problems, *self._faults.problems(), *self._check_limits(figures)]
+        if self._request.compare and self._beyond:
+            problems.append(self._describe_difference(figures))
         notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
         return Result(problems=tuple(problems), figures=figures, notes=notes)
 
@@ -145,11 +155,27 @@ class _Comparison:
                 name=part.name,
                 divergence=part.found.all,
                 expected=part.expected.all,
-                is_problem=part.is_beyond,
+                is_problem=part.is_beyond and self._judges,
             )
         )
-        if part.is_beyond:
+        if not part.is_beyond:
+            return
+        self._beyond.append(part)
+        if self._judges:
             self._faults.add(part)
+
+    def _describe_difference(self, figures: ForwardFigures) -> Problem:
+        """Say how many parts of the models differ, and by how much what they predict does."""
+        most = max(self._beyond, key=lambda part: part.found.all)
+        count = f"{len(self._beyond)} of {pluralize(len(self._layers), 'part')}"
+        differ = "differs" if len(self._beyond) == 1 else "differ"
+        text = (
+            f"{count} of the model {differ}, most of all {most.name}, by {percent(most.found.all)}"
+        )
+        divergence = figures.divergence
+        if divergence is not None and divergence.mean is not None:
+            text += f"; mean KL divergence {number(divergence.mean)} nats"
+        return Problem(where="", text=text)
 
     def _of_logits(self) -> ForwardFigures:
         walk, given = self._walk, self._given
@@ -172,8 +198,8 @@ class _Comparison:
     def _make_figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
         given, request, grid = self._given, self._request, self._walk.subject.grid
         asked = [
-            each for number, each in enumerate(self._walk.activations, -1)
-            if request.has_layer(number)
+            each for layer, each in enumerate(self._walk.activations, -1)
+            if request.has_layer(layer)
         ]  # fmt: skip
         return ForwardFigures(
             source=given.source,

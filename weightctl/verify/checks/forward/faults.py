@@ -26,7 +26,7 @@ __all__ = ["Faults"]
 _MOST_SEARCHED = 4
 # With more of one cause it is the block that is wrong, not each of them.
 _FEW = 4
-_AS_IT_SHOULD = "it is as it should be"
+_AS_IT_SHOULD = "it agrees"
 
 
 class _Fault(NamedTuple):
@@ -69,8 +69,8 @@ class Faults:
         self._before = [pair.part for pair in guilty]
         causes = explain_each(guilty, self._pairing)
         if len(guilty) > _FEW and len(set(causes)) == 1:
-            those = f"{len(guilty)} tensors of the reference's"
-            text = f"{_say_distance(part)}; with {those} {_AS_IT_SHOULD}"
+            those = f"{len(guilty)} tensors"
+            text = f"{_say_distance(part)}; with {those} of the reference {_AS_IT_SHOULD}"
             self._faults.append(_Fault(part, part.name, _name_kind(part), text, causes[0]))
             return
         one = (
@@ -78,14 +78,14 @@ class Faults:
             if len(guilty) == 1
             else f"this and {pluralize(len(guilty) - 1, 'other tensor')}"
         )
-        text = f"{part.name} {_say_distance(part)}; with {one} of the reference's {_AS_IT_SHOULD}"
+        text = f"{part.name} {_say_distance(part)}; with {one} of the reference {_AS_IT_SHOULD}"
         for pair, cause in zip(guilty, causes, strict=True):
             self._faults.append(_Fault(part, pair.name, pair.part, text, cause))
 
     def problems(self) -> Sequence[Problem]:
         """Return what is wrong, the first block first, with one problem for what is alike."""
         made = [_fold(same) for same in group_alike(self._faults, _kind_of)]
-        return keep_first(made, "{} more that diverge are not named")
+        return keep_first(made, "{} more parts that differ are not listed")
 
 
 def _name_kind(part: ComparedPart) -> str:
@@ -95,11 +95,11 @@ def _name_kind(part: ComparedPart) -> str:
 def _say_distance(part: ComparedPart) -> str:
     found, expected = part.found.all, part.expected.all
     if not isfinite(found):
-        return "gives infinite or NaN numbers where the reference does not"
-    off = f"is off the reference's by {percent(found)} of what it adds"
+        return "gives NaN or infinite values where the reference does not"
+    off = f"differs from the reference by {percent(found)}"
     if expected > 0:
-        return f"{off}, where its encodings cost {percent(expected)}"
-    return f"{off}, where its weights should be equal"
+        return f"{off}, expected {percent(expected)} from its encodings"
+    return f"{off}, expected 0"
 
 
 def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
@@ -116,5 +116,5 @@ def _fold(same: list[_Fault]) -> Problem:
     first, text = same[0], same[0].text
     others = list(dict.fromkeys(each.part.name for each in same))[1:]
     if others:
-        text += f"; and so it is in {join_names(others, MOST_NAMED)}"
+        text += f"; the same in {join_names(others, MOST_NAMED)}"
     return Problem(where=first.where, text=text, cause=first.cause)

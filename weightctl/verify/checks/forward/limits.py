@@ -26,12 +26,12 @@ def report_unjudged(request: Request, why: str) -> Iterator[Problem]:
 
 def _report_no_divergence(limit: float, why: str) -> Problem:
     """Return that a mean divergence could not be held below the limit."""
-    text = f"a mean KL divergence of at most {limit:g} could not be judged: {why}"
+    text = f"the limit of {limit:g} for the mean KL divergence could not be checked: {why}"
     return Problem(where="", text=text)
 
 
 def _report_no_perplexity(limit: float, why: str) -> Problem:
-    text = f"a perplexity of at most {limit:g} could not be judged: {why}"
+    text = f"the limit of {limit:g} for the perplexity could not be checked: {why}"
     return Problem(where="", text=text)
 
 
@@ -44,11 +44,11 @@ def check_perplexity(
         return
     why = ""
     if not has_logits:
-        why = "the model is an encoder, which has none"
+        why = "an encoder has none"
     elif not given.is_text:
-        why = "there is no text that it could be measured on; give token ids of one"
+        why = "the model ran on random tokens; give a text, or token ids of one"
     elif perplexity is None:
-        why = "the logits of what follows are not there, or not finite"
+        why = "the model gives no finite logits"
     elif perplexity > limit:
         yield Problem(
             where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {limit:g}"
@@ -67,11 +67,11 @@ def check_divergence(
     if divergence is None:
         yield _report_no_divergence(limit, "the reference did not run")
     elif divergence.mean is None:
-        why = "not all layers ran" if has_logits else "the model is an encoder, which has none"
+        why = "not all layers ran" if has_logits else "an encoder has none"
         yield _report_no_divergence(limit, why)
     elif not divergence.mean <= limit:
         text = (
-            f"the mean Kullback-Leibler divergence from the reference is {divergence.mean:.4g} "
-            f"nats, above {limit:g}"
+            f"the mean KL divergence from the reference is {divergence.mean:.4g} nats, above "
+            f"{limit:g}"
         )
         yield Problem(where="", text=text)

@@ -93,9 +93,9 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
         gains.append(MatrixGain(name=info.name, shape=info.shape, gain=gain, usual=usual))
         if text := _judge_gain(gain):
             problems.append(Problem(where=info.name, text=text))
-    notes = ["the family is not known: each matrix ran by itself, and the model did not"]
+    notes = ["the family is unknown: each matrix ran on its own, and the model did not run"]
     if left:
-        notes.append(f"the engine cannot run {join_names(left, _SHOWN)}")
+        notes.append(f"these matrices cannot run: {join_names(left, _SHOWN)}")
     figures = ForwardFigures(
         source="a random vector of length 1", device=str(request.device), matrices=tuple(gains)
     )
@@ -117,9 +117,9 @@ def _count_columns(shape: tuple[int, ...]) -> int:
 
 def _judge_gain(gain: float) -> str:
     if not np.isfinite(gain):
-        return "it makes numbers that are not finite of a vector of length 1"
+        return "the product with a vector of length 1 is not finite"
     if gain > _ABSURD:
-        return f"it makes a vector of length {gain:.3g} of one of length 1"
+        return f"the product with a vector of length 1 has length {gain:.3g}"
     return ""
 
 

@@ -22,7 +22,6 @@ from weightctl.verify.checks.metadata.tokens import (
     compare_tokens,
     compare_types,
 )
-from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import MetadataFigures
 from weightctl.verify.results import Result
 from weightctl.verify.run.prompt import TEXT
@@ -64,20 +63,24 @@ def check(request: Request) -> Result:
     request.tell("comparing metadata", 0)
     own = describe(request.subject)
     if own is None:
-        return Result(skipped="no config.json or metadata of GGUF goes with the tensors")
+        return Result(skipped="there is no config.json and no GGUF metadata")
     checkpoint = request.subject.checkpoint
-    found = find_contradictions(own, checkpoint)
+    # A comparison lists differences, and no faults of one checkpoint.
+    found = Compared() if request.compare else find_contradictions(own, checkpoint)
     other = None if request.reference is None else describe(request.reference)
     header = header_of(request.subject.stored)
-    if own.is_gguf:
+    if own.is_gguf and not request.compare:
         reference = header_of(request.reference.stored) if other and request.reference else None
         found.extend(check_file_type(header, reference))
+    is_compared = request.reference is not None
     if request.reference is not None:
-        text = explain_different_models(checkpoint, request.reference.checkpoint)
-        if text:
-            found.notes.append(f"metadata were not compared: {text}")
+        mismatch = request.mismatch
+        if mismatch is not None and mismatch.is_of_models:
+            is_compared = False
+            found.notes.append(f"metadata was not compared: {mismatch.short}")
         elif other is None:
-            found.notes.append("metadata were not compared: none go with the reference")
+            is_compared = False
+            found.notes.append("metadata was not compared: the reference has none")
         else:
             _compare(found, request.subject, request.reference, own, other)
     return Result(
@@ -85,7 +88,7 @@ def check(request: Request) -> Result:
         figures=MetadataFigures(
             tokens=0 if own.tokenizer is None else len(own.tokenizer.tokens),
             tokenizer="" if own.tokenizer is None else own.tokenizer.model,
-            is_compared=other is not None,
+            is_compared=is_compared,
         ),
         notes=tuple(found.notes),
     )
@@ -116,8 +119,8 @@ def _compare_tokenizers(
     if pair.tokenizer.model != pair.reference.model:
         found.add(
             own.place("model"),
-            f"the tokenizer is `{pair.tokenizer.model}`, and `{pair.reference.model}` in the "
-            "reference",
+            f"the tokenizer is `{pair.tokenizer.model}` here and `{pair.reference.model}` in "
+            "the reference",
         )
         return
     for compare in COMPARISONS:
@@ -143,7 +146,7 @@ def _pair_tokenizers(found: Compared, own: Description, other: Description) -> T
         return None
     if own.raw is not None and other.raw is not None:
         return TokenizerPair(own, other, own.raw, other.raw)
-    why = own.refusal or f"the reference's: {other.refusal}"
+    why = own.refusal or f"that of the reference: {other.refusal}"
     found.notes.append(f"the tokenizer was not compared: {why}")
     return None
 
@@ -152,20 +155,20 @@ def _judge_parts(
     found: Compared, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
 ) -> None:
     """Find out whether other rules of a tokenizer.json cut or show a text otherwise."""
-    text = f"tokenizer.json differs from the reference's in {', '.join(parts)}"
+    text = f"tokenizer.json differs from the reference in {', '.join(parts)}"
     try:
         encoders = subject.encoder, reference.encoder
     except (TokenizerError, WeightctlError) as error:
-        found.notes.append(f"{text}; what that changes was not tried: {error.message}")
+        found.notes.append(f"{text}; the effect was not tested: {error.message}")
         return
     if encoders[0] is None or encoders[1] is None:
-        found.notes.append(f"{text}; what that changes was not tried")
+        found.notes.append(f"{text}; the effect was not tested")
         return
     ours, theirs = (_try_encoder(encoder) for encoder in encoders if encoder is not None)
     if ours == theirs:
-        found.notes.append(f"{text}; texts of several kinds come out alike")
+        found.notes.append(f"{text}; a test text has the same tokens")
     else:
-        found.add(pair.own.place("tokens"), f"{text}, and texts come out differently")
+        found.add(pair.own.place("tokens"), f"{text}, and a test text has other tokens")
 
 
 def _try_encoder(encoder: Encoder) -> tuple[object, ...]:

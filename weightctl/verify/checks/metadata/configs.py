@@ -55,11 +55,11 @@ def compare_other_keys(
                 has = "only in the reference" if key in wanted else "not in the reference"
                 found.notes.append(f"`{key}` is {has}")
         elif values[key] != wanted[key]:
-            text = f"is {_show(values[key])}, and {_show(wanted[key])} in the reference"
+            text = f"is {_show(values[key])} here and {_show(wanted[key])} in the reference"
             if checkpoint is None:
                 found.add(key, text)
             else:
-                found.notes.append(f"`{key}` {text}; weightctl does not read it")
+                found.notes.append(f"`{key}` {text}; weightctl does not use it")
     return found
 
 
@@ -112,4 +112,4 @@ def _show(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{shortest(value):g}"
-    return f"a list of {len(value)}" if is_tuple(value) else f"{value!s:.60}"
+    return f"a list of {len(value)} values" if is_tuple(value) else f"{value!s:.60}"

@@ -44,7 +44,7 @@ def find_contradictions(description: Description, checkpoint: RecognizedModel | 
     else:
         _check_ids_of_configs(found, description, checkpoint)
         if description.refusal:
-            found.notes.append(f"the tokenizer has no form in GGUF: {description.refusal}")
+            found.notes.append(f"the tokenizer cannot be stored in GGUF: {description.refusal}")
     if description.is_gguf and description.tokenizer is not None:
         _check_types(found, description, description.tokenizer)
         _check_end(found, description, description.tokenizer)
@@ -108,7 +108,7 @@ def _check_types(found: Compared, description: Description, tokenizer: Tokenizer
     )
     found.add(
         _TYPES,
-        f"{state} is ordinary text, and the special tokens are among them: {shown}",
+        f"{state} is ordinary text, including the special tokens: {shown}",
     )
 
 
@@ -125,7 +125,7 @@ def _check_end(found: Compared, description: Description, tokenizer: Tokenizer) 
     is_there = token < len(tokenizer.tokens)
     is_ordinary = is_there and tokenizer.types[token] in {0, int(TokenType.NORMAL)}
     if not is_there or is_ordinary:
-        text = f"is missing, and llama.cpp takes token {show_token(tokenizer, token)} for it"
+        text = f"is missing; llama.cpp uses token {show_token(tokenizer, token)} instead"
         found.add(_EOS, text)
 
 
@@ -136,5 +136,5 @@ def _check_context(found: Compared, checkpoint: RecognizedModel) -> None:
     if scaling is not None and context < scaling.original_context:
         found.add(
             find_spelling(checkpoint, "context").key,
-            f"is {context}, and its RoPE scaling stretches a context of {scaling.original_context}",
+            f"is {context}, but its RoPE scaling extends a context of {scaling.original_context}",
         )

@@ -183,7 +183,7 @@ def read_raw(files: TokenizerFiles) -> Tokenizer | None:
     texts |= {token: str(entry["content"]) for token, entry in added.items()}
     count = max(texts, default=-1) + 1
     if count > MAX_TOKENS:
-        raise TokenizerError(f"{where}: an id of {count - 1:,} is beyond all vocabularies")
+        raise TokenizerError(f"{where}: the token id {count - 1:,} is too large")
     types = [int(TokenType.UNUSED)] * count
     for token in texts:
         entry = added.get(token)

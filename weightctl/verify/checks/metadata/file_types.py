@@ -34,8 +34,8 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
     text = ""
     wanted = None if reference is None else read_file_type(reference.metadata)
     if wanted not in {None, number} and reference is not None and _has_same(header, reference):
-        text = f"is {_show(number)}, and {_show(wanted or 0)} in the reference, whose encodings "
-        text += "are the same"
+        text = f"is {_show(number)} here and {_show(wanted or 0)} in the reference, which has "
+        text += "the same encodings"
     kind = find_file_type(number)
     sizes = Counter[str]() if kind is None else _count_values(header, kind)
     if kind is not None and sizes:
@@ -44,7 +44,7 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
         is_mostly = sum(sizes[name] for name in kind.allowed) > _MOST * total
         (most, size), *_ = sizes.most_common(1)
         share = percent(size / total)
-        mixed = f"is {_show(number)}, and {share} of the matrices' values are {most}"
+        mixed = f"is {_show(number)}, but {share} of the matrices' values are {most}"
         if not has_usual or (not is_mostly and reference is not None):
             text = mixed
         elif not is_mostly:

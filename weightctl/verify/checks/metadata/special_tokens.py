@@ -61,21 +61,21 @@ def _compare_word(found: Compared, pair: TokenizerPair, word: str) -> None:
     where, name = pair.own.token_key(word), word.replace("seperator", "separator")
     if wanted is None:
         if token is not None and token != _find_default(pair.other, other, word):
-            text = f"is {show_token(own, token)}, and the reference states none"
+            text = f"is {show_token(own, token)} here, and the reference has none"
             found.notes.append(f"`{where}` {text}")
         return
     there = f"{show_token(other, wanted)} in the reference"
     if token is not None:
-        found.add(where, f"the {name} token is {show_token(own, token)}, and {there}")
+        found.add(where, f"the {name} token is {show_token(own, token)} here and {there}")
         return
     taken = _find_default(pair.own, own, word)
     if taken == wanted:
         return
     if pair.is_across and word not in {"bos", "eos"}:  # which other tools leave out
-        found.notes.append(f"`{where}` is not stated, and is {there}")
+        found.notes.append(f"`{where}` is missing, and is {there}")
         return
-    instead = "" if taken is None else f", for which llama.cpp takes {show_token(own, taken)}"
-    found.add(where, f"the {name} token is not stated{instead}, and is {there}")
+    instead = "" if taken is None else f", for which llama.cpp uses {show_token(own, taken)}"
+    found.add(where, f"the {name} token is missing{instead}, and is {there}")
 
 
 def _find_default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
@@ -93,8 +93,8 @@ def _compare_config_id(found: Compared, pair: TokenizerPair, key: str) -> None:
             return  # the tokenizer's own files say the same
         found.add(
             key,
-            f"is {show_token(pair.tokenizer, token)}, and {show_token(pair.reference, wanted)} in "
-            "the reference's config.json",
+            f"is {show_token(pair.tokenizer, token)} here and "
+            f"{show_token(pair.reference, wanted)} in the reference's config.json",
         )
 
 
@@ -113,7 +113,7 @@ def _compare_ends(found: Compared, pair: TokenizerPair) -> None:
     missing = [token for token in other if token not in {*own} | implied]
     more = [token for token in own if token not in {*other} | may_have]
     text = (
-        f"generation ends with {_show_ends(pair.tokenizer, own)}, and with "
+        f"generation ends with {_show_ends(pair.tokenizer, own)} here and with "
         f"{_show_ends(pair.reference, other)} in the reference"
     )
     are_configs = not pair.is_across and not pair.own.is_gguf
@@ -157,11 +157,13 @@ def compare_flags(pair: TokenizerPair) -> Compared:
             continue
         where = pair.own.place(flag) if pair.own.is_gguf else flag
         if value is None or wanted is None:
-            missing = "not stated" if value is None else _show_flag(value)
-            there = "not stated" if wanted is None else _show_flag(wanted)
+            missing = "missing" if value is None else _show_flag(value)
+            there = "missing" if wanted is None else _show_flag(wanted)
             found.notes.append(f"`{where}` is {missing}, and {there} in the reference")
         else:
-            found.add(where, f"is {_show_flag(value)}, and {_show_flag(wanted)} in the reference")
+            found.add(
+                where, f"is {_show_flag(value)} here and {_show_flag(wanted)} in the reference"
+            )
     return found
 
 

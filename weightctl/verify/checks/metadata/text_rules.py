@@ -30,20 +30,21 @@ def compare_pre_tokenizers(pair: TokenizerPair) -> Compared:
     if own.model == other.model == "gpt2" and not _cuts_alike(own, other):
         found.add(
             pair.own.place("pre"),
-            f"the pre-tokenizer is {_show_rules(own)}, and {_show_rules(other)} in the reference",
+            f"the pre-tokenizer is {_show_rules(own)} here and {_show_rules(other)} in the "
+            "reference",
         )
     if own.charsmap != other.charsmap:
-        what = "is not there" if own.charsmap is None else "differs from the reference's"
+        what = "is missing" if own.charsmap is None else "differs from the reference"
         if other.charsmap is None:
-            what = "is there, and the reference has none"
+            what = "is not in the reference"
         found.add(pair.own.place("precompiled_charsmap"), f"the text normalization {what}")
     if None not in {own.token_type_count, other.token_type_count} and (
         own.token_type_count != other.token_type_count
     ):
         found.add(
             pair.own.place("token_type_count"),
-            f"there are {own.token_type_count} token types, and {other.token_type_count} in the "
-            "reference",
+            f"there are {own.token_type_count} token types here and {other.token_type_count} "
+            "in the reference",
         )
     return found
 
@@ -60,7 +61,7 @@ def _cuts_alike(own: Tokenizer, other: Tokenizer) -> bool:
 
 
 def _show_rules(tokenizer: Tokenizer) -> str:
-    return "not stated" if tokenizer.pre is None else quote(tokenizer.pre)
+    return "missing" if tokenizer.pre is None else quote(tokenizer.pre)
 
 
 def compare_chat_templates(pair: TokenizerPair) -> Compared:
@@ -70,9 +71,9 @@ def compare_chat_templates(pair: TokenizerPair) -> Compared:
     for name in dict.fromkeys((*own, *other)):
         where = _name_template(pair, name)
         if name not in other:
-            found.notes.append(f"`{where}` is there, and the reference has no such chat template")
+            found.notes.append(f"the chat template `{where}` is not in the reference")
         elif name not in own:
-            found.add(where, "the chat template is missing, and the reference has it")
+            found.add(where, "the chat template is missing, and the reference has one")
         elif _split_lines(own[name]) != _split_lines(other[name]):
             found.add(where, _show_first_line(_split_lines(own[name]), _split_lines(other[name])))
     return found
@@ -92,12 +93,12 @@ def _show_first_line(own: list[str], other: list[str]) -> str:
     pairs = enumerate(zip(own, other, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(own), len(other)))
     shown = [
-        quote(_show_around(lines, place, rest)) if place < len(lines) else "not there"
+        quote(_show_around(lines, place, rest)) if place < len(lines) else "missing"
         for lines, rest in ((own, other), (other, own))
     ]
     return (
-        f"the chat template differs from line {place + 1} on: it is {shown[0]}, and {shown[1]} in "
-        "the reference"
+        f"the chat template differs from line {place + 1} on: {shown[0]} here and {shown[1]} "
+        "in the reference"
     )
 
 

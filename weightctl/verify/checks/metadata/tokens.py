@@ -62,7 +62,7 @@ def _compare_texts(found: Compared, where: str, own: Tokenizer, other: Tokenizer
     is_reordered = texts == sorted(other.tokens[place] for place in places)
     text = state_differences(examples, len(places))
     if is_reordered:
-        what = "are exchanged" if len(places) == 2 else "are the reference's in another order"
+        what = "are swapped" if len(places) == 2 else ("are in another order than in the reference")
         text = f"{len(places):,} tokens {what}: {text}"
     found.add(where, text)
 
@@ -81,7 +81,7 @@ def _compare_counts(found: Compared, where: str, own: Tokenizer, other: Tokenize
     what = "not in the reference" if longer is own else "missing, and in the reference"
     found.add(
         where,
-        f"the vocabulary has {count:,} tokens, and {wanted:,} in the reference; {what}: "
+        f"the vocabulary has {count:,} tokens here and {wanted:,} in the reference; {what}: "
         f"{state_differences(shown, len(places))}",
     )
 
@@ -107,8 +107,8 @@ def compare_types(pair: TokenizerPair) -> Compared:
         examples = state_differences(shown, len(places))
         be = "is" if len(places) == 1 else "are"
         text = (
-            f"{examples} {be} of type {_name_type(kind)}, and {_name_type(wanted_kind)} in the "
-            "reference"
+            f"{examples} {be} of type {_name_type(kind)} here and {_name_type(wanted_kind)} "
+            "in the reference"
         )
         are_configs = not pair.own.is_gguf and not pair.other.is_gguf
         if are_configs or _matters(kind, wanted_kind):
@@ -135,7 +135,9 @@ def compare_scores(pair: TokenizerPair) -> Compared:
     where = pair.own.place("scores")
     if own.scores is None or other.scores is None:
         has = "has none" if own.scores is None else "has some"
-        found.add(where, f"{has}, and the reference {'some' if own.scores is None else 'none'}")
+        found.add(
+            where, f"{has} here, and the reference has {'some' if own.scores is None else 'none'}"
+        )
         return found
     places: Sequence[int] = [
         place
@@ -148,7 +150,7 @@ def compare_scores(pair: TokenizerPair) -> Compared:
         places = _find_out_of_order(own, other, places)
     if places:
         examples = [
-            f"the score of token {show_token(own, place)} is {own.scores[place]:g}, and "
+            f"the score of token {show_token(own, place)} is {own.scores[place]:g} here and "
             f"{other.scores[place]:g} in the reference"
             for place in first_examples(places)
         ]
@@ -190,13 +192,13 @@ def compare_merges(pair: TokenizerPair) -> Compared:
         if merge != wanted
     ]
     examples = [
-        f"merge {place} is {quote(own[place])}, and {quote(other[place])} in the reference"
+        f"merge {place} is {quote(own[place])} here and {quote(other[place])} in the reference"
         for place in first_examples(places)
     ]
     parts = [state_differences(examples, len(places))] if places else []
     if len(own) != len(other):
-        parts.append(f"there are {len(own):,} merges, and {len(other):,} in the reference")
+        parts.append(f"there are {len(own):,} merges here and {len(other):,} in the reference")
     elif sorted(own) == sorted(other):
-        parts.insert(0, "merges are the reference's in another order")
+        parts.insert(0, "the merges are in another order than in the reference")
     found.add(pair.own.place("merges"), ": ".join(parts))
     return found

@@ -11,14 +11,15 @@ from weightctl.errors import UnknownArchitectureError, WeightctlError
 from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, config
 from weightctl.text.folding import group_alike, mask_numbers
-from weightctl.text.wording import join_names
+from weightctl.text.wording import join_names, pluralize
 from weightctl.verify.checks.names.corrections import explain_misfit, find_corrections, find_family
 from weightctl.verify.checks.names.fit import measure_fit
 from weightctl.verify.checks.names.misfits import list_misfits
 from weightctl.verify.checks.names.tying import check_tied, note_tying
 from weightctl.verify.checks.names.vocabulary import compare_counts
+from weightctl.verify.compare.mismatch import find_prefix
 from weightctl.verify.figures import NamesFigures
-from weightctl.verify.results import Problem, Result, keep_first
+from weightctl.verify.results import Explanation, Problem, Result, keep_first
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
+    from weightctl.verify.checks.names.fit import Fit
     from weightctl.verify.request import Request
-    from weightctl.verify.results import Explanation
     from weightctl.verify.subject import Subject
 
 
@@ -36,7 +37,10 @@ __all__ = ["check", "fold_alike"]
 _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
-# So many alike are still told one by one.
+_FEW_EXAMPLES = 2
+# The part of the tensors that have their names where a checkpoint was not renamed as a whole.
+_COMMON = 0.5
+# So many alike are still listed one by one.
 _FEW = 3
 
 
@@ -47,12 +51,12 @@ def check(request: Request) -> Result:
     """
     subject = request.subject
     if not header_of(subject.stored).tensors:
-        return Result(skipped="there are no tensors that could have names")
+        return Result(skipped="there are no tensors")
     request.tell("comparing names", 0)
     checkpoint, refusal = subject.checkpoint, subject.refusal
     if checkpoint is not None:
         try:
-            return _check_known(checkpoint)
+            return _check_known(request, checkpoint)
         except WeightctlError as error:
             refusal = error
     if _lacks_config(subject) and _find_nearest(subject):
@@ -62,20 +66,54 @@ def check(request: Request) -> Result:
     return _check_refused(subject, refusal)
 
 
-def _check_known(checkpoint: RecognizedModel) -> Result:
+def _check_known(request: Request, checkpoint: RecognizedModel) -> Result:
     fit = measure_fit(checkpoint)
+    if problem := _explain_whole(request, checkpoint, fit):
+        return Result(problems=(problem,), figures=_make_figures(checkpoint, fit))
     counts = compare_counts(checkpoint, fit)
     problems = list_misfits(checkpoint, fit)
     return Result(
         problems=(*fold_alike(problems), *check_tied(checkpoint), *counts.problems),
-        figures=NamesFigures(
-            family=checkpoint.family.name,
-            layers=checkpoint.config.layers,
-            expected=fit.expected,
-            found=len(checkpoint.tensors),
-        ),
+        figures=_make_figures(checkpoint, fit),
         notes=(*note_tying(checkpoint), *counts.notes, *_note_unused(checkpoint)),
     )
+
+
+def _make_figures(checkpoint: RecognizedModel, fit: Fit) -> NamesFigures:
+    return NamesFigures(
+        family=checkpoint.family.name,
+        layers=checkpoint.config.layers,
+        expected=fit.expected,
+        found=len(checkpoint.tensors),
+    )
+
+
+def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> Problem | None:
+    """Return the one problem of a checkpoint that is one rank's file, or has other names."""
+    subject, mismatch = request.subject, request.mismatch
+    if not fit.misshaped and not fit.missing:
+        return None
+    if mismatch is not None and mismatch.is_of_names:
+        return mismatch.problem
+    if whole := subject.whole:
+        text = f"is one rank's file, not a whole model; the whole checkpoint is `{whole}`"
+        cause = Explanation("one_rank", "the tensors are cut for several ranks")
+        return Problem(where=subject.path, text=text, cause=cause)
+    if len(checkpoint.tensors) >= _COMMON * fit.expected or len(fit.unexpected) < len(fit.missing):
+        return None
+    wanted = {each.name for each in fit.missing}
+    names = [name for name in fit.unexpected if name not in wanted]
+    prefix = find_prefix(names, wanted)
+    found = sum(name.removeprefix(prefix) in wanted for name in names)
+    examples = join_names([f"`{name}`" for name in names], _FEW_EXAMPLES)
+    text = (
+        f"{len(fit.missing)} of {pluralize(fit.expected, 'tensor')} of {checkpoint.family.name} "
+        f"are missing, and {len(names)} tensors have other names: {examples}"
+    )
+    if prefix and found >= _COMMON * len(wanted):
+        text += f"; without the prefix `{prefix}` {found} of these names are right"
+    cause = Explanation("renamed", "the tensors were renamed")
+    return Problem(where=subject.path, text=text, cause=cause)
 
 
 def _note_unused(checkpoint: RecognizedModel) -> list[str]:
@@ -84,7 +122,7 @@ def _note_unused(checkpoint: RecognizedModel) -> list[str]:
     if not names:
         return []
     shown = join_names([f"`{name}`" for name in names], _MOST_NAMED)
-    return [f"of heads that it was trained with, which the model computes without: {shown}"]
+    return [f"tensors of training heads, which the model does not need: {shown}"]
 
 
 def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
@@ -106,7 +144,7 @@ def _lacks_config(subject: Subject) -> bool:
 
 
 def _report_no_config(subject: Subject) -> Problem:
-    text = f"{CONFIG} is missing: without it no program knows how to run the tensors"
+    text = f"{CONFIG} is missing; without it programs cannot run the tensors"
     return Problem(where=subject.path, text=text, hint="copy it from the original")
 
 
@@ -118,7 +156,7 @@ def _find_nearest(subject: Subject) -> str:
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:
     """Say why nothing is known of a model, and what is nearest to it."""
-    reason = "it is of no family that is known" if refusal is None else refusal.message
+    reason = "the family is unknown" if refusal is None else refusal.message
     near = _find_nearest(subject)
     if refusal is not None and isinstance(refusal, UnknownArchitectureError):
         near = refusal.hint
@@ -170,5 +208,5 @@ def _kind_of(problem: Problem) -> tuple[str, str, Explanation | None]:
 
 def _fold(same: list[Problem]) -> Problem:
     first, last = same[0], same[-1]
-    text = f"{first.text}, and so are {len(same) - 1} more like it, up to `{last.where}`"
+    text = f"{first.text}; {len(same) - 1} more tensors have this problem, up to `{last.where}`"
     return replace(first, text=text)

@@ -51,7 +51,7 @@ class Correction(NamedTuple):
     @property
     def statement(self) -> str:
         """What it says, for people."""
-        return "is not there" if self.found is None else f"is {show_value(self.found).strip('`')}"
+        return "is missing" if self.found is None else f"is {show_value(self.found).strip('`')}"
 
     @property
     def text(self) -> str:
@@ -59,7 +59,7 @@ class Correction(NamedTuple):
         values = ", ".join(map(str, self.values[:_MOST_NAMED]))
         values += ", ..." * (len(self.values) > _MOST_NAMED)
         any_of = "any of " * (len(self.values) > 1)
-        return f"`{self.key}` {self.statement}, and {any_of}{values} would fit"
+        return f"`{self.key}` {self.statement}; {any_of}{values} would fit"
 
 
 def explain_misfit(fitting: list[Correction]) -> Explanation | None:

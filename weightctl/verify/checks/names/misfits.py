@@ -33,7 +33,7 @@ def list_misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
     problems: list[Problem] = []
     if fitting:
         first = fitting[0]
-        text = f"{first.statement}, and {_find_contradicted(fit)}"
+        text = f"{first.statement}, but {_find_contradicted(fit)}"
         problems.append(Problem(where=first.key, text=text, cause=explain_misfit(fitting)))
     problems += [_report_misshaped(each, fitting) for each in fit.misshaped]
     problems += [_report_no_number(each) for each in fit.no_numbers]
@@ -44,8 +44,8 @@ def list_misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
 def _find_contradicted(fit: Fit) -> str:
     if fit.misshaped:
         count = len(fit.misshaped)
-        return f"{count} {'tensors are' if count > 1 else 'tensor is'} of another shape"
-    counts = {"are missing": len(fit.missing), "are too many": len(fit.unexpected)}
+        return f"{count} {'tensors have' if count > 1 else 'tensor has'} other shapes"
+    counts = {"are missing": len(fit.missing), "are unexpected": len(fit.unexpected)}
     return " and ".join(f"{count} tensors {what}" for what, count in counts.items() if count)
 
 
@@ -72,12 +72,12 @@ def _report_misshaped(each: Misfit, fitting: list[Correction]) -> Problem:
     if cause is None and _is_transposed(each):
         cause = Explanation(
             "transposed",
-            "it has the right sizes the other way round: it was transposed where it should not "
-            "be, or not where it should",
+            "the shape is transposed: rows and columns were exchanged, or were not "
+            "exchanged where they should be",
         )
     return Problem(
         where=each.name,
-        text=f"is of shape {list(each.info.shape)}, where {list(each.shape)} belongs",
+        text=f"has shape {list(each.info.shape)}, expected {list(each.shape)}",
         cause=cause,
     )
 
@@ -87,7 +87,7 @@ def _is_transposed(each: Misfit) -> bool:
 
 
 def _report_no_number(each: Misfit) -> Problem:
-    text = f"is of {each.info.encoding}, which is not an encoding of a model's weights"
+    text = f"has the encoding {each.info.encoding}, which is not for weights"
     return Problem(where=each.name, text=text)
 
 
@@ -99,7 +99,9 @@ def _report_missing(
         cause = blame_forgotten_output(checkpoint)
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
         cause = _blame_drop(checkpoint)
-    return Problem(where=each.name, text=f"is missing, of shape {list(each.shape)}", cause=cause)
+    return Problem(
+        where=each.name, text=f"is missing; expected shape {list(each.shape)}", cause=cause
+    )
 
 
 def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
@@ -109,8 +111,8 @@ def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
 def _blame_drop(checkpoint: RecognizedModel) -> Explanation:
     return Explanation(
         "bias_dropped",
-        f"its weight is there, and {checkpoint.family.name} as {checkpoint.where} says it is adds "
-        "a bias: it was left out when the checkpoint was written",
+        f"{checkpoint.family.name} has this bias by {checkpoint.where}, and the weight is "
+        "there: the bias was left out when the checkpoint was written",
     )
 
 
@@ -125,13 +127,13 @@ def _report_unexpected(
         if name.endswith(".bias") and first != name and first not in stored:
             # In GGUF the first layer says of all whether they have one.
             cause = Explanation(
-                "bias_dropped", f"`{first}` is not there, and other layers have theirs"
+                "bias_dropped", f"`{first}` is missing, and other layers have a bias"
             )
         elif name.endswith(".bias") and (key := _find_denial(checkpoint, name)):
-            cause = Explanation("config", f"`{key}` is false or not there, and there are biases")
+            cause = Explanation("config", f"`{key}` is false or missing, and there are biases")
         yield Problem(
             where=name,
-            text=f"is of no part of {checkpoint.family.name} as its config describes it",
+            text=f"is not a tensor of {checkpoint.family.name} with this config",
             cause=cause,
         )
 

@@ -35,9 +35,9 @@ def blame_forgotten_output(checkpoint: RecognizedModel) -> Explanation:
     """Return the cause that an output is missing which is not the embedding."""
     return Explanation(
         "output_forgotten",
-        f"{checkpoint.where} does not tie the output to the embedding, so the model has one of its "
-        "own: it was not written; where the model is tied after all, `tie_word_embeddings` has to "
-        "be true there",
+        f"{checkpoint.where} does not tie the output to the embedding, so that the model "
+        "needs its own output, which was not written; if the model is tied, set "
+        "`tie_word_embeddings` to true there",
     )
 
 
@@ -49,9 +49,9 @@ def note_tying(checkpoint: RecognizedModel) -> list[str]:
     embedding, output = (checkpoint.tensors.get(name) for name in (EMBEDDING_WEIGHT, OUTPUT_WEIGHT))
     if output is not None and embedding is not None and is_same(output, embedding):
         name = output.info.name
-        return [f"`{name}` is equal to the embedding: if the model is tied, it need not be stored"]
+        return [f"`{name}` is equal to the embedding; if the model is tied, it need not be stored"]
     if convention == "gguf" and tied:
-        return [f"there is no `{tied[0]}`: the embedding is the output too, as in tied models"]
+        return [f"there is no `{tied[0]}`; the embedding is used as the output, as in tied models"]
     plain = {family.plain(name) for name in tied}
     stored = [name for name in header_of(checkpoint.tree).tensors if family.plain(name) in plain]
-    return [f"`{name}` is stored beside the embedding to which it is tied" for name in stored]
+    return [f"`{name}` is stored although it is tied to the embedding" for name in stored]

@@ -50,19 +50,19 @@ def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Counts:
     try:
         count, added = _count_tokens(files, str(checkpoint.document.get(MODEL_TYPE)))
     except TokenizerError as error:
-        return Counts(problems, [f"its tokens were not counted: {_show_error(error)}"])
+        return Counts(problems, [f"the tokens were not counted: {_show_error(error)}"])
     rows = checkpoint.config.vocabulary
     if count > rows:
         where = files.path("tokenizer.json") if files.tokenizer is not None else directory
         text = (
-            f"the tokenizer has {count} tokens, and the embedding {rows} rows: are the files of "
-            "one model?"
+            f"the tokenizer has {count} tokens, and the embedding has {rows} rows; they may "
+            "be of different models"
         )
         problems.append(Problem(where=where, text=text))
     elif added > rows:
         note = (
-            f"the tokenizer has added tokens up to {added - 1}, and the embedding {rows} rows: a "
-            f"text with tokens from {rows} on cannot be run"
+            f"the tokenizer has added tokens up to {added - 1}, and the embedding has {rows} "
+            f"rows; the model cannot run on tokens from {rows} on"
         )
         return Counts(problems, [note])
     return Counts(problems, [])
@@ -94,8 +94,8 @@ def _check_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
     if count != rows and EMBEDDING_WEIGHT in checkpoint.tensors:
         yield Problem(
             where=_TOKENS,
-            text=f"there are {count} tokens, and the embedding has {rows} rows: llama.cpp refuses "
-            "it",
+            text=f"there are {count} tokens, and the embedding has {rows} rows; llama.cpp refuses "
+            "such files",
         )
     for key in _BESIDE:
         beside = metadata.get(key)

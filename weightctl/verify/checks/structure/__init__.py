@@ -46,7 +46,7 @@ def check(request: Request) -> Result:
     problems = [problem for find in _PROBLEMS for problem in find(header)]
     if isinstance(source, GatheredSource):
         problems += check_digests(source, request)
-    request.tell("asking other readers", 0.2)
+    request.tell("reading with another library", 0.2)
     found = scan_pickles(header)
     headers = source.ranks if isinstance(source, GatheredSource) else (header,)
     answer = (
@@ -86,7 +86,7 @@ def _check_total(header: Header) -> Iterator[Problem]:
         yield Problem(
             where=header.listing,
             text=f"`total_size` is {stated_size:,}, and the tensors of all parts have {once:,} "
-            "bytes: is it the index of these files?",
+            "bytes; the index may be that of other files",
         )
 
 
@@ -108,11 +108,11 @@ def _check_encodings(header: Header) -> Iterator[Problem]:
         if not info.encoding.is_known:
             kinds.setdefault(info.encoding.name, []).append(name)
     for kind, names in [*kinds.items()][:MOST_NAMED]:
-        more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+        more = f"; {len(names) - 1} more tensors have it" if len(names) > 1 else ""
         yield Problem(
             where=names[0],
-            text=f"is of {kind}{more}, an encoding that weightctl does not know: what its bytes "
-            "mean cannot be verified",
+            text=f"has the encoding {kind}, which weightctl does not support, so that its values "
+            f"cannot be verified{more}",
         )
 
 
@@ -124,17 +124,17 @@ def _check_name_lengths(header: Header) -> Iterator[Problem]:
     problems = [
         Problem(
             where=name,
-            text=f"is a name of {len(name.encode())} bytes, and llama.cpp reads none above "
-            f"{_LONGEST_GGUF_NAME}: write it with a shorter one (--rename)",
+            text=f"the name has {len(name.encode())} bytes, and llama.cpp reads at most "
+            f"{_LONGEST_GGUF_NAME}; shorten it with --rename",
         )
         for name in found
     ]
-    yield from keep_first(problems, "{} more names are longer than llama.cpp reads")
+    yield from keep_first(problems, "{} more names are too long for llama.cpp")
 
 
 def _note_empty(header: Header) -> Iterator[str]:
     if not header.tensors:
-        yield "there are no tensors: only what the header says could be looked at"
+        yield "there are no tensors; only the header was checked"
 
 
 def _note_misaligned(header: Header) -> Iterator[str]:
@@ -152,8 +152,8 @@ def _note_misaligned(header: Header) -> Iterator[str]:
         some = f"`{crooked[0]}`" if len(crooked) == 1 else f"{len(crooked)} tensors"
         verb = "starts" if len(crooked) == 1 else "start"
         yield (
-            f"{some} {verb} on no multiple of an element's size, so programs have to copy what "
-            "they could map; `weightctl convert` writes it aligned"
+            f"{some} {verb} at an offset that is not a multiple of the element size, so "
+            "programs must copy instead of map; `weightctl convert` writes an aligned file"
         )
 
 
@@ -166,14 +166,14 @@ def _note_no_framework(header: Header) -> Iterator[str]:
     is_model = os.path.isfile(os.path.join(os.path.dirname(header.files[0]), CONFIG))
     if is_model and not is_stated:
         yield (
-            "its metadata do not say `format`, and transformers before version 5 refuses such "
-            "files; `weightctl convert` writes it"
+            "the metadata has no `format`, and transformers before version 5 refuses such "
+            "files; `weightctl convert` adds it"
         )
 
 
 def _note_byte_order(header: Header) -> Iterator[str]:
     if header.big_endian:
-        yield "its numbers are big-endian, which llama.cpp reads on such machines alone"
+        yield "the values are big-endian; llama.cpp reads such files only on big-endian machines"
 
 
 _PROBLEMS: tuple[Callable[[Header], Iterator[Problem]], ...] = (
@@ -199,16 +199,16 @@ def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Proble
     def tell(nbytes: int) -> None:
         nonlocal done
         done += nbytes
-        request.tell("reading the parts of all ranks", 0.2 * done / total)
+        request.tell("reading the files of all ranks", 0.2 * done / total)
 
     problems = [
         Problem(
             where=part.tensor,
-            text=f"is altered on rank {part.rank}: in {part.file} its SHA-256 is not that of the "
-            "manifest",
-            hint="copy the file anew, or write the shards anew",
+            text=f"the values on rank {part.rank} were changed: the SHA-256 in {part.file} is not "
+            "that of the manifest",
+            hint="copy the file again, or write the shards again",
         )
         for part in find_altered(gathered, progress=tell)
     ]
     where = gathered.header.listing or ""
-    return keep_first(problems, "{} more parts are altered", where)
+    return keep_first(problems, "{} more shards were changed", where)

@@ -50,7 +50,7 @@ def scan_pickles(header: Header) -> Pickled:
         found = scan_file(file)
         outside = _list_outside(found)
         if outside:
-            reason = "it is not given a pickle that names what no weights need"
+            reason = "not tried, because the pickle names globals that weights do not need"
             problems.append(Problem(where=path, text=_name_outside(outside)))
         reason = reason or _explain_refusal(file, found)
     return Pickled(tuple(problems), reason)
@@ -64,26 +64,29 @@ def _list_outside(found: Iterable[Scanned]) -> list[str]:
             if not pickle.is_known(each.path):
                 names.setdefault(f"`{each.path}`")
         if pickle.names.problem:
-            names.setdefault(f"what cannot be told ({pickle.names.problem})")
+            names.setdefault(f"globals that cannot be determined ({pickle.names.problem})")
     return [*names]
 
 
 def _name_outside(outside: list[str]) -> str:
     return (
-        f"its pickle names {join_names(outside, _MOST_NAMED)}, which no weights need: a program "
-        "that loads it runs that, or refuses it; `weightctl ls --scan` lists what it names, and "
-        "`weightctl convert` writes the weights without"
+        f"the pickle names {join_names(outside, _MOST_NAMED)}, which weights do not need; a "
+        "program that loads the file runs this code or refuses the file. `weightctl ls "
+        "--scan` lists what it names, and `weightctl convert` writes only the weights"
     )
 
 
 def _explain_refusal(file: Reader, found: Iterable[Scanned]) -> str:
     """Say why torch does not take a file, or should not; nothing where it does."""
     if any(each.is_script for each in found):
-        return "it takes no TorchScript with `weights_only=True`"
+        return "not tried, because `weights_only=True` does not load TorchScript"
     if is_zip(file):
         return ""
     if not is_stream(file.read(0, 512)):
-        return "the file is a pickle, and none that `torch.save` writes today"
+        return "not tried, because the file is a pickle that `torch.save` did not write"
     if file.size > _LARGEST_STREAM:
-        return "it would read the whole file into memory, as it is in the old form of such files"
+        return (
+            "not tried, because it would read the whole file into memory: the file has the "
+            "format of PyTorch before 1.6"
+        )
     return ""

@@ -61,7 +61,9 @@ class Answer(NamedTuple):
     def notes(self) -> list[str]:
         """What a person should know of a reader that has not judged the files."""
         has_judged = self.problems or not self.reason
-        return [] if has_judged else [f"{_CALLED[self.reader]} was not heard: {self.reason}"]
+        return (
+            [] if has_judged else [f"{_CALLED[self.reader]} did not read the files: {self.reason}"]
+        )
 
 
 class _File(NamedTuple):
@@ -86,7 +88,7 @@ def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY)
     if not reader:
         return Answer("")
     if find_spec(reader) is None:
-        return Answer(reader, reason="it is not installed")
+        return Answer(reader, reason="not installed")
     files = [_File(header, number) for header in headers for number in range(len(header.files))]
     lines, ending = _run_reader(reader, [file.path for file in files], seconds, memory)
     return _judge(reader, files, lines, ending)
@@ -117,7 +119,7 @@ def _run_reader(
             code = process.wait(seconds)
             ending = f"ended with exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
-            ending = f"gave no answer within {seconds:g} seconds"
+            ending = f"did not answer within {seconds:g} seconds"
         finally:
             process.kill()
             process.wait()
@@ -143,30 +145,32 @@ def _judge(
     where = files[0].path
     for line in lines:
         if "missing" in line:
-            return Answer(reader, reason=f"it does not start: {_join_lines(line['missing'])}")
+            return Answer(reader, reason=f"cannot be started: {_join_lines(line['missing'])}")
         number = int(line.get("begin", number))
         where = files[number].path
         if "error" in line:
             message = _join_lines(line["error"])
             are_known = _are_known(files[number].header)
             if are_known and any(part in message for part in _TOO_OLD):
-                reasons.append(f"it does not read such files: {message}")
+                reasons.append(f"does not support such files: {message}")
             else:
                 why = _explain_refusal(reader, message)
-                problems.append(Problem(where=where, text=f"{_CALLED[reader]} refuses it: {why}"))
+                problems.append(
+                    Problem(where=where, text=f"{_CALLED[reader]} refuses the file: {why}")
+                )
                 refused.append(f"{os.path.basename(where)}: {why.partition('; ')[0]}")
         elif "tensors" in line:
             differences = list(_find_differences(files[number], line))
             named = [
                 Problem(where=name, text=f"{_CALLED[reader]} {text}") for name, text in differences
             ]
-            others = f"{_CALLED[reader]} sees {{}} more tensors otherwise than we do"
+            others = f"{_CALLED[reader]} reads {{}} more tensors differently"
             problems += keep_first(named, others, where)
-            reasons += [f"sees other tensors in {os.path.basename(where)}"] * bool(differences)
+            reasons += [f"reads other tensors in {os.path.basename(where)}"] * bool(differences)
     if ending and ending.startswith("ended"):
-        text = f"{_CALLED[reader]} does not survive it: its process {ending}"
+        text = f"{_CALLED[reader]} crashes on the file: its process {ending}"
         problems.append(Problem(where=where, text=text))
-        reasons.append(f"does not survive {os.path.basename(where)}: its process {ending}")
+        reasons.append(f"crashes on {os.path.basename(where)}: its process {ending}")
     if refused:
         more = f" ({say_more(len(refused) - 1)})" if len(refused) > 1 else ""
         reasons.insert(0, f"refuses {refused[0]}{more}")
@@ -184,7 +188,7 @@ def _explain_refusal(reader: str, text: str) -> str:
         return text
     name = strange[1]
     return (
-        f"it also holds {_choose_article(name)} `{name}`; `weightctl convert IN OUT.pt` "
+        f"it also contains {_choose_article(name)} `{name}`; `weightctl convert IN OUT.pt` "
         "keeps what can be loaded"
     )
 
@@ -210,19 +214,19 @@ def _find_differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[st
             if text := _describe_difference(header.format, info, *seen[name]):
                 yield name, text
         elif line["whole"]:
-            yield name, "does not see it"
+            yield name, "does not find it"
     if line["whole"] and header.format != "pytorch":
         for name in seen:
             if name not in names:
-                yield name, "sees it, and we do not"
+                yield name, "finds it, and weightctl does not"
 
 
 def _describe_difference(
     format_name: str, info: TensorInfo, dtype: Any, shape: Sequence[int]
 ) -> str:
     if tuple(shape) != info.shape:
-        return f"sees it as {list(shape)}, and we as {list(info.shape)}"
+        return f"reads the shape {list(shape)}, and weightctl {list(info.shape)}"
     ours = info.encoding.ids.get(format_name)
     if info.encoding.is_known and ours is not None and ours != dtype:
-        return f"sees it as {dtype}, and we as {info.encoding}"
+        return f"reads {dtype}, and weightctl {info.encoding}"
     return ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weightctl.families.matching import OUTPUT_WEIGHT
+from weightctl.verify.checks.values.overall import explain_overall, list_differences, list_outliers
 from weightctl.verify.checks.values.sentences import (
     describe_fault,
     describe_unlike,
@@ -18,12 +20,11 @@ from weightctl.verify.compare.causes.mistakes import TRANSPOSED
 from weightctl.verify.compare.distance import is_within, run_limit
 from weightctl.verify.compare.explaining import PATIENCE, explain
 from weightctl.verify.compare.measure import measure_pairs
-from weightctl.verify.compare.pairs import explain_different_models
 from weightctl.verify.figures import TensorError, ValuesFigures
 from weightctl.verify.results import Explanation, Problem, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
@@ -36,7 +37,8 @@ _FORGOTTEN = Explanation(
     "output_forgotten",
     "the output was left out when the checkpoint was written, and is not a copy of the embedding",
 )
-_OTHER_MODEL = Explanation("different_models", "the reference is not the original of this model")
+# Types with so many bits for each number are not quantized.
+_PLAIN_BITS = 16
 _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
 
 
@@ -48,48 +50,83 @@ def check(request: Request) -> Result:
     same are noted. Of different models none is compared.
     """
     if request.reference is None:
-        return Result(skipped="there is nothing to compare with: --against PATH")
-    if text := explain_different_models(request.subject.checkpoint, request.reference.checkpoint):
-        problem = Problem(where="", text=text, cause=_OTHER_MODEL)
-        return Result(problems=(problem,))
+        return Result(skipped="there is no reference: --against PATH")
+    mismatch = request.mismatch
+    if mismatch is not None and mismatch.pairing is None:
+        return Result(problems=(mismatch.problem,))
     pairing = request.pairing
     pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
     if not pairs and pairing.pairs and request.layers is not None:
         layers = {pair.layer for pair in pairing.pairs} - {None}
-        return Result(skipped=f"no tensor is of these layers: there are {len(layers)}, from 0 on")
+        return Result(
+            skipped=f"no tensor is in the layers of --layers: the model has {len(layers)} layers, "
+            "from 0 on"
+        )
     if not pairs and not pairing.missing and not pairing.unexpected:
-        return Result(skipped="no tensor of one has a name that the other has")
-    alone = [] if request.layers is not None else list(_report_unpaired(pairing))
+        return Result(skipped="A and B have no tensor names in common")
     fit = [pair for pair in pairs if is_comparable(pair)]
+    if mismatch is not None and not fit:
+        return Result(problems=(mismatch.problem,), skipped=mismatch.short)
     wrong = _Wrong(request)
-    errors: list[TensorError] = []
-    with closing(measure_pairs(fit, run_limit, lambda done: request.tell("values", done))) as found:
-        for pair in pairs:
-            if not is_comparable(pair):
-                text = describe_unlike(pair)
-                if text:
-                    wrong.problems.append((pair, _make_problem(pair, text, _explain_shape(pair))))
-                continue
-            measured = next(found)
-            pairing.within[pair.module] = is_within(pair, measured)
-            if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
-                alone.append(_report_missing(_name_output(pair, pairing)))
-                continue
-            is_problem = wrong.add(pair, measured)
-            errors.append(_make_figures(pair, measured, is_problem=is_problem))
+    alone: list[Problem] = []
+    if mismatch is not None:
+        # Its sentence stands for the tensors that are cut, missing or have other names.
+        alone = [mismatch.problem]
+    else:
+        alone = [] if request.layers is not None else list(_report_unpaired(pairing))
+        wrong.problems += _list_unlike(pairs)
+    errors = _measure(request, fit, wrong, alone)
+    overall = list_differences(list(errors.values())) if request.compare else []
+    if explained := _explain_overall(pairing, fit, wrong, errors):
+        overall = [explained]
+        wrong.keep_outliers(list(errors.values()))
+    order = {pair.module: place for place, pair in enumerate(pairs)}
+    listed = sorted(wrong.problems, key=lambda each: order[each[0].module])
     return Result(
-        problems=(*alone, *fold_problems(wrong.problems)),
-        figures=ValuesFigures(tensors=tuple(errors), pairing=pairing.how),
+        problems=(*alone, *overall, *fold_problems(listed)),
+        figures=ValuesFigures(
+            tensors=tuple(errors.values()), pairing=pairing.how, judged=not request.compare
+        ),
         notes=tuple(note_alike(wrong.alike)),
     )
 
 
+def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
+    """Yield the pairs of other shapes or types."""
+    for pair in pairs:
+        text = "" if is_comparable(pair) else describe_unlike(pair)
+        if text:
+            yield pair, _make_problem(pair, text, _explain_shape(pair))
+
+
+def _measure(
+    request: Request, pairs: Sequence[Pair], wrong: _Wrong, alone: list[Problem]
+) -> dict[str, TensorError]:
+    """Return the distances of pairs by module; what is a problem is added to `wrong` or `alone`."""
+    pairing = request.pairing
+    errors: dict[str, TensorError] = {}
+    progress = partial(request.tell, "values")
+    with closing(measure_pairs(pairs, run_limit, progress)) as made:
+        for pair, measured in zip(pairs, made, strict=True):
+            pairing.within[pair.module] = is_within(pair, measured)
+            if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
+                alone.append(_report_missing(_name_output(pair, pairing)))
+                continue
+            is_problem = not request.compare and wrong.add(pair, measured)
+            errors[pair.module] = _make_figures(pair, measured, is_problem=is_problem)
+    return errors
+
+
 class _Wrong:
-    """The tensors that are not their references: `problems`, and those that compute the same."""
+    """The tensors that are not their references: `problems`, and those that compute the same.
+
+    `has_damage` says whether one has numbers that are not finite.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._unexplained = 0
+        self.has_damage = False
         self.problems: list[tuple[Pair, Problem]] = []
         self.alike: list[tuple[Pair, Explanation]] = []
 
@@ -99,6 +136,7 @@ class _Wrong:
         text = describe_fault(pair, found, request.max_rmse)
         if not text:
             return False
+        self.has_damage |= bool(found.nonfinite)
         cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
         self._unexplained = 0 if cause is not None else self._unexplained + 1
         # A limit that the request sets holds for all tensors.
@@ -110,12 +148,40 @@ class _Wrong:
         self.problems.append((pair, _make_problem(pair, text, cause)))
         return True
 
+    def keep_outliers(self, errors: Sequence[TensorError]) -> None:
+        """Keep the problems that have a cause, and those of tensors that differ by far the most."""
+        names = list_outliers(errors)
+        self.problems = [
+            (pair, problem)
+            for pair, problem in self.problems
+            if problem.cause is not None or pair.name in names
+        ]
+
+
+def _explain_overall(
+    pairing: Pairing, pairs: Sequence[Pair], wrong: _Wrong, errors: Mapping[str, TensorError]
+) -> Problem | None:
+    """Return what all differences together are, where they are one thing; keep it as the cause."""
+    if wrong.has_damage or not wrong.problems or not errors:
+        return None
+    explained = sum(problem.cause is not None for _, problem in wrong.problems)
+    found = explain_overall(
+        list(errors.values()),
+        explained + len(wrong.alike),
+        is_quantized=any(side.bits < _PLAIN_BITS for pair in pairs for side in pair.sides),
+    )
+    if found is not None:
+        for pair in pairs:
+            if pairing.causes.get(pair.module) is None and not pairing.within[pair.module]:
+                pairing.causes[pair.module] = found.cause
+    return found
+
 
 def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
     """Yield the tensors that one side lacks."""
     yield from map(_report_missing, pairing.missing)
     for name in pairing.unexpected:
-        yield Problem(where=name, text="is in no place of the reference")
+        yield Problem(where=name, text="is not in the reference")
 
 
 def _report_missing(name: str) -> Problem:

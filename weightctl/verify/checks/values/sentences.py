@@ -49,12 +49,12 @@ def describe_unlike(pair: Pair) -> str:
     """Say how two tensors differ of which no numbers can be compared; nothing where they do not."""
     mine, theirs = pair.tensor.info, pair.reference.info
     if mine.shape != theirs.shape:
-        return f"is of shape {list(mine.shape)}, the reference's of {list(theirs.shape)}"
+        return f"has shape {list(mine.shape)}, and the reference {list(theirs.shape)}"
     if mine.encoding != theirs.encoding:
         if _is_of_numbers(mine) or _is_of_numbers(theirs):
-            return f"is of {mine.encoding}, the reference's of {theirs.encoding}"
+            return f"has the encoding {mine.encoding}, and the reference {theirs.encoding}"
         return ""
-    return "" if is_same(pair.tensor, pair.reference) else "is not the reference's"
+    return "" if is_same(pair.tensor, pair.reference) else "differs from the reference"
 
 
 def describe_fault(pair: Pair, found: Measured, most: float | None) -> str:
@@ -71,32 +71,33 @@ def describe_fault(pair: Pair, found: Measured, most: float | None) -> str:
     beyond, count = (found.beyond, found.runs_beyond)
     if is_far and not 0 < count <= _FEW_RUNS * found.runs:
         return f"relative RMSE {percent(found.relative_rmse)}, {_say_times(pair, found)}"
-    how = f"up to {found.worst:.0f} times as far off as {_name_coarser(pair)} should be"
+    how = f"up to {found.worst:.0f} times more than {_name_coarser(pair)} explains"
     if _is_plain_twice(pair):
-        how = f"not the reference's, though {_name_encodings(pair)}"
+        how = f"from the reference, though {_name_encodings(pair)}"
     if not count:
         beyond, count = found.unequal, found.runs_unequal
-        how = "not the reference's, where all others are"
+        how = "from the reference, and all other groups are equal"
     rows = stored_rows(pair, rows_of_runs(pair, beyond))
-    where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]}"
-    return f"{count} {'runs' if count > 1 else 'run'} of {RUN} numbers, in {where}, {how}"
+    where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, first row {rows[0]}"
+    groups = "1 group" if count == 1 else f"{count} groups"
+    return f"{groups} of {RUN} values in {where} {'differs' if count == 1 else 'differ'} {how}"
 
 
 def _describe_nonfinite(pair: Pair, found: Measured) -> str:
     place = found.first_nonfinite
     row = stored_rows(pair, rows_of_runs(pair, [place // RUN]))[0]
     count = found.nonfinite
-    where = "here and not in the reference"
+    where = "here but not in the reference"
     if found.nonfinite_there == count:
-        where = "in the reference and not here"
+        where = "in the reference but not here"
     elif found.nonfinite_there:
-        where = "here or in the reference, and not in both"
+        where = "either here or in the reference"
     if count > 1:
-        return f"{count:,} numbers are NaN or infinite {where}, the first in row {row}"
+        return f"{count:,} values are NaN or infinite {where}, the first in row {row}"
     both = (pair.tensor, pair.reference)
     numbers = [float(read_values(each, place, 1)[0]) for each in both]
     kind = "NaN" if any(map(isnan, numbers)) else "infinite"
-    return f"1 number is {kind} {where}, in row {row}"
+    return f"1 value is {kind} {where}, in row {row}"
 
 
 def _is_plain_twice(pair: Pair) -> bool:
@@ -112,11 +113,11 @@ def _name_encodings(pair: Pair) -> str:
 def _say_times(pair: Pair, found: Measured) -> str:
     usual = expected_error(pair, found)
     if pair.sides[0].keeps_all and usual < _NOTHING:
-        return "where nothing should be lost"
+        return "expected 0"
     if _is_plain_twice(pair):
-        return f"{_name_encodings(pair)}, so it should be 0"
+        return f"expected 0 because {_name_encodings(pair)}"
     times = found.relative_rmse / usual
-    return f"{times:.0f} times the {percent(usual)} that {_name_coarser(pair)} should cost"
+    return f"{times:.0f} times the expected {percent(usual)} of {_name_coarser(pair)}"
 
 
 def _name_coarser(pair: Pair) -> str:
@@ -126,7 +127,7 @@ def _name_coarser(pair: Pair) -> str:
     encoding = tensor.info.encoding
     if bits == encoding.size * 8 / encoding.block:
         return str(encoding)
-    return f"{bits:.3g} bits per number"
+    return f"{bits:.3g} bits per value"
 
 
 def _is_of_numbers(info: TensorInfo) -> bool:
@@ -143,7 +144,7 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
             yield _fold(group)
         else:
             found = [problem for _, problem in group]
-            yield from keep_first(found, "and {} more tensors are as far off")
+            yield from keep_first(found, "{} more tensors differ as much")
 
 
 def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
@@ -157,7 +158,7 @@ def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
 def _fold(group: Sequence[tuple[Pair, Problem]]) -> Problem:
     _, first = group[0]
     named = _name_problem([pair for pair, _ in group])
-    text = f"{first.text}; and so with {len(group) - 1} more: {named}"
+    text = f"{first.text}; {len(group) - 1} more tensors differ in this way: {named}"
     return replace(first, text=text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CAUSES", "Cause"]
+__all__ = ["CAUSES", "Cause", "is_of_both"]
 
 
 class Cause(NamedTuple):
@@ -16,8 +16,9 @@ class Cause(NamedTuple):
     counts where the result is the tensor. Both are empty for what a check finds without that.
 
     With one that `computes_the_same` the model works as the reference does. One `of_the_file` is
-    told once, whatever blocks have it. For one that `takes_another` another tensor of the model
-    stands where one belongs, which no naming convention changes.
+    reported once, whatever layers have it. One `of_both` is about both checkpoints as a whole, and
+    comes first in a summary. With one that `takes_another` a tensor is in the place of another
+    tensor of the model, which no naming convention changes.
     """
 
     sentence: str
@@ -26,86 +27,86 @@ class Cause(NamedTuple):
     guess: str = ""
     computes_the_same: bool = False
     of_the_file: bool = False
+    of_both: bool = False
     takes_another: bool = False
 
 
 _HERE = "weightctl.verify.compare.causes"
 _CONVERT = (
-    "convert the original model again: `weightctl convert ORIGINAL OUT` does every step that its "
-    "family needs"
+    "convert the original model again with `weightctl convert ORIGINAL OUT`, which makes "
+    "all changes that the family needs"
 )
 _RENAME = (
-    "the numbers are there under wrong names: correct the conversion, or `weightctl convert IN OUT "
-    "--rename FILE` with rules that give them the right ones"
+    "the values are there under wrong names: correct the conversion, or rename the tensors "
+    "with `weightctl convert IN OUT --rename FILE`"
 )
 _FETCH = (
-    "numbers are lost: fetch or make the file anew; `weightctl diff A B --hash` says whether it is "
-    "the one that was published"
+    "values are lost: fetch or make the file again; `weightctl diff A B --hash` shows "
+    "whether A has the published values"
 )
 _SET = (
-    "correct the key in config.json; of a GGUF, `weightctl convert IN OUT --set KEY=VALUE` makes a "
-    "copy with another value"
+    "correct the key in config.json; for a GGUF file, `weightctl convert IN OUT --set "
+    "KEY=VALUE` writes a corrected copy"
 )
-_SAME = "nothing, for a model that computes the same; leave out --max-rmse where that is enough"
+_SAME = "nothing to do: the model computes the same; leave out --max-rmse if this is enough"
 
 # By the names that scripts know them by, in the order in which detectors are tried and guesses
 # made: what is quick and specific first, and guesses that look at all layers last.
 CAUSES: dict[str, Cause] = {
     "zeroed": Cause(
-        "all numbers of a tensor are 0: they were never written, or were wiped",
+        "all values of a tensor are 0: it was never written, or was erased",
         _FETCH,
         detector=f"{_HERE}.damage:find_zeroed",
     ),
     "scale": Cause(
-        "the scale of a block is damaged: by which factor",
+        "the scale of a block is damaged; the factor is reported",
         _FETCH,
         detector=f"{_HERE}.damage:find_damaged_scale",
     ),
     "rows_lost": Cause(
-        "rows of a tensor, or parts of some, were never written, or were wiped: which ones",
+        "rows of a tensor, or parts of rows, were never written, or were erased; they are listed",
         _FETCH,
         detector=f"{_HERE}.damage:find_lost_rows",
     ),
     "scaled": Cause(
-        "all numbers of a tensor are a multiple of what they should be: by which factor",
+        "all values of a tensor are multiplied by one factor, which is reported",
         _CONVERT,
         detector=f"{_HERE}.damage:find_scaled",
     ),
     "byte_order": Cause(
-        "the bytes of each number are in reverse",
-        "fetch the file again, or convert the original again with a reader that knows its byte "
-        "order",
+        "the bytes of each value are in reverse order",
+        "fetch the file again, or convert the original again with a tool that respects its "
+        "byte order",
         detector=f"{_HERE}.misread:find_misread",
     ),
     "wrong_dtype": Cause(
-        "bits of bfloat16 were read as float16, or the reverse",
-        "convert the original model again, or correct the dtype that the header says: the bits are "
-        "all there",
+        "bfloat16 values were read as float16, or float16 values as bfloat16",
+        "convert the original model again, or correct the dtype in the header: no bits are lost",
         detector=f"{_HERE}.misread:find_misread",
     ),
     "dequantized": Cause(
-        "numbers went through an encoding: which one",
-        "take the original for the numbers of full precision: what was made of a quantized file is "
-        "as good as that one, and larger",
+        "values were quantized before; the encoding is reported",
+        "use the original for full-precision values: a file made from a quantized one is "
+        "larger and no better",
         detector=f"{_HERE}.dequantized:find_dequantized",
         of_the_file=True,
     ),
     "units_permuted": Cause(
-        "inner units of an MLP are in another order, the same in all projections, so the model "
+        "inner units of an MLP are in another order in all projections, so that the model "
         "computes the same",
         _SAME,
         detector=f"{_HERE}.units:find_equivalent_units",
         computes_the_same=True,
     ),
     "heads_permuted": Cause(
-        "attention heads are in another order, the same in all projections, so the model computes "
-        "the same",
+        "attention heads are in another order in all projections, so that the model "
+        "computes the same",
         _SAME,
         detector=f"{_HERE}.heads:find_equivalent_heads",
         computes_the_same=True,
     ),
     "experts_permuted": Cause(
-        "experts are in another order, the same in the router, so the model computes the same",
+        "experts are in another order, also in the router, so that the model computes the same",
         _SAME,
         detector=f"{_HERE}.misplaced:find_equivalent_experts",
         computes_the_same=True,
@@ -145,89 +146,112 @@ CAUSES: dict[str, Cause] = {
         guess=f"{_HERE}.mistakes:guess_fused_order",
     ),
     "gate_and_up_interleaved": Cause(
-        "rows of gate and up are by turns, or were taken apart as if they were",
+        "rows of gate and up are interleaved, or were separated as if they were interleaved",
         _CONVERT,
         guess=f"{_HERE}.interleaved:guess_interleaved",
     ),
     "transposed": Cause(
-        "rows and columns are exchanged",
+        "rows and columns are swapped",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_transposed",
     ),
     "norm_offset": Cause(
-        "the `1 + w` of Gemma's norms is missing, or was added twice",
+        "the `1 + w` of Gemma's norms is missing, or was applied twice",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_norm_offset",
     ),
     "tied": Cause(
-        "the output is a copy of the embedding, or is tied to it and differs",
+        "the output is a copy of the embedding, or is tied to the embedding and differs from it",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_copied_embedding",
         takes_another=True,
     ),
     "norms_exchanged": Cause(
-        "a norm is in the place of another",
+        "a norm is in the place of another norm",
         _RENAME,
         guess=f"{_HERE}.misplaced:guess_other_norm",
         takes_another=True,
     ),
     "expert_order": Cause(
-        "the experts of a layer are in another order, and its router is not",
+        "the experts of a layer are in another order, but its router is not",
         _RENAME,
         guess=f"{_HERE}.misplaced:guess_other_expert",
         takes_another=True,
     ),
     "expert_copied": Cause(
-        "an expert is a copy of another: of which one",
+        "an expert is a copy of another one, which is reported",
         _FETCH,
         guess=f"{_HERE}.misplaced:guess_other_expert",
         takes_another=True,
     ),
     "layers_exchanged": Cause(
-        "a tensor of another layer is in the place of one: of which layer",
+        "a tensor is in the place of the same tensor of another layer, which is reported",
         _RENAME,
         guess=f"{_HERE}.mistakes:guess_other_layer",
         takes_another=True,
     ),
     "shifted": Cause(
-        "each row is one place further on, or back",
+        "the values of each row are shifted by one position",
         _FETCH,
         guess=f"{_HERE}.mistakes:guess_shifted",
     ),
     "heads_exchanged": Cause(
-        "attention heads are in another order: which ones",
+        "attention heads are in another order, which is reported",
         _CONVERT,
         detector=f"{_HERE}.heads:find_exchanged_heads",
     ),
     "rolled": Cause(
-        "rows or columns are rolled: by how many",
+        "rows or columns are rotated by some positions; the number is reported",
         _CONVERT,
         detector=f"{_HERE}.orders:find_permuted",
     ),
     "permuted": Cause(
-        "rows or columns are in another order: which ones",
+        "rows or columns are in another order, which is reported",
         _CONVERT,
         detector=f"{_HERE}.orders:find_permuted",
     ),
     "clipped": Cause(
-        "numbers were limited to a range: which one, and how many numbers",
-        "take the original: numbers that were clipped do not come back; leave the clipping out of "
-        "the conversion",
+        "values were clipped to a range; the range and the number of clipped values are reported",
+        "use the original: clipped values are lost; convert it without clipping",
         detector=f"{_HERE}.clipped:find_clipped",
     ),
     "low_rank": Cause(
-        "a change of low rank was added, as a LoRA adapter is: which rank",
-        "compare with the model that the adapter was merged into, or leave the merge out: the "
-        "difference is an adapter, and is not damage",
+        "a change of low rank was added, as by a LoRA adapter; the rank is reported",
+        "compare with the model that the adapter was merged into, or undo the merge: the "
+        "difference is an adapter, not damage",
         detector=f"{_HERE}.low_rank:find_low_rank",
     ),
     "flipped": Cause("a bit of the file has changed", _FETCH),
-    "config": Cause("a key of the config differs: both values, or what would fit", _SET),
+    "config": Cause(
+        "a key of the config differs; both values are reported, or the values that would fit", _SET
+    ),
     "bias_dropped": Cause("biases were left out, or other layers have none", _CONVERT),
-    "output_forgotten": Cause("the output was left out, and is not the embedding", _CONVERT),
+    "output_forgotten": Cause("the output was left out, and differs from the embedding", _CONVERT),
     "different_models": Cause(
-        "the reference is not the original of this model",
-        "compare with the original of this model: is `--against` the right path? Two models that "
-        "differ cannot be told from a damaged one",
+        "A and B are different models: other families, other sizes, or unrelated values",
+        "compare A with its original: check the path that was given to `--against`",
+        of_both=True,
+    ),
+    "renamed": Cause(
+        "the tensors of A have other names than those of B",
+        "rename the tensors: `weightctl convert A OUT --rename 'REGEX=NEW'`",
+        of_both=True,
+    ),
+    "one_rank": Cause(
+        "A or B is one rank's file of a sharded checkpoint",
+        "verify the directory of the sharded checkpoint, which has manifest.json, or join its "
+        "files first: `weightctl shard --gather DIR OUT`",
+        of_both=True,
+    ),
+    "training_steps": Cause(
+        "nearly all tensors differ by similar small amounts, as after more training",
+        "`--compare` lists differences from B without judging them; where A should equal B, fetch "
+        "it again",
+        of_both=True,
     ),
 }
+
+
+def is_of_both(name: str) -> bool:
+    """Whether a cause is about both checkpoints as a whole; false for causes of no table."""
+    return name in CAUSES and CAUSES[name].of_both

@@ -49,8 +49,8 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
     size = pair.tensor.info.size
     return Explanation(
         "clipped",
-        f"its numbers are clipped to {limits}: {count:,} of {size:,}, {percent(count / size)}, are "
-        "beyond that in the reference",
+        f"its values are clipped to {limits}: {count:,} of {size:,} "
+        f"({percent(count / size)}) are outside this range in the reference",
     )
 
 

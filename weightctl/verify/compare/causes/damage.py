@@ -47,7 +47,7 @@ def find_zeroed(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | 
     del pair, pairing
     if found.own_squares or not found.squares or found.nonfinite:
         return None
-    return Explanation("zeroed", "all its numbers are 0: it was never written, or was wiped")
+    return Explanation("zeroed", "all its values are 0: it was never written, or was erased")
 
 
 def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
@@ -75,9 +75,7 @@ def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explana
     usual = _REST * pair.sides[0].typical
     size = max(float(np.vdot(own, own)), factor**2 * squares)
     if rest < _OF_FACTOR * error or (abs(factor - 1) > _NEAR_ONE and rest < usual**2 * size):
-        return Explanation(
-            "scale", f"the scale of {where}: {_say_factor(factor)} what it should be"
-        )
+        return Explanation("scale", f"the scale of {where}: {_say_factor(factor)} the right one")
     # Where blocks have scales of parts too, one of those is not to blame for all of it.
     if runs > 1 and len(wrong) >= runs - 1:
         return Explanation("scale", f"a scale of {where}")
@@ -87,7 +85,7 @@ def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explana
 def _name_block(pair: Pair, start: int) -> str:
     width = pair.tensor.info.row
     first, last = start % width, start % width + pair.tensor.info.encoding.block - 1
-    return f"the block of numbers {first} to {last} in row {start // width}"
+    return f"the block of values {first} to {last} in row {start // width}"
 
 
 def _say_factor(factor: float) -> str:
@@ -111,7 +109,7 @@ def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | 
         return None
     if rest > _MOST_LEFT * found.error:
         return None
-    return Explanation("scaled", f"all its numbers are {_say_factor(factor)} what they should be")
+    return Explanation("scaled", f"all its values are {_say_factor(factor)} the right ones")
 
 
 class _Wiped(NamedTuple):
@@ -135,7 +133,7 @@ def find_lost_rows(pair: Pair, pairing: Pairing, found: Measured) -> Explanation
     whole, parts = (stored_rows(pair, rows) for rows in (wiped.whole, wiped.parts))
     subject = _say_rows(whole, parts)
     are = "is" if len(whole) + len(parts) == 1 else "are"
-    return Explanation("rows_lost", f"{subject} {are} zeros: never written, or wiped")
+    return Explanation("rows_lost", f"{subject} {are} zeros: never written, or erased")
 
 
 def _may_have_zeros(pair: Pair, found: Measured) -> bool:

@@ -26,9 +26,9 @@ def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Explanati
     if view is None:
         return None
     if name := find_former_encoding(view):
-        return _make_cause("the numbers", [*pairing.once_quantized.own, name])
+        return _make_cause("the values", [*pairing.once_quantized.own, name])
     if name := find_former_encoding(exchange_sides(view)):
-        return _make_cause("the reference's numbers", [*pairing.once_quantized.reference, name])
+        return _make_cause("the values of the reference", [*pairing.once_quantized.reference, name])
     return None
 
 
@@ -41,6 +41,6 @@ def _make_cause(whose: str, encodings: Sequence[str]) -> Explanation:
     names = " and ".join(list(dict.fromkeys(encodings))[:_MOST_NAMED])
     return Explanation(
         "dequantized",
-        f"{whose} look like those of a dequantized file: they were in {names} once, and what that "
-        "lost does not come back",
+        f"{whose} look dequantized: they were stored in {names} before, and the lost "
+        "precision cannot be restored",
     )

@@ -34,8 +34,7 @@ _KINDS = {
 }
 _ALIKE = Explanation(
     "heads_permuted",
-    "its attention heads are in another order, the same in all projections: the model computes the "
-    "same",
+    "its attention heads are in another order in all projections: the model computes the same",
 )
 
 

@@ -25,12 +25,12 @@ __all__ = ["guess_interleaved"]
 
 _INTERLEAVED = Explanation(
     "gate_and_up_interleaved",
-    "the gate and up projections are interleaved: their rows are by turns those of one and of the "
-    "other, where each belongs by itself",
+    "the gate and up projections are interleaved: their rows alternate, but each projection "
+    "should be separate",
 )
 _TAKEN_APART = Explanation(
     "gate_and_up_interleaved",
-    "the gate and up projections were taken apart as if they were interleaved: each has every "
+    "the gate and up projections were separated as if they were interleaved: each has every "
     "second row of both",
 )
 _GATE, _UP = ".gate.", ".up."
@@ -75,7 +75,7 @@ class _RowsOfBoth(NamedTuple):
         """Return the shape and encoding that both have."""
         one, other = inputs
         if one.shape != other.shape or one.encoding != other.encoding or not one.shape:
-            raise ConversionError(f"`{one.name}` and `{other.name}` are not alike")
+            raise ConversionError(f"`{one.name}` and `{other.name}` differ in shape or type")
         return (len(self.order), *one.shape[1:]), one.encoding
 
     def read_into(

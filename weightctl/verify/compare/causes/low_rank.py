@@ -61,8 +61,8 @@ def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Explanation 
         return None
     return Explanation(
         "low_rank",
-        f"a change of rank {fit.rank} was added to it, {percent(fit.share)} of the squared "
-        "difference: a LoRA adapter was merged, or left out, on one side",
+        f"a change of rank {fit.rank} was added, {percent(fit.share)} of the squared "
+        "difference: a LoRA adapter was merged into A or B only",
     )
 
 

@@ -21,8 +21,8 @@ __all__ = ["find_equivalent_experts", "guess_other_expert", "guess_other_norm"]
 _ORDER = Explanation("expert_order", "the experts of the layer are in another order")
 _ALIKE = Explanation(
     "experts_permuted",
-    "the experts of the layer are in another order, the same in its router: the model computes the "
-    "same",
+    "the experts of the layer are in another order, also in its router: the model computes "
+    "the same",
 )
 
 

@@ -67,7 +67,7 @@ class _Reading(NamedTuple):
         """Return the shape, and what the bits are read as."""
         (info,) = inputs
         if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
-            raise ConversionError(f"`{info.name}` is {info.encoding}, and not {self.held}")
+            raise ConversionError(f"`{info.name}` is {info.encoding}, not {self.held}")
         return info.shape, self.meant
 
     def read_into(
@@ -133,10 +133,10 @@ def _make_cause(step: _Reading) -> Explanation:
     if step.is_swapped:
         return Explanation(
             "byte_order",
-            f"its byte order is swapped: the {step.held.size} bytes of each number are in reverse, "
-            "as where big-endian numbers are taken for little-endian ones",
+            f"its byte order is swapped: the {step.held.size} bytes of each value are "
+            "reversed, as when big-endian values are read as little-endian",
         )
     return Explanation(
         "wrong_dtype",
-        f"its bits are those of {step.meant} numbers, and were read as {step.held}",
+        f"its bits are those of {step.meant} values, but were read as {step.held}",
     )

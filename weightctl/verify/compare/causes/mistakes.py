@@ -37,25 +37,19 @@ __all__ = [
 
 _ROPE = Explanation(
     "rope_rows",
-    "its rows are in the other naming convention's order: the permutation of q and k for rotary "
-    "embeddings was left out, or done where it was done already",
+    "its rows are in the order of the other naming convention: the permutation of q and k "
+    "for RoPE was left out, or was done twice",
 )
-_GATE_AND_UP = Explanation(
-    "gate_and_up_swapped", "the gate and up projections stand for one another"
-)
-_KEY_AND_VALUE = Explanation(
-    "key_and_value_swapped", "the key and value projections stand for one another"
-)
-_PARTS = Explanation("parts_exchanged", "the parts of the fused projection stand in another order")
-TRANSPOSED = Explanation("transposed", "it is transposed: rows stand for columns")
-_TIED = Explanation(
-    "tied", "it is a copy of the embedding, where the reference has an output of its own"
-)
+_GATE_AND_UP = Explanation("gate_and_up_swapped", "the gate and up projections are swapped")
+_KEY_AND_VALUE = Explanation("key_and_value_swapped", "the key and value projections are swapped")
+_PARTS = Explanation("parts_exchanged", "the parts of the fused projection are in another order")
+TRANSPOSED = Explanation("transposed", "it is transposed: rows and columns are swapped")
+_TIED = Explanation("tied", "it is a copy of the embedding, and the reference has its own output")
 _OTHERS = (
     (".attention.q.", ".attention.k.", Explanation(
-        "query_and_key_swapped", "the query and key projections stand for one another")),
+        "query_and_key_swapped", "the query and key projections are swapped")),
     (".attention.q.", ".attention.o.", Explanation(
-        "query_and_output_swapped", "the query and output projections stand for one another")),
+        "query_and_output_swapped", "the query and output projections are swapped")),
     (".attention.k.", ".attention.v.", _KEY_AND_VALUE),
     (".gate.", ".up.", _GATE_AND_UP),
 )  # fmt: skip
@@ -157,8 +151,8 @@ def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     if len(pair.reference.info.shape) != 1 or not pair.module.endswith(".weight"):
         return
     for offset, text in (
-        (-1.0, "it is 1 less than it should be: the norm is stored as `w` where `1 + w` belongs"),
-        (1.0, "it is 1 more than it should be: the norm is stored as `1 + w` where `w` belongs"),
+        (-1.0, "it is 1 too small: the norm is stored as `w` instead of `1 + w`"),
+        (1.0, "it is 1 too large: the norm is stored as `1 + w` instead of `w`"),
     ):
         if (made := _apply(pair, Plus(offset))) is not None:
             yield made, Explanation("norm_offset", text)
@@ -176,7 +170,7 @@ def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         return
     for other in pairing.by_part.get((pair.part, pair.expert), ()):
         if other.layer != pair.layer:
-            cause = Explanation("layers_exchanged", f"its numbers are those of layer {other.layer}")
+            cause = Explanation("layers_exchanged", f"its values are those of layer {other.layer}")
             yield from _replace_reference(pair, other, pairing, cause)
 
 
@@ -195,7 +189,7 @@ def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                     pair.module, RowRange(theirs, last - mine), [pair.reference]
                 ),
             ),
-            Explanation("shifted", f"each row stands one place {what} where it belongs"),
+            Explanation("shifted", f"the values of each row are one position {what} the right one"),
         )
 
 

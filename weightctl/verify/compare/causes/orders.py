@@ -124,7 +124,7 @@ def describe_order(places: Places, noun: str) -> str:
         return f"{noun} {pair[0]} and {pair[1]} are swapped"
     more = ", ..." if len(places) > _MOST_LISTED else ""
     listed = ", ".join(map(str, places[:_MOST_LISTED]))
-    return f"its {noun} are in another order: those of the reference are {listed}{more}"
+    return f"its {noun} are in another order; in the reference they are {listed}{more}"
 
 
 def _reorder(pair: Pair, axis: int, places: Places) -> Pair | None:
@@ -274,6 +274,6 @@ def _make_cause(places: Places, noun: str) -> Explanation:
     if len(places) > 2 and all(
         number == (place - by) % size for place, number in enumerate(places)
     ):
-        text = f"its {noun} are rolled by {by} of {size}: the first is number {by} here"
+        text = f"its {noun} are rotated by {by} of {size}: the first one is at {by} here"
         return Explanation("rolled", text)
     return Explanation("permuted", describe_order(places, noun))

@@ -29,8 +29,8 @@ _PART = re.compile(
 _FUSED, _DOWN = "gate_up.", "down."
 _ALIKE = Explanation(
     "units_permuted",
-    "the inner units of its MLP are in another order, the same in all projections: the model "
-    "computes the same",
+    "the inner units of its MLP are in another order in all projections: the model computes "
+    "the same",
 )
 
 

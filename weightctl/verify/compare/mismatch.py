@@ -1,0 +1,261 @@
+"""Two checkpoints that are not one model: other models, other names, or the file of one rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.text.wording import join_names, number
+from weightctl.verify.compare.pairs import list_trained, pair_renamed, pair_tensors
+from weightctl.verify.results import Explanation, Problem
+from weightctl.weights.derived import tensor_of
+from weightctl.weights.tree import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.families import RecognizedModel
+    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.subject import Subject
+    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.tree import Checkpoint
+
+    # The shape, the encoding, and some bytes.
+    Content = tuple[tuple[int, ...], str, bytes]
+
+__all__ = ["Mismatch", "find_mismatch", "find_prefix"]
+
+# The part of the names of the smaller checkpoint that two checkpoints of one model have in common.
+_COMMON = 0.5
+# The part of the tensors that one rank's file has cut in the same way.
+_MOST = 0.75
+_MOST_RANKS = 64
+_EXAMPLES = 2
+# The number of bytes, at several places, by which tensors with other names are recognized.
+_SAMPLE, _PLACES = 512, 4
+
+
+class Mismatch(NamedTuple):
+    """Why two checkpoints cannot be compared tensor by tensor as they are.
+
+    `text` is a sentence about both, `short` a few words for checks that are skipped. `pairing` is
+    of the tensors that can be compared, None where none can. `is_whole` says whether A is a whole
+    model.
+    """
+
+    cause: Explanation
+    text: str
+    short: str
+    pairing: Pairing | None = None
+    is_whole: bool = True
+
+    @property
+    def is_of_models(self) -> bool:
+        """Whether A and B are different models."""
+        return self.cause.name == "different_models"
+
+    @property
+    def is_of_names(self) -> bool:
+        """Whether the names and shapes of A are not those of its own config."""
+        return not self.is_whole or self.cause.name == "renamed"
+
+    @property
+    def problem(self) -> Problem:
+        """The mismatch as a problem of both checkpoints as a whole."""
+        return Problem(where="", text=self.text, cause=self.cause)
+
+
+def find_mismatch(subject: Subject, reference: Subject) -> Mismatch | None:
+    """Return why two checkpoints are not one model with the same names; None where they are.
+
+    Headers tell; of tensors without a counterpart a few bytes are read.
+    """
+    if text := _describe_models(subject.checkpoint, reference.checkpoint):
+        return _make_different(f"A and B are different models: {text}")
+    pairing = pair_tensors(subject, reference)
+    return _find_rank(subject, reference, pairing) or _find_names(subject, reference, pairing)
+
+
+def _make_different(text: str) -> Mismatch:
+    cause = Explanation("different_models", "B is not the original of A")
+    return Mismatch(cause, text, "A and B are different models")
+
+
+def _describe_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
+    """Say what two models are where they are not one; empty where they may be.
+
+    They are of two families, or of another width and besides of another depth or vocabulary: one
+    of these alone may be a mistake in a config.
+    """
+    if own is None or other is None:
+        return ""
+    unequal = {
+        field
+        for field in ("hidden", "layers", "vocabulary")
+        if getattr(own.config, field) != getattr(other.config, field)
+    }
+    is_resized = "hidden" in unequal and len(unequal) > 1
+    if own.family.name == other.family.name and not is_resized:
+        return ""
+    return " / ".join(_describe_model(each, "vocabulary" in unequal) for each in (own, other))
+
+
+def _describe_model(model: RecognizedModel, with_vocabulary: bool) -> str:
+    layers, hidden = model.config.layers, model.config.hidden
+    sizes = f"{layers} {'layer' if layers == 1 else 'layers'}, hidden size {hidden}"
+    vocabulary = f", {model.config.vocabulary:,} tokens" if with_vocabulary else ""
+    return f"{model.family.name} with {sizes}{vocabulary}"
+
+
+def _find_rank(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
+    """Return that one of the two is the file of one rank; its shapes say so, or the manifest."""
+    cut = [pair for pair in pairing.pairs if pair.tensor.info.shape != pair.reference.info.shape]
+    wholes = subject.whole, reference.whole
+    if bool(wholes[0]) != bool(wholes[1]) and (cut or pairing.missing or pairing.unexpected):
+        side, whole = ("A", wholes[0]) if wholes[0] else ("B", wholes[1])
+        lacking = pairing.missing if side == "A" else pairing.unexpected
+        lacks = f" and lacks {len(lacking)}" if lacking else ""
+        total = len(pairing.pairs) + len(lacking)
+        text = (
+            f"{side} is one rank's file, not a whole model: of {total} tensors it has {len(cut)} "
+            f"in part{lacks}; the whole checkpoint is `{whole}`"
+        )
+        return _make_rank(side, text, pairing)
+    matrices = sum(len(pair.tensor.info.shape) > 1 for pair in pairing.pairs)
+    for side in ("A", "B"):
+        counts = Counter(
+            _count_ranks(*shapes[:: 1 if side == "A" else -1])
+            for pair in cut
+            if (shapes := (pair.tensor.info.shape, pair.reference.info.shape))
+        )
+        ranks, count = max(counts.items(), key=lambda each: each[1], default=(0, 0))
+        if ranks and count > 1 and count >= _MOST * max(len(cut), matrices):
+            other = "B" if side == "A" else "A"
+            text = (
+                f"{side} looks like one rank's file of a sharded checkpoint: {count} of "
+                f"{len(pairing.pairs)} tensors have 1/{ranks} of the rows or columns that those "
+                f"of {other} have"
+            )
+            return _make_rank(side, text, pairing)
+    return None
+
+
+def _make_rank(side: str, text: str, pairing: Pairing) -> Mismatch:
+    cause = Explanation("one_rank", f"{side} has the shards of one of several ranks")
+    return Mismatch(cause, text, f"{side} is one rank's file", pairing, is_whole=side != "A")
+
+
+def _count_ranks(shape: tuple[int, ...], whole: tuple[int, ...]) -> int:
+    """Return into how many equal shards one axis of a whole is cut; 0 where it is not so."""
+    if len(shape) != len(whole):
+        return 0
+    unequal = [(size, of) for size, of in zip(shape, whole, strict=True) if size != of]
+    if len(unequal) != 1:
+        return 0
+    size, of = unequal[0]
+    return of // size if size and of % size == 0 and of // size <= _MOST_RANKS else 0
+
+
+def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
+    """Return that two checkpoints have other names for their tensors, or other tensors."""
+    own, other = list_trained(subject.weights), list_trained(reference.weights)
+    fewest = min(len(own), len(other))
+    if not fewest or len(pairing.pairs) >= _COMMON * fewest:
+        return None
+    wanted = {name: name for name in _list_names(reference)}
+    for prefix, is_added in ((find_prefix(own, wanted), True), (find_prefix(wanted, own), False)):
+        if prefix:
+            found = {
+                name: new
+                for name in own
+                if (new := name.removeprefix(prefix) if is_added else prefix + name) in wanted
+            }
+            how = "begins with" if is_added else "lacks"
+            detail = f"each name {how} the prefix `{prefix}`"
+            if len(found) >= _COMMON * fewest:
+                return _make_renamed(subject, reference, found, detail, fewest)
+    found = _match_contents(subject.weights, reference.weights)
+    if len(found) >= _COMMON * fewest:
+        examples = [f"`{name}` is `{new}`" for name, new in found.items() if name != new]
+        return _make_renamed(subject, reference, found, join_names(examples, _EXAMPLES), fewest)
+    common = len({*own} & {*other})
+    counts = f"{number(common)} of {number(fewest)} names {'is' if common == 1 else 'are'} in both"
+    if _count_shapes(own) == _count_shapes(other):
+        text = f"A and B have tensors of the same shapes under other names: {counts}"
+        return Mismatch(_OTHER_NAMES, text, "A and B have other names", pairing)
+    return _make_different(
+        f"A and B are probably different models: {counts}, and fewer than half of the tensors "
+        "have equal values under other names"
+    )
+
+
+_OTHER_NAMES = Explanation("renamed", "the tensors of A were renamed")
+
+
+def _make_renamed(
+    subject: Subject, reference: Subject, names: Mapping[str, str], detail: str, fewest: int
+) -> Mismatch:
+    changed = sum(name != new for name, new in names.items())
+    text = f"A has {changed} of {fewest} tensors of B under other names: {detail}"
+    pairing = pair_renamed(subject, reference, names)
+    return Mismatch(_OTHER_NAMES, text, "A and B have other names", pairing)
+
+
+def _list_names(reference: Subject) -> Iterable[str]:
+    """Yield the names of a checkpoint, and those of its family in both naming conventions."""
+    yield from list_trained(reference.weights)
+    model = reference.checkpoint
+    if model is not None:
+        for names in model.family.tensors(model.config):
+            yield from filter(None, (names.name("gguf"), names.name("hugging_face")))
+
+
+def find_prefix(names: Iterable[str], wanted: Iterable[str]) -> str:
+    """Return the prefix without which most names are wanted ones; empty where there is none."""
+    known = {*wanted}
+    found: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        for place in range(1, len(parts)):
+            if ".".join(parts[place:]) in known:
+                found[".".join(parts[:place]) + "."] += 1
+    return max(found, key=lambda prefix: found[prefix], default="")
+
+
+def _match_contents(weights: Checkpoint, reference: Checkpoint) -> dict[str, str]:
+    """Return the name in the reference of each tensor that has the same bytes, by its own name."""
+    own, other = (_read_contents(each) for each in (weights, reference))
+    return {
+        name: new
+        for content, names in own.items()
+        if len(names) == len(other.get(content, ()))
+        for name, new in zip(names, other[content], strict=True)
+    }
+
+
+def _read_contents(weights: Checkpoint) -> dict[Content, list[str]]:
+    found: dict[Content, list[str]] = {}
+    for name, info in list_trained(weights).items():
+        if not info.encoding.is_known:
+            continue
+        content = info.shape, info.encoding.name, _read_sample(tensor_of(source_of(weights), name))
+        found.setdefault(content, []).append(name)
+    return found
+
+
+def _read_sample(tensor: ReadableTensor) -> bytes:
+    """Return some bytes from all over a tensor."""
+    encoding, blocks = tensor.info.encoding, tensor.info.size // tensor.info.encoding.block
+    count = min(max(_SAMPLE // encoding.size, 1), blocks)
+    starts = dict.fromkeys((blocks - count) * place // (_PLACES - 1) for place in range(_PLACES))
+    room = bytearray(count * encoding.size)
+    found = b""
+    for start in starts if count else ():
+        tensor.read_into(start * encoding.size, memoryview(room))
+        found += room
+    return found
+
+
+def _count_shapes(tensors: Mapping[str, TensorInfo]) -> Counter[tuple[int, ...]]:
+    return Counter(info.shape for info in tensors.values())
