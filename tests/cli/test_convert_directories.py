@@ -7,8 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from arrays import stored
+from weightctl import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,3 +81,20 @@ def test_an_adapter_stays_one_that_peft_reads(weightctl: Run, tmp_path: Path) ->
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+
+
+@pytest.mark.parametrize("rules", [[], ["--tensor-type", ".=f8_e5m2"]])
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_the_config_of_8_bit_floats_states_a_dtype_that_torch_computes_in(
+    weightctl: Run, tiny_llama: Path, tmp_path: Path, rules: list[str], is_gguf: bool
+) -> None:
+    source = tiny_llama
+    if is_gguf:
+        source = tmp_path / "in.gguf"
+        assert weightctl("convert", tiny_llama, source).returncode == 0
+    done = weightctl("convert", source, tmp_path / "out", "--dtype", "f8_e5m2", *rules)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["torch_dtype"] == "bfloat16"
+    made = {info.encoding.name for info in open_weights(tmp_path / "out").header.tensors.values()}
+    assert made - {"F32"} == ({"F8_E5M2"} if rules else {"F8_E5M2", "BF16"})

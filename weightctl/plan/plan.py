@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Described", "Item", "Plan"]
 
 _MOST_NAMED = 5
-# What a tensor is called that weightctl cannot read.
+# The kind of a tensor that weightctl cannot read.
 _UNREAD = "torch.Tensor"
 # Where no weight of a matrix is above this, blocks weighted by them would hold nothing but 0: what
 # is summed up for them is 0, or so small that float32 rounds it to that.
@@ -43,12 +43,12 @@ _NEGLIGIBLE = 1e-30
 class Item:
     """An output tensor, and the tensor of the source that it is made from.
 
-    `asked` is the encoding that was asked for, where its blocks do not fit and another took its
-    place. `importance` says how much an error in each column of rows of n matters to a block
-    encoding: shape (matrices, n), a row for each matrix of the leading dimensions, or (1, n), one
-    for all; what is in a file is read matrix by matrix. `part` is the number of the file that the
-    tensor goes into. `line` is that of a recipe which chose the encoding, or the rule that did.
-    `origin` says what the source makes its tensor of, where no file has it.
+    `asked` is the encoding that was asked for, if its blocks do not fit and another was chosen.
+    `importance` says how much an error in each column of rows of n matters to a block encoding:
+    shape (matrices, n), a row for each matrix of the leading dimensions, or (1, n), one for all;
+    importance in a file is read matrix by matrix. `part` is the number of the file that gets the
+    tensor. `line` is the line of a recipe, or the rule, that chose the encoding. `origin` says how
+    the source makes the tensor, if no file contains it.
     """
 
     info: TensorInfo
@@ -76,7 +76,7 @@ class Item:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """How it is made of those, as people read it."""
+        """How it is made of those, as text."""
         return () if self.origin is None else self.origin.steps
 
     def importance_of(self, matrix: int) -> F32 | None:
@@ -88,9 +88,9 @@ class Item:
 
 
 class Described(NamedTuple):
-    """What llama.cpp would call the tensors of a plan, and the metadata by which it knows models.
+    """The names that llama.cpp has for the tensors of a plan, and the metadata that it reads.
 
-    They are for recipes that go by roles, where the output speaks another naming convention.
+    Recipes that depend on roles use them if the output has another naming convention.
     """
 
     names: Mapping[str, str]
@@ -102,15 +102,14 @@ class Plan:
     """The rows of a conversion and the metadata around them.
 
     A transform is a function from plan to plan. `tied` are further names of output tensors.
-    `unkept` is what the output will not have, since nothing can be made of it; a plan with tensors
-    among that is refused. `consulted` are the files beside the source that the plan was made with,
-    by path what each is; they are not an output either. `notes` are what a person should know of
-    how it was made. With `zero_nonfinite` a block encoding holds 0 for what is not finite; else
-    that is an error. `recipe` is the name of the one that chose the encodings. `documents` are
-    files that are written beside the tensors into a model's directory, by name, in place of those
-    beside the source; where the plan is for another naming convention, as `translation` tells
-    people, only licences go along. `described` is what recipes know the tensors by, where they
-    cannot by name and metadata.
+    `unkept` are leaves of the source that the output cannot store; a plan with tensors among them
+    is refused. `consulted` are the files beside the source that the plan was made with: the kind of
+    each by path; they are never an output. `notes` are messages for the user about the plan. With
+    `zero_nonfinite` a block encoding stores 0 for values that are not finite; otherwise they are an
+    error. `recipe` is the name of the recipe that chose the encodings. `documents` are files, by
+    name, that are written into a model's directory instead of those beside the source; if the plan
+    is for another naming convention, which `translation` describes, licences are the only files
+    that are copied. `described` has GGUF's names and metadata for recipes, if the plan has others.
     """
 
     source: Source
@@ -206,8 +205,8 @@ class Plan:
     def layouts(self) -> tuple[Layout, ...]:
         """Describe the files that this plan makes, to the byte.
 
-        Raises `ConversionError`, for all tensors at once, where the format cannot hold one or
-        there is no way to make it.
+        Raises `ConversionError`, for all tensors at once, if the format cannot store one or
+        weightctl cannot make it.
         """
         written = format_module(self.format)
         tensors = [item.info for item in self.items]
@@ -290,7 +289,7 @@ def _tying(
 
 
 def _unkept(header: Header) -> dict[str, Leaf]:
-    """Return the leaves of which there is no metadata; not those that others stand below."""
+    """Return the leaves without metadata, except those that contain others."""
     unkept = {name: leaf for name, leaf in header.leaves.items() if name not in header.metadata}
     if not unkept:
         return unkept

@@ -126,9 +126,9 @@ class RecipeChoice(NamedTuple):
 def goes_by_role(
     recipe: Recipe, tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]
 ) -> bool:
-    """Whether a recipe can tell the roles of a model's tensors, or need not.
+    """Whether a recipe finds the roles of a model's tensors, or needs none.
 
-    It can by GGUF's names and the metadata that llama.cpp knows a model by.
+    Roles follow from GGUF's names and metadata.
     """
     if all(not isinstance(line.tensors, str) for line in recipe.lines):
         return True
@@ -156,7 +156,7 @@ def choose(
 
     It takes all tensors of the model, since how many there are decides too. `names` are GGUF's for
     those that are called otherwise; patterns are found in their own. Raises `ConversionError` where
-    it goes by roles and these cannot be told.
+    it depends on roles and the model has no GGUF names.
     """
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
     if not goes_by_role(recipe, [_rename_tensor(info, known) for info in tensors], metadata):

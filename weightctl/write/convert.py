@@ -63,7 +63,7 @@ RenamingsLike = str | os.PathLike[str] | Mapping[str, str] | Sequence[str | os.P
 
 
 class NonFinite(Enum):
-    """What becomes of numbers that are not finite where a block type cannot hold them."""
+    """What happens to values that are not finite in block types, which cannot store them."""
 
     ERROR = "error"
     ZERO = "zero"
@@ -71,9 +71,9 @@ class NonFinite(Enum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
-    """A conversion that is planned, or done: `saved` is None before.
+    """A conversion that is planned, with `saved` None, or done.
 
-    `opened` is the source as it was opened; that of the plan may rename or join its tensors.
+    `opened` is the source as it was opened; the plan's source may rename or join its tensors.
     """
 
     plan: Plan
@@ -87,20 +87,20 @@ class Conversion:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of it: what is not kept, and what does not load the output."""
+        """Messages for the user: what is not kept, and which programs cannot load the output."""
         return notes_on(self.plan, self.target)
 
     @property
     def outcome(self) -> Outcome:
-        """The files of the output, their names and sizes known before one is written.
+        """The files of the output, with names and sizes, before they are written.
 
-        Raises `ConversionError` where the format cannot hold the plan.
+        Raises `ConversionError` if the format cannot store the plan.
         """
         return describe(self.plan, self.target) if self.saved is None else self.saved.outcome
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the output's files, that which leads to the others first."""
+        """The paths of the output's files; the index, or the first part, is the first."""
         return self.outcome.files
 
     @property
@@ -112,7 +112,7 @@ class Conversion:
 
     @property
     def losses(self) -> Mapping[str, Loss]:
-        """What rounding cost each tensor that was converted, by name; empty before it is done."""
+        """The rounding errors of each converted tensor, by name; empty before the conversion."""
         return {} if self.saved is None else self.saved.losses
 
     def save(

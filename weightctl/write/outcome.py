@@ -1,4 +1,4 @@
-"""The files that a plan makes, known before they are written, and what stands in their way."""
+"""The files that a plan makes, known before they are written, and reasons not to write them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Outcome:
     """The files that a plan makes at a target, known to the byte.
 
     `parts` are the files of tensors; their names, as those of all files, are paths below the
-    target's directory. `index` is the name and content of the file that lists the others, where
-    there is one; `carried` are the paths, by name, of what stands beside the source and goes along,
-    and `documents` the contents of what is made to stand beside the output. `inputs` are never
-    written, nor are the files that the plan has `consulted`, by path what they are. `shards` is the
-    plan of a sharded checkpoint.
+    target's directory. `index` is the name and content of the file that lists the others, if there
+    is one; `carried` are the paths, by name, of files beside the source that are copied, and
+    `documents` the contents of files that are made. `inputs` are never written, nor are the files
+    that the plan has `consulted`, by path with their kind. `shards` is the plan of a sharded
+    checkpoint.
     """
 
     where: Target

@@ -66,11 +66,11 @@ _STREAMED = 2 << 20
 
 
 class Saved(NamedTuple):
-    """What a save did: the files and where they are, seconds taken, what was lost by tensor.
+    """The result of a save: the files, the seconds taken, and what was lost by tensor.
 
-    `kept_bytes` are those of tensors that a run which was stopped had written already.
-    `started_over` says why what one had written was of no use; empty where there was none, or it
-    was.
+    `kept_bytes` are those of tensors that a stopped run had already written. `started_over` says
+    why the files of a stopped run were not continued; it is empty if they were, or if there were
+    none.
     """
 
     outcome: Outcome
@@ -85,7 +85,7 @@ class Saved(NamedTuple):
 
     @property
     def paths(self) -> list[str]:
-        """Where the checkpoint's files are, that which leads to the others first."""
+        """The paths of the checkpoint's files; the index, or the first part, is the first."""
         return self.outcome.files
 
     @property

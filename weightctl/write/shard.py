@@ -78,7 +78,7 @@ class ShardedOutput:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of it."""
+        """Messages for the user about the plan."""
         return [*self.plan.source.header.notes, *self.plan.notes]
 
     @property
@@ -126,12 +126,12 @@ def shard(
 
     `source` is a path, a tree of weights, or arrays by name such as a `state_dict()`. `out` is the
     directory that gets a file for each rank. Layers are cut for `tp` ranks, experts are divided
-    among `ep` groups, and layers among `pp` stages. `rules` say how tensors are cut, or are the
-    path of a file that does; the model's family says it for the rest. `layout` is "ranks" or
+    among `ep` groups, and layers among `pp` stages. `rules` are rules of how tensors are cut, or
+    the path of a file of them; the model's family decides for other tensors. `layout` is "ranks" or
     "vllm", and `to` the format of the files.
 
-    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of what is
-    returned say what would be, and its `save` carries it out. Raises `ShardingError`,
+    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of the result
+    describe the files, and its `save` writes them. Raises `ShardingError`,
     `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint.
     """
     if isinstance(source, str | os.PathLike):
