@@ -199,7 +199,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
     [
         ("{tiny}", "the number of ranks is missing"),
         ("{tiny} out", "the number of ranks is missing"),
-        ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard IN OUT --tp N"),
+        ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard MODEL OUT --tp N"),
         (
             "{tiny} out --tp 0",
             "--tp 0 is not a number of ranks\n  hint: use a whole number, 1 or more, or auto",

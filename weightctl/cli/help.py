@@ -15,7 +15,7 @@ from weightctl.text.columns import width, wrap_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HelpCommand", "format_help"]
+__all__ = ["HelpCommand", "argument_name", "format_help"]
 
 # Names that are longer than this have their help on the next line.
 _NAME_COLUMNS = 26
@@ -73,31 +73,32 @@ def _list_sections(
     general: list[tuple[str, str]] = []
     for param in command.get_params(ctx):
         if param.param_type_name == "argument":
-            arguments.append((_argument_name(param, ctx).strip("[]"), _describe(param, ctx)))
+            arguments.append((argument_name(param).strip("[]"), _describe(param, ctx)))
             continue
-        title = param.rich_help_panel
+        title = getattr(param, "rich_help_panel", None)
         rows = general if title is None else options.setdefault(title, [])
-        rows.append((_option_names(param, ctx), _describe(param, ctx)))
+        rows.append((_option_names(param), _describe(param, ctx)))
     found = {"Commands": [*commands], "Arguments": arguments, **options, _OPTIONS: general}
     return {title: rows for title, rows in found.items() if rows}
 
 
-def _argument_name(param: Any, ctx: Any) -> str:
-    name: str = param.make_metavar(ctx)
+def argument_name(param: Any) -> str:
+    """Return the name of an argument, in brackets if it may be missing: `MODEL`, `[OUT]`."""
+    name: str = param.metavar or param.name.upper()
     return name if param.required or name.startswith("[") else f"[{name}]"
 
 
-def _option_names(param: Any, ctx: Any) -> str:
+def _option_names(param: Any) -> str:
     """Return `-j, --threads N`; without a short name the long ones start in the same column."""
     names = sorted([*param.opts, *param.secondary_opts], key=len)
     shown = ", ".join(names) if len(names[0]) == 2 else f"    {', '.join(names)}"
-    return shown if param.is_flag else f"{shown} {_value_name(param, ctx)}"
+    return shown if param.is_flag else f"{shown} {_value_name(param)}"
 
 
-def _value_name(param: Any, ctx: Any) -> str:
+def _value_name(param: Any) -> str:
     choices: Sequence[object] | None = getattr(param.type, "choices", None)
     if param.metavar is not None or choices is None:
-        name: str = param.make_metavar(ctx)
+        name: str = param.metavar or param.type.name.upper()
         return name
     return "|".join(str(each.value if isinstance(each, Enum) else each) for each in choices)
 
@@ -113,7 +114,7 @@ def _describe(param: Any, ctx: Any) -> str:
 
 def _format_usage(command: Any, ctx: Any, room: int) -> Lines:
     arguments = [
-        _argument_name(param, ctx)
+        argument_name(param)
         for param in command.get_params(ctx)
         if param.param_type_name == "argument"
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from weightctl.cli.help import argument_name
 from weightctl.errors import WeightctlError
 
 __all__ = ["CallError", "explain_call_error", "unknown_command_error"]
@@ -101,7 +102,7 @@ def explain_call_error(error: Any) -> WeightctlError:
         )
     if param is None:
         return WeightctlError(_lower_first(error.format_message()), hint=help_hint)
-    name = param.opts[-1] if param.param_type_name == "option" else param.make_metavar(ctx)
+    name = param.opts[-1] if param.param_type_name == "option" else argument_name(param)
     name = name.strip("[]").removesuffix("...")
     if not error.message:
         return WeightctlError(f"{name} is missing", hint=f"{_usage(ctx)}; {help_hint}")
@@ -114,7 +115,7 @@ def _lower_first(text: str) -> str:
 
 def _usage(ctx: Any) -> str:
     arguments = [
-        param.make_metavar(ctx)
+        argument_name(param)
         for param in ctx.command.get_params(ctx)
         if param.param_type_name == "argument"
     ]
