@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         (["--tensor-type", "norm=q4_k_m"], "is a mixture of types"),
         (["--tensor-type", "nrm=f32"], "no tensor's name matches `nrm`"),
         (["--include", "nrm"], "no tensor matches `nrm`"),
-        (["--include", "*.[0-999999999].*"], "is too many numbers"),
+        (["--include", "*.[0-999999999].*"], "has too many numbers"),
         (["--set", "a"], "`a` sets nothing"),
         (["--unset", "general.nam"], "there is no metadata"),
         (["--align", "48"], "cannot be aligned to 48 bytes"),
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         (["--report", "no/such/place.json"], "does not exist"),
         (["--dtype", "q8_0"], "--quant takes block types"),
         (["--dtype", "i8"], "is not a type for weights"),
-        (["--dtype", "nonsense"], "is not a type that weightctl knows"),
+        (["--dtype", "nonsense"], "`nonsense` is not a type that weightctl supports"),
         (["--quant", "bf16"], "--dtype bf16 stores plain numbers"),
         (["--quant", "q4_k_xl"], "recipes: Q2_K_S, Q3_K_S, Q3_K_M"),
         (["--quant", "Q4KM"], "did you mean Q4_K_M? "),
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
         (["--mem", "512"], "the size `512` has no unit"),
         (["--mem", "10kB"], "is too little"),
         (["--to", "safetensors"], "has the suffix of gguf"),
-        (["--to", "onnx"], "is not a format"),
-        (["--from", "onnx"], "is not a format"),
+        (["--to", "onnx"], "is not a supported format"),
+        (["--from", "onnx"], "is not a supported format"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -111,7 +111,10 @@ def test_an_adapter_is_not_written_as_gguf(
     done = weightctl("convert", source, tmp_path / "out.gguf", *asked)
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert "is a LoRA adapter, which is not written as GGUF: its alpha (16) and its base" in said
+    assert (
+        "the checkpoint is a LoRA adapter, which cannot be written as GGUF: llama.cpp would "
+        "not find its alpha (16) and its base model"
+    ) in said
     assert "model (example/base)" in said
     assert "convert_lora_to_gguf.py" in said
     assert os.listdir(tmp_path) == ["adapter"]
@@ -122,7 +125,9 @@ def test_an_adapter_is_refused_without_its_config_too(weightctl: Run, tmp_path: 
     (source / "adapter_config.json").unlink()
     done = weightctl("convert", source / "adapter_model.safetensors", tmp_path / "out.gguf", "-n")
     assert done.returncode == 2
-    assert "its alpha and its base model would not be" in " ".join(done.stderr.split())
+    assert "llama.cpp would not find its alpha and its base model hint" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_an_adapter_goes_to_a_directory_and_a_file_of_safetensors(

@@ -28,7 +28,10 @@ __all__ = ["manifest_at", "note_of_part", "open_sharded"]
 _MOST_NAMED = 5
 _RANK_DIRECTORY = re.compile(r"rank-\d+", re.ASCII)
 _RANK_FILE = re.compile(r"model-rank-\d+-part-\d+\.", re.ASCII)
-_HINT = "are all ranks of one run, and is the copy complete? `weightctl shard` writes them anew"
+_HINT = (
+    "check that all ranks are from one run and that the copy is complete; `weightctl "
+    "shard` writes them again"
+)
 
 
 def manifest_at(path: str) -> str | None:
@@ -39,7 +42,7 @@ def manifest_at(path: str) -> str | None:
 
 
 def note_of_part(files: Sequence[str]) -> str:
-    """Return what should be told of a file that is the part of one rank; empty of others."""
+    """Return a note for a file that belongs to one rank; empty for other files."""
     if len(files) != 1:
         return ""
     path = os.path.abspath(files[0])
@@ -50,7 +53,9 @@ def note_of_part(files: Sequence[str]) -> str:
     for whole in wholes:
         listing = os.path.join(whole, MANIFEST)
         if os.path.isfile(listing) and is_manifest(listing):
-            return f"this is the part of one rank alone; the whole checkpoint is {whole}"
+            return (
+                f"this file has only the tensors of one rank; open {whole} for the whole checkpoint"
+            )
     return ""
 
 
@@ -67,14 +72,19 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     manifest = read_manifest(listing)
     if format_name not in {None, manifest.format}:
         raise FormatError(
-            listing, None, f"the ranks' files are {manifest.format}",
-            hint=f"leave out --from, or say --from {manifest.format}",
-        )  # fmt: skip
+            listing,
+            None,
+            f"the ranks' files are {manifest.format}",
+            hint="leave out --from (source_format or format_name in Python), or use --from "
+            f"{manifest.format}",
+        )
     if not all(shard.sha256 for file in manifest.files for shard in file.shards):
         raise FormatError(
-            listing, None, "these shards are unfinished: their writing was stopped",
-            hint="the same `weightctl shard` command continues where it stopped, and finishes them",
-        )  # fmt: skip
+            listing,
+            None,
+            "the sharded checkpoint is incomplete: the run that wrote it was stopped",
+            hint="run the same `weightctl shard` command again to complete it",
+        )
     files: list[Reader] = []
     ranks: list[Header] = []
     problems: list[str] = []
@@ -102,7 +112,7 @@ def _read(path: str, manifest: Manifest) -> tuple[Reader, Header]:
     file = open_reader(path)
     header = format_module(recognise(file, manifest.format)).read(file)
     if header.big_endian:
-        raise FormatError(path, None, "it is big-endian, as no shard is written")
+        raise FormatError(path, None, "it is big-endian, but rank files are little-endian")
     return file, header
 
 
@@ -116,7 +126,7 @@ def _differences(stated: RankFile, header: Header) -> Iterator[str]:
         if found is None:
             yield f"`{name}` is missing"
         elif found != info:
-            yield f"`{name}` is {_describe(found)}, and the manifest says {_describe(info)}"
+            yield f"`{name}` is {_describe(found)}, but the manifest states {_describe(info)}"
     for name in header.tensors:
         if name not in wanted:
             yield f"`{name}` is not in the manifest"
@@ -131,6 +141,8 @@ def _error(listing: str, problems: list[str], failures: list[FormatError]) -> Fo
     are_alike = len(failures) == len(problems) and len(hints) == 1
     hint = (hints.pop() if are_alike else "") or _HINT
     if len(problems) == 1:
-        return FormatError(listing, None, f"the shards are not whole: {problems[0]}", hint=hint)
-    lines = ["the shards are not whole:", *list_first(problems, _MOST_NAMED)]
+        return FormatError(
+            listing, None, f"the sharded checkpoint is not complete: {problems[0]}", hint=hint
+        )
+    lines = ["the sharded checkpoint is not complete:", *list_first(problems, _MOST_NAMED)]
     return FormatError(listing, None, "\n  ".join(lines), hint=hint)
